@@ -1,0 +1,110 @@
+"""The exceptions users meet, each with its exit code.
+
+An error is three lines: what was wrong, where, and what to do. `cli.py` prints them and exits with `exit_code`;
+anything else that escapes is a bug and shows a traceback.
+"""
+
+from difflib import get_close_matches
+from typing import ClassVar
+
+
+class UnpadError(Exception):
+    """What was wrong, where it is, what to do.
+
+    Args:
+        what: one sentence naming the value found and the value expected.
+        where: file:line, recipe key, step or directory; empty when there is no place to name.
+        fix: what the user should do next.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where, self.fix = what, where, fix
+
+    def __str__(self) -> str:
+        lines = [f"{type(self).__name__}: {self.what}"]
+        if self.where:
+            lines.append(f"  at: {self.where}")
+        if self.fix:
+            lines.append(f"  do: {self.fix}")
+        return "\n".join(lines)
+
+
+class ProofError(UnpadError):
+    """A line of the equivalence certificate failed."""
+
+    exit_code = 1
+
+
+class RecipeError(UnpadError):
+    """The recipe or the command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class PlanError(RecipeError):
+    """The plan settings do not fit the lengths."""
+
+
+class SourceError(UnpadError):
+    """A data file is missing, unreadable or holds rows that cannot be used."""
+
+    exit_code = 3
+
+
+class CheckpointError(UnpadError):
+    """No usable checkpoint, or one that is damaged."""
+
+    exit_code = 4
+
+
+class RunInUseError(UnpadError):
+    """Another process is writing to the run directory."""
+
+    exit_code = 5
+
+
+class DiskError(UnpadError):
+    """The disk is full or refuses to write."""
+
+    exit_code = 6
+
+
+class NonFiniteError(UnpadError):
+    """A loss or gradient is NaN or infinite."""
+
+    exit_code = 7
+
+
+class OutOfMemoryError(UnpadError):
+    """The step does not fit into memory."""
+
+    exit_code = 8
+
+
+class ResumeError(UnpadError):
+    """The run cannot continue with what was changed."""
+
+    exit_code = 9
+
+
+class Interrupted(UnpadError):  # noqa: N818 - an ending the user asked for, not a fault
+    """Ctrl-C, after saving."""
+
+    exit_code = 130
+
+
+class Terminated(UnpadError):  # noqa: N818
+    """SIGTERM, after saving."""
+
+    exit_code = 143
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """Return a hint that lists the known names closest to `name`, or all of them when none is close."""
+    close = get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    return "known: " + ", ".join(sorted(known))

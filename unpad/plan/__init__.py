@@ -1,0 +1,1 @@
+"""Lengths -> which sequences go into which batch. Pure functions of (lengths, settings, seed, epoch)."""

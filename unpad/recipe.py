@@ -1,0 +1,439 @@
+"""Recipe: everything a run depends on. Load, override, validate, save.
+
+A recipe is a YAML file of the sections below. `key.sub=value` on the command line overrides one field, and every field
+has a default, so a recipe states only what it changes. Model sections are validated by the model's own file
+(`models/<kind>.py`), because only that file knows its sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from unpad.errors import RecipeError, nearest
+
+PACKAGE = Path(__file__).parent
+RECIPES = PACKAGE / "recipes"
+MAX_RECIPE_BYTES = 1 << 20
+MAX_YAML_NODES = 20_000  # an alias bomb of 300 bytes expands to millions
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+# --------------------------------------------------------------------------- data
+
+
+class Source(Section):
+    """Files to read: a file, a folder or a glob, and how often to draw from it."""
+
+    path: str
+    weight: float = Field(1.0, gt=0, description="Epochs of this source per epoch of the run; 0.5 draws half of it.")
+    format: Literal["auto", "text", "json", "jsonl", "parquet"] = "auto"
+    field: str | None = Field(None, description="Field or column that holds the text; default `text` or `messages`.")
+
+
+def _as_sources(value: Any) -> Any:
+    if value is None:
+        return []
+    items = value if isinstance(value, list) else [value]
+    return [{"path": item} if isinstance(item, str) else item for item in items]
+
+
+Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
+
+
+class Template(Section):
+    """How a conversation becomes one text: a prefix per role, a separator between messages, EOS after each reply."""
+
+    system: str = "系统："
+    user: str = "用户："
+    assistant: str = "助手："
+    separator: str = ""
+
+
+class Data(Section):
+    text: Sources = []
+    chat: Sources = []
+    images: Sources = []
+    vqa: Sources = []
+    root: str | None = Field(None, description="Folder that relative paths start from; default the working directory.")
+    holdout: float = Field(0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed.")
+    separator: str = Field(
+        "auto",
+        description="What ends a document in plain text; auto: <|endoftext|> where it occurs, else a blank line.",
+    )
+    template: Template = Template()
+    on_bad_row: Literal["stop", "quarantine"] = "stop"
+    max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that quarantine may set aside.")
+
+
+class Tokenizer(Section):
+    kind: Literal["words", "bpe", "file"] = "words"
+    vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Upper limit of the vocabulary that is built.")
+    min_count: int = Field(1, ge=1, description="Words seen less often are spelled in characters.")
+    path: str | None = Field(None, description="A tokenizer.json, for kind: file.")
+
+    @model_validator(mode="after")
+    def _path_with_file(self) -> Tokenizer:
+        if (self.kind == "file") != (self.path is not None):
+            raise ValueError("tokenizer.path belongs to tokenizer.kind=file, and only there")
+        return self
+
+
+class Augment(Section):
+    """Chinese text augmentation of the training part; off while `multiplier` is 0."""
+
+    multiplier: int = Field(0, ge=0, le=20, description="Changed copies added per original.")
+    synonyms: float = Field(0.1, ge=0, le=1, description="Probability that a word with a known synonym is replaced.")
+    synonyms_file: str | None = Field(None, description="Your dictionary: one group of words per line, space between.")
+    delete: float = Field(0.0, ge=0, lt=1, description="Probability that a word is left out.")
+    insert: float = Field(0.0, ge=0, le=1, description="Probability of a function word at a word boundary.")
+    insert_words: list[str] = ["的", "了"]
+    reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text change places.")
+
+
+# --------------------------------------------------------------------------- plan, optimisation, training
+
+
+class PlanSettings(Section):
+    strategy: Literal["fixed", "dynamic", "bucket", "budget", "pack", "rows"] = "pack"
+    tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer update.")
+    tokens_per_micro: int = Field(4096, ge=1, description="Tokens per forward pass; limits memory, never changes results.")
+    batch_size: int = Field(8, ge=1, description="Sequences per forward pass of fixed, dynamic and bucket.")
+    bucket_width: int = Field(16, ge=1)
+    row_tokens: int = Field(512, ge=1, description="Length of a row of the strategy rows.")
+    max_tokens: int | None = Field(None, ge=1, description="Longest sequence; default the model's context.")
+    overflow: Literal["error", "split", "truncate_right", "truncate_left", "drop"] = Field(
+        "split", description="What happens to a longer sequence; nothing is lost silently, the ledger counts it."
+    )
+    stride: int | None = Field(None, ge=1, description="Windows of split start every `stride` tokens; default no overlap.")
+    cross_documents: bool = Field(False, description="Join documents before windows are cut, as fixed blocks do.")
+    drop_last: bool = Field(False, description="Leave out a last step smaller than tokens_per_step.")
+
+
+class Optim(Section):
+    lr: float = Field(1e-3, gt=0)
+    lr_scale: float = Field(1.0, gt=0, description="Factor on lr, so that a stage follows a changed lr.")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.01, ge=0, description="On matrices; never on biases, norms and embeddings.")
+    clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm.")
+    schedule: Literal["constant", "exponential", "warmup", "cosine", "restarts"] = "cosine"
+    per: Literal["update", "epoch"] = Field("update", description="When the learning rate steps.")
+    warmup: float = Field(0.05, ge=0, lt=1, description="Share of the stage spent warming up.")
+    floor: float = Field(0.01, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
+    restarts: int = Field(2, ge=0)
+    decay: float = Field(0.95, gt=0, le=1, description="exponential: lr = peak * decay ** (epoch / decay_epochs).")
+    decay_epochs: float = Field(10.0, gt=0)
+
+
+class Train(Section):
+    max_steps: int | None = Field(None, ge=0, description="The run ends after this many updates, all stages together.")
+    max_epochs: int | None = Field(None, ge=0, description="Each stage ends after this many epochs; 0 skips it.")
+    seed: int = Field(0, ge=0, lt=2**31)
+    init_from: str | None = Field(None, description="A run whose weights and tokenizer this one starts from.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    freeze: list[str] = Field([], description="Name patterns (fnmatch) of parameters that stay as they are.")
+    eval_every: int | None = Field(None, ge=1, description="Updates between held-out checks; default every epoch.")
+    log_every: int = Field(10, ge=1, description="Updates between lines on the screen; the files get every update.")
+    patience: int | None = Field(None, ge=1, description="Held-out checks without progress before a stage stops early.")
+    min_delta: float = Field(0.0, ge=0)
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_skips: int = Field(10, ge=0)
+    grad_norm_warning: float = Field(10.0, gt=0)
+    threads: int | None = Field(None, ge=1, description="Processor threads; default all cores.")
+
+
+class Checkpoint(Section):
+    every: int | None = Field(None, ge=1, description="Updates between checkpoints; default every epoch.")
+    keep: int = Field(2, ge=2, description="Newest checkpoints kept besides the best; at least 2, one may be damaged.")
+
+
+class Generate(Section):
+    max_new_tokens: int = Field(128, ge=1)
+    temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
+    top_k: int = Field(0, ge=0, description="0 is off.")
+    top_p: float = Field(1.0, gt=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    beams: int = Field(1, ge=1, le=64)
+    seed: int = Field(0, ge=0, lt=2**31)
+
+
+class Stage(Section):
+    """One stage of a run: which data it uses, and what it changes of plan, optim and train."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
+    use: list[Literal["text", "chat"]] = ["text", "chat"]
+    plan: dict[str, Any] = {}
+    optim: dict[str, Any] = {}
+    train: dict[str, Any] = {}
+
+
+STAGE_TRAIN_KEYS = {
+    "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning",
+}  # fmt: skip
+
+
+class Recipe(Section):
+    """Everything a run depends on."""
+
+    data: Data = Data()
+    tokenizer: Tokenizer = Tokenizer()
+    augment: Augment = Augment()
+    model: dict[str, Any] = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
+    plan: PlanSettings = PlanSettings()
+    optim: Optim = Optim()
+    stages: list[Stage] = []
+    train: Train = Train()
+    checkpoint: Checkpoint = Checkpoint()
+    generate: Generate = Generate()
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    profile: Literal["standard", "low_power"] = Field(
+        "standard", description="low_power: one thread, micro-batches of 512 tokens, fp32, for small machines."
+    )
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Recipe:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stages share a name: {names}")
+        for stage in self.stages:
+            wrong = set(stage.train) - STAGE_TRAIN_KEYS
+            if wrong:
+                raise ValueError(f"stage {stage.name}: train.{min(wrong)} belongs to the whole run, not to a stage")
+            self.for_stage(stage)
+        return self
+
+    def for_stage(self, stage: Stage) -> Recipe:
+        """Return this recipe with the stage's own plan, optim and train fields put in, and without stages.
+
+        `train.max_epochs` of the run is a limit on every stage: the smaller of the two holds.
+        """
+        merged = {name: {**getattr(self, name).model_dump(), **getattr(stage, name)} for name in ("plan", "optim", "train")}
+        limits = [n for n in (self.train.max_epochs, stage.train.get("max_epochs")) if n is not None]
+        merged["train"]["max_epochs"] = min(limits, default=None)
+        return self.model_copy(
+            update={
+                "plan": PlanSettings(**merged["plan"]),
+                "optim": Optim(**merged["optim"]),
+                "train": Train(**merged["train"]),
+                "stages": [],
+            }
+        )
+
+    def resolve_path(self, path: str) -> Path:
+        """Turn a path of the recipe into one of this machine; `unpad:` starts inside the package."""
+        if path.startswith("unpad:"):
+            return PACKAGE / path.removeprefix("unpad:")
+        expanded = Path(path).expanduser()
+        if expanded.is_absolute() or self.data.root is None:
+            return expanded
+        return Path(self.data.root).expanduser() / expanded
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
+
+
+# --------------------------------------------------------------------------- loading
+
+
+class _LineLoader(yaml.SafeLoader):
+    """YAML that refuses duplicate keys and bombs, and remembers the line of every key."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lines: dict[tuple[str | int, ...], int] = {}
+
+    def load(self) -> Any:
+        node = self.get_single_node()
+        if node is None:
+            return {}
+        self._walk(node, (), [0])
+        return self.construct_document(node)
+
+    def _walk(self, node: yaml.Node, path: tuple[str | int, ...], visited: list[int]) -> None:
+        visited[0] += 1
+        if visited[0] > MAX_YAML_NODES or len(path) > 50:
+            raise yaml.YAMLError("too large or too deeply nested for a recipe")
+        self.lines[path] = node.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode):
+            seen = set()
+            for key, value in node.value:
+                if key.value in seen:
+                    raise yaml.YAMLError(f'line {key.start_mark.line + 1}: the key "{key.value}" occurs twice')
+                seen.add(key.value)
+                self._walk(value, (*path, key.value), visited)
+                self.lines[(*path, key.value)] = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode):
+            for index, value in enumerate(node.value):
+                self._walk(value, (*path, index), visited)
+
+
+def recipe_names() -> list[str]:
+    """Names of the packaged recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def find_recipe(name: str) -> Path:
+    """Find a packaged recipe by name, or a YAML file by path.
+
+    Raises:
+        RecipeError: neither exists.
+    """
+    if "/" not in name and not name.endswith((".yaml", ".yml")):
+        path = RECIPES / f"{name}.yaml"
+        if path.is_file():
+            return path
+        raise RecipeError(f'there is no recipe "{name}"', fix=nearest(name, recipe_names()))
+    path = Path(name)
+    if not path.is_file():
+        raise RecipeError(f"there is no file {name}", fix="check the path, or see `unpad recipes`")
+    return path
+
+
+def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+    """Read a recipe by packaged name or path and apply `key.sub=value` overrides.
+
+    Raises:
+        RecipeError: unknown recipe or key, wrong type or value; names the file and line, or the override.
+    """
+    path = find_recipe(name)
+    if path.stat().st_size > MAX_RECIPE_BYTES:
+        raise RecipeError("the recipe is larger than 1 MB", where=str(path), fix="a recipe is a short YAML file")
+    try:
+        loader = _LineLoader(path.read_text(encoding="utf-8"))
+        values = loader.load()
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f"{path}:{line + 1}" if line is not None else str(path)
+        raise RecipeError(
+            str(getattr(error, "problem", None) or error).splitlines()[0], where=where, fix="mend the YAML"
+        ) from None
+    if not isinstance(values, dict):
+        raise RecipeError("a recipe is a mapping of sections", where=str(path), fix="see `unpad recipes copy`")
+    overridden = {_override(values, text) for text in overrides or []}
+    return _validate(values, str(path), loader.lines, overridden)
+
+
+def parse_recipe(values: dict[str, Any]) -> Recipe:
+    """Build a recipe from a dictionary, as the Python API and run directories do.
+
+    Raises:
+        RecipeError: a key or value does not fit.
+    """
+    return _validate(values, "recipe", {}, set())
+
+
+def _override(values: dict[str, Any], text: str) -> tuple[str | int, ...]:
+    """Put one `key.sub=value` into `values`; stages may be addressed by name. Return the path that was set."""
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise RecipeError(f'"{text}" is not key=value', where="command line", fix="write for example optim.lr=1e-4")
+    try:
+        value = _LineLoader(raw).load() if raw.strip() else ""
+    except yaml.YAMLError:
+        raise RecipeError(f'"{raw}" is not a YAML value', where=f"command line: {key}", fix="quote it") from None
+    parts: list[str | int] = []
+    here: Any = values
+    names = key.split(".")
+    for position, name in enumerate(names):
+        last = position == len(names) - 1
+        step: str | int = name
+        if isinstance(here, list):
+            step = _list_index(here, name, key)
+        elif not isinstance(here, dict):
+            raise RecipeError(f'"{".".join(names[:position])}" holds a value, not a section', where=f"command line: {key}")
+        parts.append(step)
+        if last:
+            here[step] = value
+        else:
+            if isinstance(here, dict) and not isinstance(here.get(step), dict | list):
+                here[step] = {}
+            here = here[step]
+    return tuple(parts)
+
+
+def _list_index(items: list[Any], name: str, key: str) -> int:
+    names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(items)]
+    if name in names:
+        return names.index(name)
+    if name.isdigit() and int(name) < len(items):
+        return int(name)
+    raise RecipeError(f'there is no "{name}" here', where=f"command line: {key}", fix=nearest(name, names))
+
+
+def _validate(
+    values: dict[str, Any], origin: str, lines: dict[tuple[str | int, ...], int], overridden: set[tuple[str | int, ...]]
+) -> Recipe:
+    try:
+        return Recipe(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = tuple(first["loc"])
+        dotted = ".".join(str(part) for part in path)
+        if any(path[: len(o)] == o or o[: len(path)] == path for o in overridden if path):
+            where = f"command line: {dotted}"
+        else:
+            line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
+            where = f"{origin}:{line}: {dotted}" if line else f"{origin}: {dotted}"
+        if first["type"] == "extra_forbidden":
+            known = _known_keys(path[:-1])
+            raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=nearest(str(path[-1]), known)) from None
+        message = first["msg"].removeprefix("Value error, ")
+        got = "" if first["type"] == "value_error" else f", got {json.dumps(first['input'], ensure_ascii=False, default=str)[:80]}"
+        raise RecipeError(message + got, where=where, fix="correct this field") from None
+
+
+def _known_keys(path: tuple[str | int, ...]) -> list[str]:
+    """Field names of the section at `path`, found by walking the schema."""
+    schema = Recipe.model_json_schema()
+    node: dict[str, Any] = schema
+    for part in path:
+        if isinstance(part, int):
+            node = node.get("items", {})
+        else:
+            node = node.get("properties", {}).get(part, {})
+        node = node.get("allOf", [node])[0]
+        if "$ref" in node:
+            node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
+    return list(node.get("properties", {}))
+
+
+# --------------------------------------------------------------------------- what resume may change
+
+RESUMABLE = (
+    "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
+    "checkpoint.every", "checkpoint.keep", "generate",
+)  # fmt: skip
+STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
+
+
+def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
+    """Return {dotted key: (old, new)} of every field whose values differ."""
+    before, after = _flatten(old.model_dump(mode="json")), _flatten(new.model_dump(mode="json"))
+    keys = sorted(before.keys() | after.keys())
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def may_change_on_resume(key: str) -> bool:
+    """Whether a resumed run accepts another value of the dotted key."""
+    parts = key.split(".")
+    if parts[0] == "stages":
+        return len(parts) == 4 and parts[2] == "train" and parts[3] in STAGE_RESUMABLE
+    return key in RESUMABLE or parts[0] in RESUMABLE
+
+
+def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        items = {str(i): item for i, item in enumerate(value)}.items()
+    else:
+        return {prefix: value}
+    return {k: v for key, item in items for k, v in _flatten(item, f"{prefix}.{key}" if prefix else str(key)).items()}
