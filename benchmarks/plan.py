@@ -1,0 +1,97 @@
+"""Time and peak memory of planning one epoch of 1,000,000 sequences, per strategy.
+
+    python benchmarks/plan.py > benchmarks/plan.md
+
+Lengths are log-normal with mean 180, from 8 to 1024 tokens. Each strategy runs in a process of its own, so that its peak is
+its own. "before" is the peak once the lengths exist: Python, numpy and the package.
+"""
+
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from unpad.plan.groups import length_groups
+from unpad.plan.plan import STRATEGIES, plan
+from unpad.recipe import PlanSettings
+
+NUM_SEQUENCES = 1_000_000
+
+
+def lengths_of(num: int) -> np.ndarray:
+    """Log-normal lengths, (num,) int32."""
+    sigma = 0.8
+    drawn = np.random.default_rng(0).lognormal(np.log(180) - sigma**2 / 2, sigma, num)
+    return np.clip(drawn, 8, 1024).astype(np.int32)
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def measure(strategy: str) -> dict[str, float]:
+    lengths = lengths_of(NUM_SEQUENCES)
+    settings = PlanSettings(strategy=strategy, max_tokens=1024, row_tokens=1024)  # type: ignore[arg-type]
+    before = peak_mib()
+    start = time.perf_counter()
+    made = plan(lengths, settings, seed=0, epoch=0)
+    seconds = time.perf_counter() - start
+    shape = {"steps": made.num_steps, "micros": made.num_micros, "pad_share": made.pad_share}
+    return {**shape, "seconds": seconds, "before": before, "peak": peak_mib()}
+
+
+def groups_microseconds(num: int, repeats: int = 200) -> float:
+    """Median time of length_groups on `num` lengths of one micro-batch."""
+    lengths = -np.sort(-lengths_of(num))
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        length_groups(lengths)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1e6
+
+
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    model, family = fields.get("model name", platform.processor()), fields.get("cpu family", "?")
+    return f"{model} (family {family}, model {fields.get('model', '?')})"
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        print(json.dumps(measure(sys.argv[1])))
+        return
+    cores = sum(line.startswith("processor") for line in Path("/proc/cpuinfo").read_text().splitlines())
+    memory = Path("/proc/meminfo").read_text().split()[1]
+    print("# Planning 1,000,000 sequences\n")
+    print(f"`python benchmarks/plan.py`: lengths log-normal, mean 180, 8 to 1024 tokens ({NUM_SEQUENCES:,} sequences,")
+    print(
+        "tokens_per_step 2048, tokens_per_micro 4096, batch_size 8, bucket_width 16, row_tokens 1024); one process each."
+    )
+    print("Seconds are those of `plan`, the best of three processes; peak memory is that of the whole process.\n")
+    print(f"Machine: {cores} cores of {processor()}, {int(memory) / 2**20:.0f} GiB; ", end="")
+    print(f"Python {platform.python_version()}, numpy {np.__version__}.\n")
+    print("| strategy | seconds | peak MiB | of it before planning | steps | micro-batches | pad share |")
+    print("|---|---|---|---|---|---|---|")
+    for strategy in STRATEGIES:
+        command = [sys.executable, __file__, strategy]
+        runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(3)]
+        best = min(runs, key=lambda run: run["seconds"])
+        peak = max(run["peak"] for run in runs)
+        print(f"| {strategy} | {best['seconds']:.2f} | {peak:.0f} | {best['before']:.0f} ", end="")
+        print(f"| {best['steps']:,} | {best['micros']:,} | {best['pad_share']:.4f} |")
+    print("\n`length_groups` of one micro-batch, median of 200 calls:\n")
+    print("| sequences | microseconds |\n|---|---|")
+    for num in (20, 100, 500, 2000):
+        print(f"| {num} | {groups_microseconds(num):.0f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Shared small models and ragged data. One thread, so that bit-equal means bit-equal on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from unpad.batch import RaggedBatch, from_sequences
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+
+VOCAB = 50
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tiny_model(dtype: torch.dtype = torch.float64, **fields: object) -> Decoder:
+    """A two-block decoder small enough to compare every gradient of."""
+    sizes = {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **fields}
+    torch.manual_seed(0)
+    model = build_model(model_config(sizes), VOCAB)
+    assert isinstance(model, Decoder)
+    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype)
+
+
+def random_sequences(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, VOCAB, n).tolist() for n in lengths]
+
+
+def random_batch(lengths: list[int], seed: int = 0, share: float = 0.7) -> RaggedBatch:
+    """Sequences of random tokens, of which a random share counts in the loss."""
+    generator = np.random.default_rng(seed + 1)
+    sequences = random_sequences(lengths, seed)
+    return from_sequences(sequences, [(generator.random(len(s)) < share).tolist() for s in sequences])

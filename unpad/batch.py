@@ -1,0 +1,185 @@
+"""RaggedBatch: the one type every stage after the loader receives.
+
+A batch is a flat run of real tokens and a layout that says where each sequence begins. Labels are shifted within a
+sequence when the batch is made, so no label crosses a boundary whatever happens later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.layout import Layout, PaddedLayout, build_layout
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class RaggedBatch:
+    """Sequences of any lengths, end to end.
+
+    Args:
+        layout: boundaries. A PaddedLayout makes this a flattened (batch, seq) rectangle, for comparison and exchange.
+        position_ids: (total_tokens,) int64, counted from 0 in every sequence unless the data says otherwise.
+        input_ids: (total_tokens,) int64; None when `inputs_embeds` is given.
+        labels: (total_tokens,) int64, the token to predict at each position; 0 where `loss_mask` is False.
+        loss_mask: (total_tokens,) bool, True where a label counts.
+        target_index: (num_targets,) int64, the positions where `loss_mask` is True.
+        inputs_embeds: (total_tokens, dim), inputs that are no tokens of the vocabulary, such as patches.
+        seq_ids: (num_seqs,) int64, which sequences of the corpus these are; names them in errors.
+    """
+
+    layout: Layout | PaddedLayout
+    position_ids: Tensor
+    input_ids: Tensor | None
+    labels: Tensor
+    loss_mask: Tensor
+    target_index: Tensor
+    inputs_embeds: Tensor | None = None
+    seq_ids: Tensor | None = None
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens the model computes; in a rectangle this counts padding too."""
+        return self.position_ids.numel()
+
+    @property
+    def num_seqs(self) -> int:
+        return self.layout.num_seqs
+
+    @property
+    def num_targets(self) -> int:
+        return self.target_index.numel()
+
+    def to(self, device: torch.device) -> RaggedBatch:
+        if device.type == "cpu":
+            return self
+        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, layout=self.layout.to(device), **moved)
+
+    def select(self, seqs: Sequence[int]) -> RaggedBatch:
+        """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
+        assert isinstance(self.layout, Layout), "only a flat run can be split by sequence"
+        cu = self.layout.cu_seqlens.tolist()
+        spans = [torch.arange(cu[s], cu[s + 1]) for s in seqs]
+        tokens = torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
+        loss_mask = self.loss_mask[tokens]
+        return RaggedBatch(
+            layout=build_layout(np.array([cu[s + 1] - cu[s] for s in seqs], np.int64)),
+            position_ids=self.position_ids[tokens],
+            input_ids=None if self.input_ids is None else self.input_ids[tokens],
+            labels=self.labels[tokens],
+            loss_mask=loss_mask,
+            target_index=loss_mask.nonzero().flatten(),
+            inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds[tokens],
+            seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
+        )
+
+    def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
+        """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.
+
+        Args:
+            pad_to: smallest number of columns; the longest sequence may need more.
+            pad_id: what padding cells hold. Any value gives the same results.
+        """
+        assert isinstance(self.layout, Layout), "this batch is a rectangle already"
+
+        def rectangle(values: Tensor | None, fill: float) -> Tensor | None:
+            return None if values is None else to_padded(values, self.layout, side, pad_to, fill)[0].flatten(0, 1)
+
+        real, mask = to_padded(torch.ones_like(self.loss_mask), self.layout, side, pad_to, 0)
+        loss_mask = rectangle(self.loss_mask, 0)
+        position_ids, labels = rectangle(self.position_ids, 0), rectangle(self.labels, 0)
+        assert loss_mask is not None and position_ids is not None and labels is not None
+        return RaggedBatch(
+            layout=PaddedLayout(mask),
+            position_ids=position_ids,
+            input_ids=rectangle(self.input_ids, pad_id),
+            labels=labels,
+            loss_mask=loss_mask,
+            target_index=loss_mask.nonzero().flatten(),
+            inputs_embeds=rectangle(self.inputs_embeds, 0),
+            seq_ids=self.seq_ids,
+        )
+
+
+def make_batch(
+    input_ids: np.ndarray,
+    labels: np.ndarray,
+    loss_mask: np.ndarray,
+    lengths: np.ndarray,
+    seq_ids: np.ndarray | None = None,
+) -> RaggedBatch:
+    """Build a batch from flat arrays.
+
+    Args:
+        input_ids, labels: (total_tokens,) integers; labels already shifted within each sequence.
+        loss_mask: (total_tokens,) bool.
+        lengths: (num_seqs,) tokens per sequence.
+        seq_ids: (num_seqs,) corpus ids.
+    """
+    layout = build_layout(lengths)
+    first = np.repeat(layout.cu_seqlens[:-1].numpy().astype(np.int64), lengths)
+    positions = np.arange(input_ids.size) - first
+    mask = torch.from_numpy(np.ascontiguousarray(loss_mask, dtype=np.bool_))
+    return RaggedBatch(
+        layout=layout,
+        position_ids=torch.from_numpy(positions),
+        input_ids=torch.from_numpy(input_ids.astype(np.int64)),
+        labels=torch.from_numpy(np.where(loss_mask, labels, 0).astype(np.int64)),
+        loss_mask=mask,
+        target_index=mask.nonzero().flatten(),
+        seq_ids=None if seq_ids is None else torch.from_numpy(np.asarray(seq_ids, np.int64)),
+    )
+
+
+def from_sequences(sequences: Sequence[Sequence[int]], loss_masks: Sequence[Sequence[bool]] | None = None) -> RaggedBatch:
+    """Build a batch for next-token prediction: inputs are tokens[:-1], labels tokens[1:], within each sequence.
+
+    Args:
+        sequences: token ids; a sequence of n tokens gives n - 1 positions, and an empty one gives none.
+        loss_masks: per sequence and token, whether predicting that token counts; all tokens by default.
+    """
+    masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
+    assert all(len(m) == len(s) for m, s in zip(masks, sequences, strict=True)), "a mask differs from its sequence in length"
+    inputs = [t for s in sequences for t in s[:-1]]
+    labels = [t for s in sequences for t in s[1:]]
+    counted = [bool(m) for mask in masks for m in mask[1:]]
+    lengths = [max(len(s) - 1, 0) for s in sequences]
+    return make_batch(
+        np.array(inputs, np.int64), np.array(labels, np.int64), np.array(counted, np.bool_), np.array(lengths, np.int64)
+    )
+
+
+def to_padded(
+    values: Tensor, layout: Layout | PaddedLayout, side: Side = "right", pad_to: int = 0, fill: float = 0
+) -> tuple[Tensor, Tensor]:
+    """Spread flat values over a rectangle.
+
+    Args:
+        values: (total_tokens, ...).
+        pad_to: smallest number of columns.
+
+    Returns:
+        padded (batch, seq, ...) and attention_mask (batch, seq) bool, True = real. `from_padded` undoes it exactly.
+    """
+    lengths = layout.lengths()
+    columns = max(int(lengths.max()) if lengths.numel() else 0, pad_to)
+    column = torch.arange(columns, device=values.device)
+    if side == "right":
+        mask = column[None] < lengths[:, None]
+    else:
+        mask = column[None] >= columns - lengths[:, None]
+    padded = values.new_full((lengths.numel(), columns, *values.shape[1:]), fill)
+    padded[mask] = values
+    return padded, mask
+
+
+def from_padded(values: Tensor, attention_mask: Tensor) -> Tensor:
+    """Take the real cells of a (batch, seq, ...) rectangle as one flat run, (total_tokens, ...)."""
+    return values[attention_mask]

@@ -1,0 +1,133 @@
+"""Where sequences begin and end in a flat run of tokens, and what attention needs to know of it.
+
+Built once, on the loader's side. Models pass a layout along; only attention looks inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.plan.groups import length_groups
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """Neighbouring sequences, longest first, that attention computes as one small rectangle.
+
+    Args:
+        start, stop: the group's tokens in the run sorted by length.
+        num_seqs, longest: the rectangle is (num_seqs, longest).
+        cells: flat token of every cell, (num_seqs * longest,) int64; cells past a sequence's end repeat its last token.
+            None when all lengths are equal: the rectangle is then a view.
+        real: cells that hold a token, in flat order, (stop - start,) int64; None with `cells`.
+        key_mask: (num_seqs, longest) bool, True = real; None with `cells`.
+    """
+
+    start: int
+    stop: int
+    num_seqs: int
+    longest: int
+    cells: Tensor | None = None
+    real: Tensor | None = None
+    key_mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Boundaries of the sequences in a flat run.
+
+    Args:
+        cu_seqlens: (num_seqs + 1,) int32, where each sequence starts; the last entry is total_tokens.
+        max_seqlen: length of the longest sequence, 0 for an empty run.
+        groups: what the processor's attention computes together, longest sequences first.
+        by_length: (total_tokens,) int64, the run's tokens with the longest sequence first; None when already so.
+        undo: (total_tokens,) int64, the inverse of `by_length`.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    groups: tuple[LengthGroup, ...]
+    by_length: Tensor | None = None
+    undo: Tensor | None = None
+
+    @property
+    def num_seqs(self) -> int:
+        return self.cu_seqlens.numel() - 1
+
+    def lengths(self) -> Tensor:
+        """Tokens per sequence, (num_seqs,) int64."""
+        return self.cu_seqlens.diff().long()
+
+    def to(self, device: torch.device) -> Layout:
+        """Move to `device`; an accelerator's kernels read `cu_seqlens` alone."""
+        if device.type == "cpu":
+            return self
+        return Layout(self.cu_seqlens.to(device), self.max_seqlen, ())
+
+
+@dataclass(frozen=True)
+class PaddedLayout:
+    """Sequences of a (batch, seq) rectangle, flattened to (batch * seq,) tokens.
+
+    It exists to compare with and to exchange data with code that pads; `attention_mask` (batch, seq) bool, True = real.
+    """
+
+    attention_mask: Tensor
+
+    @property
+    def num_seqs(self) -> int:
+        return self.attention_mask.shape[0]
+
+    def lengths(self) -> Tensor:
+        """Real tokens per sequence, (batch,) int64."""
+        return self.attention_mask.sum(1)
+
+    def to(self, device: torch.device) -> PaddedLayout:
+        return PaddedLayout(self.attention_mask.to(device))
+
+
+def build_layout(lengths: np.ndarray) -> Layout:
+    """Lay out sequences of the given lengths, (num_seqs,) integers, none negative."""
+    lengths = np.asarray(lengths, np.int64)
+    assert lengths.size == 0 or lengths.min() >= 0, "a length is negative"
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+    order = np.argsort(-lengths, kind="stable")
+    descending = lengths[order]
+    descending = descending[: np.count_nonzero(descending)]  # empty sequences have no cells
+    starts = np.concatenate([[0], np.cumsum(descending)])
+    offsets = length_groups(descending)
+    groups = tuple(_group(descending[a:b], int(starts[a])) for a, b in zip(offsets[:-1], offsets[1:], strict=True))
+    by_length = undo = None
+    if np.any(np.diff(order) < 0):
+        flat = np.repeat(cu_seqlens[order[: descending.size]] - starts[:-1], descending) + np.arange(starts[-1])
+        by_length, undo = torch.from_numpy(flat), torch.from_numpy(np.argsort(flat))
+    return Layout(
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        max_seqlen=int(lengths.max(initial=0)),
+        groups=groups,
+        by_length=by_length,
+        undo=undo,
+    )
+
+
+def _group(lengths: np.ndarray, start: int) -> LengthGroup:
+    longest, count, total = int(lengths[0]), lengths.size, int(lengths.sum())
+    if lengths[-1] == longest:
+        return LengthGroup(start, start + total, count, longest)
+    column = np.arange(longest)
+    mask = column[None] < lengths[:, None]
+    first = start + np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    cells = first[:, None] + np.minimum(column[None], lengths[:, None] - 1)
+    return LengthGroup(
+        start=start,
+        stop=start + total,
+        num_seqs=count,
+        longest=longest,
+        cells=torch.from_numpy(cells.reshape(-1)),
+        real=torch.from_numpy(np.flatnonzero(mask)),
+        key_mask=torch.from_numpy(mask),
+    )

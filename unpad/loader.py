@@ -1,0 +1,47 @@
+"""Plan + tokens -> RaggedBatch: everything a step needs is computed here, on the loader's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from unpad.batch import RaggedBatch, make_batch
+from unpad.plan.plan import Micro, Plan
+from unpad.tokens.corpus import TokenSet
+
+
+def load_micro(tokens: TokenSet, micro: Micro, pad_id: int) -> RaggedBatch:
+    """Gather one micro-batch.
+
+    A piece of n positions is n + 1 tokens: the input of position i is token i, its label token i + 1. Positions of a
+    window that an earlier window has counted (before `fresh`) serve as context only.
+    """
+    flat, counts_loss, offsets = tokens.gather(micro.seq_ids, micro.starts, micro.stops)
+    lengths = (micro.stops - micro.starts).astype(np.int64)
+    is_input = np.ones(flat.size, np.bool_)
+    is_input[offsets[1:] - 1] = False  # the last token of a piece is only a label
+    is_label = np.ones(flat.size, np.bool_)
+    is_label[offsets[:-1]] = False  # the first only an input
+    loss_mask = counts_loss[is_label]
+    if np.any(micro.fresh > micro.starts):
+        column = np.arange(loss_mask.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        loss_mask &= column >= np.repeat(micro.fresh - micro.starts, lengths)
+    input_ids, labels, seq_ids = flat[is_input], flat[is_label], micro.seq_ids
+    filler = micro.fill_to - input_ids.size
+    if filler > 0:  # one sequence of padding makes the run as long as the plan says
+        input_ids = np.concatenate([input_ids, np.full(filler, pad_id)])
+        labels = np.concatenate([labels, np.full(filler, pad_id)])
+        loss_mask = np.concatenate([loss_mask, np.zeros(filler, np.bool_)])
+        lengths, seq_ids = np.append(lengths, filler), np.append(seq_ids, -1)
+    batch = make_batch(input_ids, labels, loss_mask, lengths, seq_ids)
+    return batch.pad(pad_to=micro.pad_to, pad_id=pad_id) if micro.pad_to else batch
+
+
+def load_steps(
+    tokens: TokenSet, plan: Plan, pad_id: int, device: torch.device, first: int = 0
+) -> Iterator[list[RaggedBatch]]:
+    """Yield the micro-batches of every step of the plan, from step `first` on."""
+    for step in range(first, plan.num_steps):
+        yield [load_micro(tokens, micro, pad_id).to(device) for micro in plan.step(step)]

@@ -1,0 +1,159 @@
+"""The decoder: token embeddings, pre-norm blocks, and a head over the vocabulary.
+
+One class covers GPT-2 style (LayerNorm, GELU, learned positions), Llama style (RMSNorm, SwiGLU, rotary) and the mixtures
+between. `preset` names two of them; every other field overrides the preset.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from unpad.batch import RaggedBatch
+from unpad.errors import RecipeError
+from unpad.losses import Terms, cross_entropy, token_nll
+from unpad.nn.block import Block, BlockConfig, Cache, Rotary, compute_dtype, init_weights
+from unpad.nn.norm import make_norm
+from unpad.nn.rope import ContextMethod, rotary_frequencies, rotary_table, sinusoidal_table
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # A small Chinese GPT: sinusoidal positions scaled against the embedding, and a norm before the head.
+    "zh_gpt": {
+        "width": 256, "blocks": 2, "heads": 8, "hidden": 512, "norm": "layernorm", "eps": 1e-5, "activation": "relu",
+        "bias": True, "positions": "sinusoidal", "context": 128, "dropout": 0.1,
+    },
+    # Llama style with a GELU gate.
+    "llm": {
+        "width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "norm": "rmsnorm", "eps": 1e-6, "activation": "geglu",
+        "bias": False, "positions": "rotary", "context": 512, "dropout": 0.0,
+    },
+}  # fmt: skip
+
+
+class Config(BlockConfig):
+    """The `model` section of a recipe."""
+
+    kind: Literal["decoder"] = "decoder"
+    preset: Literal["zh_gpt", "llm"] | None = None
+    context: int = Field(512, ge=1, description="Longest sequence, in tokens.")
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    rope_theta: float = Field(10000.0, gt=0)
+    context_method: ContextMethod = Field("none", description="How rotary positions reach past the trained context.")
+    context_factor: float = Field(1.0, ge=1, description="Context wanted over context trained.")
+    tied: bool = Field(True, description="The head shares the embedding's weights.")
+    embed_dropout: float = Field(0.0, ge=0, lt=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("preset") in PRESETS:
+            return {**PRESETS[values["preset"]], **values}
+        return values
+
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Config:
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head size, and width {self.width} / heads {self.heads} is odd")
+        if self.context_method != "none" and self.positions != "rotary":
+            raise ValueError(f"context_method={self.context_method} extends rotary positions; positions is {self.positions}")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Most positions the model accepts, context extension included."""
+        return int(self.context * self.context_factor) if self.context_method != "none" else self.context
+
+
+class Decoder(nn.Module):
+    """Next-token model over a flat run of sequences.
+
+    Args:
+        config: sizes and choices.
+        vocab_size: rows of the embedding and of the head.
+    """
+
+    def __init__(self, config: Config, vocab_size: int) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, vocab_size
+        self.embed = nn.Embedding(vocab_size, config.width)
+        self.position_embed = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.norm = make_norm(config.norm, config.width, config.eps)
+        self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=config.bias)
+        self.dropout = nn.Dropout(config.embed_dropout)
+        self.label_smoothing = 0.0
+        init_weights(self, config.blocks)
+
+    def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden states after the last norm, (total_tokens, width).
+
+        Raises:
+            RecipeError: a position lies outside the model's context.
+        """
+        x = self._embed(batch)
+        rotary = self._rotary(batch.position_ids, x.dtype)
+        for index, block in enumerate(self.blocks):
+            x = block(x, batch.layout, rotary, cache, index)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
+        weight, bias = self._head(hidden)
+        out = hidden.to(weight.dtype) @ weight.t()
+        out = out.to(torch.promote_types(out.dtype, torch.float32))
+        return out if bias is None else out + bias
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        hidden = self(batch).index_select(0, batch.target_index)  # (num_targets, width)
+        weight, bias = self._head(hidden)
+        labels = batch.labels.index_select(0, batch.target_index)
+        loss, nll = cross_entropy(hidden.to(weight.dtype), weight, bias, labels, self.label_smoothing)
+        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
+
+    @torch.no_grad()
+    def token_nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of every target of the batch, (num_targets,) in nats."""
+        hidden = self(batch).index_select(0, batch.target_index)
+        weight, bias = self._head(hidden)
+        return token_nll(hidden.to(weight.dtype), weight, bias, batch.labels.index_select(0, batch.target_index))
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone."""
+        return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
+
+    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        weight = self.embed.weight if self.head is None else self.head.weight
+        return weight.to(compute_dtype(hidden)), None if self.head is None else self.head.bias
+
+    def _embed(self, batch: RaggedBatch) -> Tensor:
+        positions = batch.position_ids
+        limit = self.config.longest
+        # On an accelerator reading the largest position would make it wait; plans keep to the context there.
+        if positions.numel() and positions.device.type == "cpu" and int(positions.max()) >= limit:
+            raise RecipeError(
+                f"position {int(positions.max())} lies outside the model's context of {limit} tokens",
+                fix="shorten the input, or extend rotary positions with model.context_method and model.context_factor",
+            )
+        if batch.inputs_embeds is not None:
+            x = batch.inputs_embeds
+        else:
+            assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
+            x = self.embed(batch.input_ids)  # (total_tokens, width)
+        if self.position_embed is not None:
+            x = x + self.position_embed(positions)
+        elif self.config.positions == "sinusoidal":
+            # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the words.
+            table = sinusoidal_table(limit, self.config.width).to(positions.device)[positions].to(x.dtype)
+            x = x + 0.02 * table if batch.inputs_embeds is None else x + table
+        return self.dropout(x)
+
+    def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:
+        config = self.config
+        if config.positions != "rotary":
+            return None
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.context_method, config.context_factor)
+        return rotary_table(position_ids, frequencies, torch.promote_types(dtype, torch.float32))

@@ -1,0 +1,468 @@
+"""What a run says while it trains: the progress line, metrics and timing files, TensorBoard and the report page.
+
+`metrics.jsonl` and `metrics.csv` hold only what data and seeds determine, so that a run and the same run killed and
+resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `events.jsonl` is a diary.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import resource
+import sys
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from unpad.errors import SourceError
+from unpad.report import load_metrics as load_metrics
+from unpad.report import read_rows, span, write_report
+from unpad.storage import LineLog, write_atomic
+
+COLUMNS = (
+    "step", "stage", "kind", "epoch", "loss", "perplexity", "heldout_loss", "lr", "grad_norm", "sequences", "tokens",
+    "padded_tokens", "targets", "pad_share", "skipped", "best", "values",
+)  # fmt: skip
+RECENT_STEPS = 50  # rates and time left are of these
+REFRESH_SECONDS = 0.1
+WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
+# The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
+REPORT_PAUSE = 50
+SHOWN_EVENTS = ("early_stop", "resumed", "skipped_step", "warning")
+SHOWN_ON_TERMINAL = (*SHOWN_EVENTS, "checkpoint")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer update.
+
+    Args:
+        step: 1-based, counted over all stages.
+        micros: micro-batches of this process.
+        tokens: real tokens.
+        padded_tokens: all cells that were computed, real ones included.
+        loss: mean negative log-likelihood per target, in nats.
+        grad_norm: global L2 norm before clipping.
+        terms: the loss terms by name, each a mean.
+        skipped: the update was not applied because the loss or a gradient was not finite.
+    """
+
+    step: int
+    stage: str
+    epoch: int
+    micros: int
+    sequences: int
+    tokens: int
+    padded_tokens: int
+    targets: int
+    loss: float
+    lr: float
+    grad_norm: float
+    terms: dict[str, float]
+    skipped: bool = False
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that overflows."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def process_memory() -> int:
+    """Resident bytes of this process now; the peak where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return peak_memory()
+
+
+def peak_memory() -> int:
+    """Largest resident bytes of this process so far."""
+    try:  # ru_maxrss starts from the parent's peak after fork and exec; VmHWM does not
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Timers:
+    """Seconds per named part of a run; a part entered inside another pauses the outer one, so no second counts twice."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = {}
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def _charge(self) -> None:
+        now = perf_counter()
+        if self._open:
+            self.totals[self._open[-1]] = self.totals.get(self._open[-1], 0.0) + now - self._since
+        self._since = now
+
+    def summary(self, wall: float) -> list[dict[str, Any]]:
+        """Rows {"name", "seconds", "share"}, longest first, and "other" for what of `wall` seconds no timer saw."""
+        rows = sorted(self.totals.items(), key=lambda item: -item[1])
+        rows.append(("other", max(0.0, wall - sum(self.totals.values()))))
+        return [{"name": name, "seconds": seconds, "share": seconds / wall if wall else 0.0} for name, seconds in rows]
+
+
+class Monitor:
+    """Writes a run's files and shows its progress; the screen may vanish at any time, the files may not.
+
+    At a step the loop calls `step`, then `evaluation` and `epoch` where they are due, then `sync`, and only then saves
+    its checkpoint: what a checkpoint counts on is on the device before it. `event("finished")` comes before `close`.
+
+    Args:
+        folder: the run directory; it exists.
+        log_every: updates between lines where there is no terminal.
+        grad_norm_warning: a larger gradient norm is marked and warned of.
+        total_steps: last step of the whole run, None while unknown.
+        verbose: a line for every step and every event.
+
+    Raises:
+        DiskError: a file cannot be opened, or later written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log_every: int,
+        grad_norm_warning: float,
+        console: Console,
+        total_steps: int | None,
+        verbose: bool = False,
+    ) -> None:
+        self.folder, self.console, self.total_steps = folder, console, total_steps
+        self._log_every, self._grad_norm_warning, self._verbose = log_every, grad_norm_warning, verbose
+        self._metrics, self._timing, self._events = (
+            LineLog(folder / f"{name}.jsonl") for name in ("metrics", "timing", "events")
+        )
+        self._board: Any = None
+        self._purge_step: int | None = None
+        self._known: set[tuple[Any, ...]] = set()
+        self._forget()
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)  # seconds, tokens, sequences
+        self._busy, self._began = 0.0, perf_counter()
+        self._num_large, self._warned_at = 0, -math.inf
+        self._report_due = -math.inf
+        self._live: Live | None = None
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(None), TextColumn("{task.fields[where]}")
+        )
+        self._task = self._progress.add_task("", total=total_steps, where="")
+        self._status = Text()
+        self._refreshed = -math.inf
+        self._closed = False
+
+    def _forget(self) -> None:
+        self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
+        self._nll, self._targets = 0.0, 0  # of the epoch so far
+        self._heldout: dict[str, Any] | None = None  # newest held-out loss, and its stage
+
+    # ----------------------------------------------------------------------- the run's course
+
+    def start(self, message_lines: list[str]) -> None:
+        """Show what the run is about to do, and from here on the live line where there is a terminal."""
+        for line in message_lines:
+            self._print(line)
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            with self._screen():
+                self._live = Live(Group(self._progress, self._status), console=self.console, auto_refresh=False)
+                self._live.start()
+        self._began = perf_counter()
+
+    def resume(self, step: int) -> None:
+        """Cut metrics, timing and TensorBoard back to the records of steps up to `step`; the diary keeps everything.
+
+        A row of exactly `step` that is reported again is not written twice, so it does not matter on which side of the
+        checkpoint an evaluation fell.
+        """
+
+        def keep(row: dict[str, Any]) -> bool:
+            return row["step"] <= step
+
+        self._metrics.truncate(keep)
+        self._timing.truncate(keep)
+        self._purge_step = step + 1
+        self._forget()
+        for row in load_metrics(self.folder):
+            self._absorb(row)
+            if row["step"] == step:
+                self._known.add(_identity(row))
+        self._write_csv()
+
+    def stage(self, name: str, total_steps: int | None, **fields: Any) -> None:
+        """Begin a stage; `total_steps` is the last step of the whole run as known now."""
+        self.total_steps = total_steps
+        self._recent.clear()
+        self._busy, self._began = 0.0, perf_counter()
+        self._progress.update(self._task, description=name, total=total_steps)
+        self.event("stage", name=name, total_steps=total_steps, **fields)
+
+    def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
+        """Record one update.
+
+        Args:
+            seconds: duration of the update, waiting for its batches included; no evaluation, no saving.
+            waited: seconds of it spent waiting for batches.
+            memory_bytes: in use after the update.
+        """
+        row = _train_row(record)
+        self._write(row)
+        tokens_per_second = record.tokens / seconds if seconds > 0 else 0.0
+        self._timing.append(
+            {
+                "step": record.step,
+                "stage": record.stage,
+                "seconds": seconds,
+                "waited": waited,
+                "tokens_per_second": tokens_per_second,
+                "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
+                "memory_bytes": memory_bytes,
+                "micros": record.micros,
+            }
+        )
+        names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
+        scalars = {f"train/{name}": row[name] for name in names} | {"speed/tokens_per_second": tokens_per_second}
+        self._scalars(scalars, record.step)
+        self._recent.append((seconds, record.tokens, record.sequences))
+        self._busy += seconds
+        self._watch_norm(record)
+        self._show_step(record, row, memory_bytes)
+
+    def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
+        """Record a held-out evaluation; `values` holds "loss" (nats per target) and whatever else was measured."""
+        values = {name: float(value) for name, value in values.items()}
+        loss = values.pop("loss", None)
+        row = dict.fromkeys(COLUMNS) | {
+            "step": step,
+            "stage": stage,
+            "kind": "eval",
+            "epoch": self._epoch[1] if self._epoch and self._epoch[0] == stage else None,
+            "loss": loss,
+            "perplexity": None if loss is None else perplexity(loss),
+            "targets": num_targets,
+            "best": best,
+            "values": values,
+        }
+        self._write(row)
+        measured = {name: row[name] for name in ("loss", "perplexity") if row[name] is not None} | values
+        self._scalars({f"heldout/{name}": value for name, value in measured.items()}, step)
+        shown = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
+        self._print(
+            f"held out at step {step}  {stage}  {shown}  {num_targets:,} targets{'  best so far' if best else ''}"
+        )
+        if perf_counter() >= self._report_due:
+            self._report()
+
+    def epoch(self, step: int, stage: str, epoch: int) -> None:
+        """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""
+        newest = self._heldout["loss"] if self._heldout and self._heldout["stage"] == stage else None
+        loss = self._nll / self._targets if self._targets else None
+        self._write(
+            dict.fromkeys(COLUMNS)
+            | {
+                "step": step,
+                "stage": stage,
+                "kind": "epoch",
+                "epoch": epoch,
+                "loss": loss,
+                "perplexity": None if loss is None else perplexity(loss),
+                "heldout_loss": newest,
+                "targets": self._targets,
+                "values": {},
+            }
+        )
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Write down what happened and when; fields are JSON values. A field `message` is what the screen shows."""
+        self._events.append(
+            {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
+        )
+        if self._verbose or kind in (SHOWN_ON_TERMINAL if self._live else SHOWN_EVENTS):
+            details = fields.get("message") or "  ".join(f"{name} {value}" for name, value in fields.items())
+            self._print(f"{kind.replace('_', ' ')}  {details}")
+
+    def sync(self) -> None:
+        """Flush metrics and timing to the device; before a checkpoint that counts on them."""
+        self._metrics.sync()
+        self._timing.sync()
+
+    def close(self) -> None:
+        """Leave the screen, draw the report a last time and close the files. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._live:
+            with self._screen():
+                self._live.update(Group(self._progress, self._status), refresh=True)
+                self._live.stop()
+        self.sync()
+        self._report()
+        if self._board:
+            self._board.close()
+        for log in (self._metrics, self._timing, self._events):
+            log.close()
+
+    # ----------------------------------------------------------------------- files
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if _identity(row) not in self._known:
+            self._metrics.append(row)
+            self._absorb(row)
+
+    def _absorb(self, row: dict[str, Any]) -> None:
+        """Follow the sums of the epoch; resume feeds the rows of the file, so the sums come out equal to the bit."""
+        if row["kind"] == "eval":
+            self._heldout = row
+        elif row["kind"] == "epoch":
+            self._nll, self._targets = 0.0, 0
+        else:
+            if self._epoch != (row["stage"], row["epoch"]):
+                self._epoch, self._nll, self._targets = (row["stage"], row["epoch"]), 0.0, 0
+            if not row["skipped"]:
+                self._nll += row["loss"] * row["targets"]
+                self._targets += row["targets"]
+
+    def _write_csv(self) -> None:
+        """Write metrics.csv anew from metrics.jsonl."""
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in read_rows(self.folder / "metrics.jsonl"):
+            writer.writerow([_cell(row[name]) for name in COLUMNS])
+        write_atomic(self.folder / "metrics.csv", table.getvalue())
+
+    def _report(self) -> None:
+        began = perf_counter()
+        try:
+            self._write_csv()
+            write_report(self.folder)
+        except SourceError as error:  # no step taken yet, or someone deleted a file: no reason to end a training
+            self.event("report_skipped", message=error.what)
+        now = perf_counter()
+        self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
+        if self._board:
+            self._board.flush()
+
+    def _scalars(self, values: dict[str, float], step: int) -> None:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
+
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._purge_step)
+        for name, value in values.items():
+            self._board.add_scalar(name, value, step)
+
+    # ----------------------------------------------------------------------- screen
+
+    def _watch_norm(self, record: StepRecord) -> None:
+        if record.grad_norm <= self._grad_norm_warning:
+            return
+        self._num_large += 1
+        if record.step - self._warned_at >= WARNING_STEPS:
+            self._warned_at = record.step
+            message = f"step {record.step}: gradient norm {record.grad_norm:.3g} is above {self._grad_norm_warning:g}"
+            self.event("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
+
+    def _show_step(self, record: StepRecord, row: dict[str, Any], memory_bytes: int) -> None:
+        where = f"{record.step}/{self.total_steps}" if self.total_steps else f"{record.step}"
+        seconds, tokens, sequences = (sum(column) or 1e-9 for column in zip(*self._recent, strict=True))
+        left = self._time_left(record.step, seconds)
+        numbers = (
+            f"loss {record.loss:.3f}  ppl {row['perplexity']:.4g}  lr {record.lr:.1e}  "
+            f"grad {record.grad_norm:.2f}{'!' if record.grad_norm > self._grad_norm_warning else ''}  "
+            f"{tokens / seconds:,.0f} tok/s  {sequences / seconds:,.0f} seq/s  pad {row['pad_share']:.1%}  "
+            f"mem {memory_bytes / 1e9:.2f} GB"
+        )
+        due = record.step % self._log_every == 0 or record.step == self.total_steps
+        if self._verbose or (due and not self._live):
+            extra = f"  micros {record.micros}  tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
+            line = f"step {where}  {record.stage} epoch {record.epoch}  {numbers}{left}"
+            self._print(line + (extra if self._verbose else "") + ("  skipped" if record.skipped else ""))
+        if self._live and (perf_counter() - self._refreshed >= REFRESH_SECONDS or record.step == self.total_steps):
+            with self._screen():
+                self._progress.update(
+                    self._task, description=record.stage, completed=record.step, where=f"{where}{left}"
+                )
+                self._status.plain = f"epoch {record.epoch}  {numbers}"
+                self._live.refresh()
+            self._refreshed = perf_counter()
+
+    def _time_left(self, step: int, recent_seconds: float) -> str:
+        """Recent seconds per step, times the share of evaluations and saving so far in this stage."""
+        if not self.total_steps:
+            return ""
+        overhead = max(1.0, (perf_counter() - self._began) / max(self._busy, 1e-9))
+        return f"  left {span((self.total_steps - step) * recent_seconds / len(self._recent) * overhead)}"
+
+    def _print(self, line: str) -> None:
+        with self._screen():  # control characters of file names and messages are not for the terminal to obey
+            shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+            self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def _screen(self) -> Iterator[None]:
+        """A closed or full screen falls silent and the run goes on; rich answers a broken pipe with SystemExit."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self.console.quiet = True
+        except SystemExit:
+            if not self.console.quiet:
+                raise
+
+
+def _train_row(record: StepRecord) -> dict[str, Any]:
+    return dict.fromkeys(COLUMNS) | {
+        "step": record.step,
+        "stage": record.stage,
+        "kind": "train",
+        "epoch": record.epoch,
+        "loss": record.loss,
+        "perplexity": perplexity(record.loss),
+        "lr": record.lr,
+        "grad_norm": record.grad_norm,
+        "sequences": record.sequences,
+        "tokens": record.tokens,
+        "padded_tokens": record.padded_tokens,
+        "targets": record.targets,
+        "pad_share": 1 - record.tokens / record.padded_tokens if record.padded_tokens else 0.0,
+        "skipped": record.skipped,
+        "values": dict(record.terms),
+    }
+
+
+def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["kind"], row["stage"], row["step"]
+
+
+def _cell(value: Any) -> str:
+    """A value as a table shows it: nothing for None, text as it is, everything else as JSON."""
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,57 @@
+"""Positions: rotary (Su et al. 2021, arXiv 2104.09864) and sinusoidal (Vaswani et al. 2017, arXiv 1706.03762).
+
+Angles are made in fp64 and cast last, so that fp64 models stay exact to fp64.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ContextMethod = Literal["none", "linear", "ntk"]
+
+
+def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, factor: float) -> Tensor:
+    """Angle per position of each pair of channels, (head_dim / 2,) fp64.
+
+    Args:
+        method: how positions beyond the trained context are reached. linear divides positions by `factor`
+            (Chen et al. 2023, arXiv 2306.15595); ntk raises theta so that only slow channels stretch
+            (Peng et al. 2023, arXiv 2309.00071, section 3.1).
+        factor: wanted context over trained context, at least 1.
+    """
+    if method == "ntk" and head_dim > 2:
+        theta = theta * factor ** (head_dim / (head_dim - 2))
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    return frequencies / factor if method == "linear" else frequencies
+
+
+def rotary_table(position_ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for `rotate`, each (total_tokens, 1, head_dim / 2), in `dtype`, fp32 or wider."""
+    angles = position_ids.to(torch.float64)[:, None, None] * frequencies.to(position_ids.device)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + head_dim / 2]) of (total_tokens, heads, head_dim) by their angles.
+
+    Low-precision x is turned in the table's precision and rounded once.
+    """
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
+@lru_cache(maxsize=8)
+def sinusoidal_table(num_positions: int, dim: int) -> Tensor:
+    """PE(p, 2i) = sin(p / 10000^(2i/dim)), PE(p, 2i+1) = cos of the same; (num_positions, dim) fp64."""
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * torch.exp(
+        torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(10000.0) / dim)
+    )
+    table = torch.zeros(num_positions, dim, dtype=torch.float64)
+    table[:, 0::2] = angles.sin()
+    table[:, 1::2] = angles.cos()[:, : dim // 2]
+    return table

@@ -1,0 +1,94 @@
+"""What a strategy returns, and the cuts that strategies share.
+
+A strategy is a function (piece lengths, settings, generator) -> Grouping.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Grouping(NamedTuple):
+    """Pieces in order, cut into micro-batches, and those into steps.
+
+    Args:
+        order: indices of pieces, (num_pieces,) int64.
+        micro_offsets: (num_micros + 1,) int64 into order.
+        step_offsets: (num_steps + 1,) int64 into the micro-batches.
+        pad_to: (num_micros,) int32, length every sequence is padded to; 0 is ragged.
+        fill_to: (num_micros,) int32, tokens of the flat run with its filler; 0 is no filler.
+    """
+
+    order: np.ndarray
+    micro_offsets: np.ndarray
+    step_offsets: np.ndarray
+    pad_to: np.ndarray
+    fill_to: np.ndarray
+
+
+def runs_within(tokens: np.ndarray, limit: int, ends: np.ndarray | None = None) -> np.ndarray:
+    """Cut a list into consecutive runs of at most `limit` tokens; an item above the limit is a run of its own.
+
+    Args:
+        tokens: (n,) int64.
+        ends: (n,) int64, for each item the index that its run must not pass.
+
+    Returns:
+        Offsets (num_runs + 1,) int64.
+    """
+    sums = offsets_of(tokens)
+    following = np.searchsorted(sums, sums[:-1] + limit, side="right") - 1
+    if ends is not None:
+        following = np.minimum(following, ends)
+    return follow(np.maximum(following, np.arange(1, len(tokens) + 1)))
+
+
+def runs_reaching(tokens: np.ndarray, limit: int) -> np.ndarray:
+    """Cut a list into consecutive runs that end as soon as they hold `limit` tokens; the last may hold fewer.
+
+    Args:
+        tokens: (n,) int64, each at least 1.
+
+    Returns:
+        Offsets (num_runs + 1,) int64.
+    """
+    sums = offsets_of(tokens)
+    following = np.searchsorted(sums, sums[:-1] + limit, side="left")
+    return follow(np.minimum(following, len(tokens)))
+
+
+def follow(following: np.ndarray) -> np.ndarray:
+    """Walk from 0 along `following` (each entry above its index) to the end; return the places visited, int64."""
+    jumps = following.tolist()
+    here, visited = 0, [0]
+    while here < len(jumps):
+        here = jumps[here]
+        visited.append(here)
+    return np.array(visited, np.int64)
+
+
+def offsets_of(counts: np.ndarray) -> np.ndarray:
+    """Running total that starts at 0, (n + 1,) int64."""
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+
+
+def sum_runs(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Sum of each run, (num_runs,) int64."""
+    return np.diff(offsets_of(values)[offsets])
+
+
+def reorder_runs(offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Put runs into another order.
+
+    Args:
+        offsets: (num_runs + 1,) int64.
+        order: (num_runs,) int64, a permutation.
+
+    Returns:
+        The index that gathers the items, (n,) int64, and the new offsets.
+    """
+    counts = np.diff(offsets)[order]
+    moved = offsets_of(counts)
+    return np.arange(moved[-1]) + np.repeat(offsets[order] - moved[:-1], counts), moved

@@ -1,0 +1,165 @@
+"""Line plots as SVG text: axes with round marks, one look for all, light and dark by the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_POINTS = 500  # per drawn line; more would only be drawn over each other
+Array = NDArray[np.float64]
+
+STYLE = """
+figure{padding:14px 14px 8px}figcaption{display:flex;flex-wrap:wrap;gap:0 10px;align-items:baseline;padding:0 4px 6px}
+small{color:var(--soft);font-size:13px}figcaption em{margin-left:auto;font-style:normal;font-size:13px;color:var(--soft)}
+figcaption span{margin-left:16px;white-space:nowrap}figcaption i{display:inline-block;width:16px;height:0;border-top:3px solid;
+margin-right:6px;vertical-align:middle;border-radius:2px}
+i.raw,path.raw{opacity:.3}i.raw,i.main{color:var(--main)}i.held{color:var(--held)}.none{color:var(--soft);padding:24px 4px}
+svg{display:block;width:100%;height:auto}svg path{fill:none;stroke-linejoin:round}svg text{font-size:12px;fill:var(--soft)}
+path.grid{stroke:var(--line)}path.raw{stroke:var(--main);stroke-width:1.2}path.main{stroke:var(--main);stroke-width:1.8}
+path.held{stroke:var(--held);stroke-width:1.5}circle.held{fill:var(--card);stroke:var(--held);stroke-width:1.8}
+circle.main,circle.raw{fill:var(--main)}path.stage,path.limit{stroke:var(--soft);stroke-dasharray:3 4}path.limit{stroke:var(--bad)}
+.end{text-anchor:end}.mid{text-anchor:middle}svg text.name{fill:var(--ink);font-weight:600}
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One drawn series: `css` names its look; each segment is drawn apart, so that stages do not join."""
+
+    css: str
+    segments: list[tuple[Array, Array]]
+    label: str = ""
+    dots: bool = False
+
+
+def ticks(low: float, high: float, target: int = 5) -> list[float]:
+    """Return about `target` multiples of 1, 2 or 5 times a power of ten that enclose [low, high]."""
+    if not high > low:
+        low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)
+    rough = (high - low) / target
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+def thin(x: Array, y: Array) -> tuple[Array, Array]:
+    """Keep the lowest and highest point of each of `MAX_POINTS` / 2 equal parts, so that no spike is lost."""
+    finite = np.isfinite(y)
+    x, y = x[finite], y[finite]
+    if len(x) <= MAX_POINTS:
+        return x, y
+    edges = np.linspace(0, len(x), MAX_POINTS // 2 + 1).astype(int)
+    keep = {int(i) for a, b in zip(edges, edges[1:], strict=False) for i in (a + y[a:b].argmin(), a + y[a:b].argmax())}
+    index = np.array(sorted(keep))
+    return x[index], y[index]
+
+
+def running_mean(values: Array, weights: Array, width: int) -> Array:
+    """Mean of `width` neighbours on both sides together, weighted; narrower at the ends, non-finite values left out."""
+    weights = np.where(np.isfinite(values), weights, 0.0)
+    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(values, posinf=0.0, neginf=0.0) * weights)])
+    counts = np.concatenate([[0.0], np.cumsum(weights)])
+    index = np.arange(len(values))
+    low, high = np.maximum(index - width // 2, 0), np.minimum(index + width // 2 + 1, len(values))
+    total = counts[high] - counts[low]
+    return np.where(total > 0, (sums[high] - sums[low]) / np.where(total > 0, total, 1.0), np.nan)
+
+
+def short(value: float) -> str:
+    """Write a number in at most five characters or so: 1234 as 1,234, 12345678 as 12.3M."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / min(size, 1e3 if letter == 'k' else size):.3g}{letter}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def tick_labels(marks: list[float]) -> list[str]:
+    """Write the marks of one axis alike: the same letter and the same decimals for all of them."""
+    highest, step = max(abs(mark) for mark in marks), marks[1] - marks[0]
+    if step < 5e-4:
+        return [f"{float(m):g}e{int(e)}" if float(m) else "0" for m, e in (f"{mark:.1e}".split("e") for mark in marks)]
+    size, letter = next(((s, c) for s, c in ((1e9, "B"), (1e6, "M"), (1e4, "k")) if highest >= s), (1.0, ""))
+    size = 1e3 if letter == "k" else size
+    decimals = max(0, -math.floor(math.log10(step / size) + 1e-9))
+    return [f"{mark / size:,.{decimals}f}{letter}" if mark else "0" for mark in marks]
+
+
+def plot(
+    title: str,
+    lines: list[Line],
+    *,
+    size: tuple[int, int] = (520, 220),
+    zero: bool = False,
+    unit: str = "",
+    bounds: list[tuple[str, float]] | None = None,
+    limit: float | None = None,
+) -> str:
+    """Draw lines over steps as a figure of `size`; `bounds` are stages (name, first step), `limit` a level to mark."""
+    thinned = [(line, [thin(x, y) for x, y in line.segments]) for line in lines]
+    points = [(x, y) for _, segments in thinned for x, y in segments if len(x)]
+    legend = "".join(f'<span><i class="{line.css}"></i>{escape(line.label)}</span>' for line in lines if line.label)
+    head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
+    if not points:
+        return f"<figure>{head}<p class=none>nothing was measured</p></figure>"
+    xs, ys = np.concatenate([x for x, _ in points]), np.concatenate([y for _, y in points])
+    # A few spikes would press everything else flat: then the axis is logarithmic.
+    log = not zero and ys.min() > 0 and ys.max() > 30 * np.median(ys)
+    marks = (
+        [10.0**e for e in range(math.floor(math.log10(ys.min())), math.ceil(math.log10(ys.max())) + 1)]
+        if log
+        else ticks(0.0 if zero else ys.min(), ys.max(), 5 if size[1] > 250 else 4)
+    )
+    left, right, top, bottom = 52, size[0] - 18, 10, size[1] - 26
+    high_x = max(xs.max(), 1.0)
+
+    def place(x: Array, y: Array) -> tuple[Array, Array]:
+        low, high = (math.log10(marks[0]), math.log10(marks[-1])) if log else (marks[0], marks[-1])
+        y = np.log10(y) if log else y
+        return left + x / high_x * (right - left), bottom - (y - low) / (high - low) * (bottom - top)
+
+    body = _axes(marks, high_x, (left, right, bottom), place, log)
+    if limit is not None and marks[0] < limit < marks[-1]:
+        y = place(np.zeros(1), np.array([limit]))[1][0]
+        body += f'<path class=limit d="M{left} {y:.1f}H{right}"/><text class=end x={right} y={y - 4:.1f}>warning level</text>'
+    for name, first in bounds or []:
+        x = left + first / high_x * (right - left)
+        body += f'<path class=stage d="M{x:.1f} {top}V{bottom}"/>' if first > 1 else ""
+        body += f"<text class=name x={x + 6:.1f} y={top + 11}>{escape(name)}</text>" if size[0] > 600 else ""
+    for line, segments in thinned:
+        for x, y in segments:
+            px, py = place(x, y)
+            path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(px, py, strict=True))
+            body += f'<path class="{line.css}" d="M{path}"/>' if len(x) > 1 else ""
+            if line.dots or len(x) == 1:
+                body += "".join(
+                    f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2><title>step {s:,.0f}: {v:.4g}</title></circle>'
+                    for a, b, s, v in zip(px, py, x, y, strict=True)
+                )
+    return f'<figure>{head}<svg viewBox="0 0 {size[0]} {size[1]}" role=img aria-label="{escape(title)}">{body}</svg></figure>'
+
+
+def _axes(
+    marks: list[float],
+    high_x: float,
+    frame: tuple[int, int, int],
+    place: Callable[[Array, Array], tuple[Array, Array]],
+    log: bool,
+) -> str:
+    left, right, bottom = frame
+    body = ""
+    heights = place(np.zeros(len(marks)), np.array(marks))[1]
+    labels = [f"{mark:g}" for mark in marks] if log else tick_labels(marks)
+    for label, y in zip(labels, heights, strict=True):
+        body += f'<path class=grid d="M{left} {y:.1f}H{right}"/>'
+        body += f"<text class=end x={left - 8} y={y + 4:.1f}>{label}</text>"
+    for mark in ticks(0.0, high_x, 8 if right > 600 else 4):
+        if mark <= high_x and mark == int(mark):
+            x = left + mark / high_x * (right - left)
+            body += f"<text class=mid x={x:.1f} y={bottom + 18}>{mark:,.0f}</text>"
+    return body

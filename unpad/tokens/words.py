@@ -1,0 +1,150 @@
+"""Words of Chinese text: segmentation, and the tokenizer whose vocabulary is the words of the training texts.
+
+Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run of
+latin letters or digits, or a single character. Joining the segments gives the text back, whatever it holds.
+Unknown words are spelled in characters and unknown characters in UTF-8 bytes; every string comes back from its ids.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import rjieba
+
+from unpad.errors import SourceError
+
+Segmenter = Callable[[str], list[str]]
+
+FORMAT = "unpad-words-1"
+SPECIALS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
+FIRST_BYTE = len(SPECIALS)
+FIRST_TOKEN = FIRST_BYTE + 256
+MAX_REMEMBERED = 500_000  # spellings of unknown segments kept; about 100 MB when full
+
+
+def segment(text: str) -> list[str]:
+    """Cut a text into words, spaces and punctuation; joined they are the text.
+
+    Raises:
+        SourceError: the text holds a lone surrogate, which is no character and has no UTF-8.
+    """
+    try:
+        return list(rjieba.cut(text, hmm=False))
+    except UnicodeEncodeError as error:
+        raise surrogate_error(text, error.start) from None
+
+
+def surrogate_error(text: str, position: int) -> SourceError:
+    return SourceError(
+        f"a text holds half of a surrogate pair, U+{ord(text[position]):04X}, as its character {position}",
+        fix="write the text as valid UTF-8",
+    )
+
+
+class WordTokenizer:
+    """Ids: 4 specials, 256 bytes, the reserved strings, then `tokens`. ASCII characters are their bytes.
+
+    Encoding is serial: rjieba holds the interpreter's lock, so threads gain nothing, and taking back the ids from
+    another process costs half of what making them does. Instances may be shared by threads.
+    """
+
+    kind = "words"
+    pad_id, bos_id, eos_id = 0, 2, 3
+
+    def __init__(self, tokens: Sequence[str], reserved: Sequence[str] = ()) -> None:
+        first = FIRST_TOKEN + len(reserved)
+        self.tokens, self.reserved = tuple(tokens), tuple(reserved)
+        self.vocab_size = first + len(self.tokens)
+        self.pieces: tuple[bytes, ...] = (
+            *(b"" for _ in SPECIALS),
+            *(bytes([byte]) for byte in range(256)),
+            *(text.encode() for text in (*self.reserved, *self.tokens)),
+        )
+        self._reserved_ids = {text: FIRST_TOKEN + i for i, text in enumerate(self.reserved)}
+        self._spelling = _Spelling(self.tokens, first)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of every text, no special id among them.
+
+        A text that *is* a reserved string becomes its one id. Inside a longer text that string is spelled in ordinary
+        words, so nothing a user writes becomes a role marker.
+        """
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> list[int]:
+        if text in self._reserved_ids:
+            return [self._reserved_ids[text]]
+        return list(chain.from_iterable(map(self._spelling.__getitem__, segment(text))))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Join the texts of the ids; special ids are skipped, bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.pieces.__getitem__, ids)).decode("utf-8", errors="replace")
+
+    def to_bytes(self) -> bytes:
+        fields = {"format": FORMAT, "specials": SPECIALS, "reserved": self.reserved, "tokens": self.tokens}
+        return json.dumps(fields, ensure_ascii=False, indent=0).encode()
+
+
+class _Spelling(dict[str, tuple[int, ...]]):
+    """Segment -> ids; what is not in the vocabulary is spelled when first met and remembered."""
+
+    def __init__(self, tokens: Sequence[str], first: int) -> None:
+        super().__init__((token, (first + i,)) for i, token in enumerate(tokens))
+        self.update((chr(byte), (FIRST_BYTE + byte,)) for byte in range(128))
+        self.full = len(self) + MAX_REMEMBERED
+
+    def __missing__(self, text: str) -> tuple[int, ...]:
+        if len(text) == 1:
+            ids = tuple(FIRST_BYTE + byte for byte in text.encode())
+        else:
+            ids = tuple(chain.from_iterable(map(self.__getitem__, text)))
+        if len(self) < self.full and len(text) <= 32:
+            self[text] = ids
+        return ids
+
+
+def parse_words(fields: dict[str, Any]) -> WordTokenizer:
+    """Build the tokenizer whose JSON object `to_bytes` wrote.
+
+    Raises:
+        ValueError: the object is not such a one.
+    """
+    tokens, reserved = fields.get("tokens"), fields.get("reserved")
+    for name, texts in (("tokens", tokens), ("reserved", reserved)):
+        if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(f'"{name}" is not a list of words')
+        if len(set(texts)) != len(texts):
+            raise ValueError(f'a word occurs twice in "{name}"')
+        "".join(texts).encode()  # a lone surrogate is a ValueError as well
+    assert isinstance(tokens, list) and isinstance(reserved, list)
+    return WordTokenizer(tokens, reserved)
+
+
+def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved: Sequence[str]) -> WordTokenizer:
+    """Build a vocabulary: reserved strings, then characters, then words, each by falling count and then by text.
+
+    Args:
+        vocab_size: upper limit of ids, specials and bytes included.
+        min_count: words seen less often are left out; characters never are, they are what words are spelled in.
+        reserved: strings that a text may consist of and that then are one id.
+    """
+    words: Counter[str] = Counter()
+    for text in texts:
+        words.update(segment(text))
+    characters: Counter[str] = Counter()
+    for word, count in words.items():
+        for character in word:
+            characters[character] += count
+    ranked = chain(
+        (character for character in _by_count(characters) if not character.isascii()),  # those are bytes already
+        (word for word in _by_count(words) if len(word) > 1 and words[word] >= min_count),
+    )
+    kept = list(dict.fromkeys(text for text in reserved if text))
+    room = max(0, vocab_size - FIRST_TOKEN - len(kept))
+    return WordTokenizer(list(islice(ranked, room)), kept)
+
+
+def _by_count(counts: Counter[str]) -> list[str]:
+    return sorted(counts, key=lambda text: (-counts[text], text))
