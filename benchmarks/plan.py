@@ -2,11 +2,12 @@
 
     python benchmarks/plan.py > benchmarks/plan.md
 
-Lengths are log-normal with mean 180, from 8 to 1024 tokens. Each strategy runs in a process of its own, so that its peak is
-its own. "before" is the peak once the lengths exist: Python, numpy and the package.
+Each strategy runs in a process of its own, so that its peak is its own. "before" is the peak once the lengths exist:
+Python, numpy and the package.
 """
 
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -36,13 +37,13 @@ def peak_mib() -> float:
 
 def measure(strategy: str) -> dict[str, float]:
     lengths = lengths_of(NUM_SEQUENCES)
-    settings = PlanSettings(strategy=strategy, max_tokens=1024, row_tokens=1024)  # type: ignore[arg-type]
+    settings = PlanSettings(strategy=strategy, max_tokens=1024, row_tokens=1024)
     before = peak_mib()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     made = plan(lengths, settings, seed=0, epoch=0)
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
     shape = {"steps": made.num_steps, "micros": made.num_micros, "pad_share": made.pad_share}
-    return {**shape, "seconds": seconds, "before": before, "peak": peak_mib()}
+    return {**shape, "seconds": seconds, "cpu": cpu, "before": before, "peak": peak_mib()}
 
 
 def groups_microseconds(num: int, repeats: int = 200) -> float:
@@ -71,22 +72,30 @@ def main() -> None:
     cores = sum(line.startswith("processor") for line in Path("/proc/cpuinfo").read_text().splitlines())
     memory = Path("/proc/meminfo").read_text().split()[1]
     print("# Planning 1,000,000 sequences\n")
-    print(f"`python benchmarks/plan.py`: lengths log-normal, mean 180, 8 to 1024 tokens ({NUM_SEQUENCES:,} sequences,")
+    lengths = lengths_of(NUM_SEQUENCES)
+    print(f"`python benchmarks/plan.py`: {NUM_SEQUENCES:,} lengths, log-normal with mean 180 clipped to 8..1024")
+    print(f"(then {lengths.mean():.1f}); tokens_per_step 2048, tokens_per_micro 4096, batch_size 8, bucket_width 16,")
     print(
-        "tokens_per_step 2048, tokens_per_micro 4096, batch_size 8, bucket_width 16, row_tokens 1024); one process each."
+        "row_tokens 1024. Seconds are those of `plan`, the median of five processes; peak memory is that of the whole"
     )
-    print("Seconds are those of `plan`, the best of three processes; peak memory is that of the whole process.\n")
-    print(f"Machine: {cores} cores of {processor()}, {int(memory) / 2**20:.0f} GiB; ", end="")
+    print("process, the highest of the five.\n")
+    print(
+        f"Machine: {cores} cores of {processor()}, {int(memory) / 2**20:.0f} GiB,",
+        f"load {os.getloadavg()[0]:.1f} before from other work;",
+    )
     print(f"Python {platform.python_version()}, numpy {np.__version__}.\n")
-    print("| strategy | seconds | peak MiB | of it before planning | steps | micro-batches | pad share |")
-    print("|---|---|---|---|---|---|---|")
+    print("| strategy | seconds | CPU seconds | peak MiB | before planning | steps | micro-batches | pad share |")
+    print("|---|---|---|---|---|---|---|---|")
     for strategy in STRATEGIES:
         command = [sys.executable, __file__, strategy]
-        runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(3)]
-        best = min(runs, key=lambda run: run["seconds"])
+        runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(5)]
+        median = sorted(runs, key=lambda run: run["seconds"])[2]
         peak = max(run["peak"] for run in runs)
-        print(f"| {strategy} | {best['seconds']:.2f} | {peak:.0f} | {best['before']:.0f} ", end="")
-        print(f"| {best['steps']:,} | {best['micros']:,} | {best['pad_share']:.4f} |")
+        print(
+            f"| {strategy} | {median['seconds']:.2f} | {median['cpu']:.2f} | {peak:.0f} | {median['before']:.0f} ",
+            end="",
+        )
+        print(f"| {median['steps']:,} | {median['micros']:,} | {median['pad_share']:.4f} |")
     print("\n`length_groups` of one micro-batch, median of 200 calls:\n")
     print("| sequences | microseconds |\n|---|---|")
     for num in (20, 100, 500, 2000):

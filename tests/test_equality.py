@@ -86,7 +86,9 @@ def test_embeddings_in_place_of_tokens_are_equal_too() -> None:
     given_embeds = RaggedBatch(**{**vars(batch), "input_ids": None, "inputs_embeds": embeds})
     with torch.no_grad():
         torch.testing.assert_close(model(given_embeds), model(batch))
-    assert_same(model, [given_embeds.select([i]) for i in range(4)], [given_embeds.pad("left"), given_embeds.select([])])
+    assert_same(
+        model, [given_embeds.select([i]) for i in range(4)], [given_embeds.pad("left"), given_embeds.select([])]
+    )
 
 
 def test_no_gradient_crosses_between_sequences() -> None:

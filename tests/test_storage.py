@@ -200,48 +200,33 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
         assert names_in(tmp_path) == ["count"]
 
 
-def damage(what: str, message: str) -> object:
-    return pytest.param(what, message, id=what)
+def to_link(path: Path, outside: Path) -> None:
+    path.rename(outside)
+    path.symlink_to(outside)
 
 
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        damage("flip", "a.bin sha256 mismatch"),
-        damage("shorten", "a.bin has size 249, expected 250"),
-        damage("grow", "a.bin has size 251, expected 250"),
-        damage("delete", "a.bin is missing"),
-        damage("link", "a.bin is a link"),
-        damage("pipe", "a.bin is not a plain file"),
-        damage("folder", "a.bin"),
-        damage("no manifest", "MANIFEST.json is missing"),
-        damage("manifest link", "MANIFEST.json is a link"),
-    ],
-)
-def test_damage_is_found_and_named(tmp_path, what, message):
+DAMAGES: dict[str, tuple[str, Callable[[Path, Path], object]]] = {
+    "flip": ("a.bin sha256 mismatch", lambda path, _: path.write_bytes(b"b" + FILES["a.bin"][1:])),
+    "shorten": ("a.bin has size 249, expected 250", lambda path, _: path.write_bytes(FILES["a.bin"][:-1])),
+    "grow": ("a.bin has size 251, expected 250", lambda path, _: path.write_bytes(FILES["a.bin"] + b"\0")),
+    "delete": ("a.bin is missing", lambda path, _: path.unlink()),
+    "link": ("a.bin is a link", to_link),
+    "pipe": ("a.bin is not a plain file", lambda path, _: path.unlink() or os.mkfifo(path)),
+    "folder": ("a.bin cannot be read: Is a directory", lambda path, _: path.unlink() or path.mkdir()),
+    "no manifest": ("MANIFEST.json is missing", lambda path, _: path.with_name("MANIFEST.json").unlink()),
+    "manifest link": (
+        "MANIFEST.json is a link",
+        lambda path, outside: to_link(path.with_name("MANIFEST.json"), outside),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGES)
+def test_damage_is_found_and_named(tmp_path, what):
+    message, spoil = DAMAGES[what]
     folder = tmp_path / "cache"
     storage.write_folder(folder, FILES)
-    path, data = folder / "a.bin", FILES["a.bin"]
-    if what in ("link", "pipe", "folder", "delete"):
-        path.rename(tmp_path / "elsewhere")
-    match what:
-        case "flip":
-            path.write_bytes(bytes([data[0] ^ 4]) + data[1:])
-        case "shorten":
-            path.write_bytes(data[:-1])
-        case "grow":
-            path.write_bytes(data + b"\0")
-        case "link":
-            path.symlink_to(tmp_path / "elsewhere")
-        case "pipe":
-            os.mkfifo(path)
-        case "folder":
-            path.mkdir()
-        case "no manifest":
-            (folder / "MANIFEST.json").unlink()
-        case "manifest link":
-            (folder / "MANIFEST.json").rename(tmp_path / "manifest")
-            (folder / "MANIFEST.json").symlink_to(tmp_path / "manifest")
+    spoil(folder / "a.bin", tmp_path / "outside")
     for read in (storage.verify_folder, storage.read_folder):
         with pytest.raises(CheckpointError, match=message) as caught:
             read(folder)
@@ -300,9 +285,12 @@ def test_files_outside_the_manifest_are_never_opened(tmp_path, monkeypatch):
     (tmp_path / "cache/planted.pt").write_bytes(b"x")
     opened: list[str] = []
     real = os.open
-    monkeypatch.setattr(
-        storage.os, "open", lambda path, *rest, **more: opened.append(str(path)) or real(path, *rest, **more)
-    )
+
+    def recorded(path: object, *rest: int, **more: int) -> int:
+        opened.append(str(path))
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(storage.os, "open", recorded)
     storage.verify_folder(tmp_path / "cache")
     assert storage.read_folder(tmp_path / "cache") == FILES
     assert set(opened) == {str(tmp_path / "cache"), "MANIFEST.json", *FILES}

@@ -138,7 +138,9 @@ def make_batch(
     )
 
 
-def from_sequences(sequences: Sequence[Sequence[int]], loss_masks: Sequence[Sequence[bool]] | None = None) -> RaggedBatch:
+def from_sequences(
+    sequences: Sequence[Sequence[int]], loss_masks: Sequence[Sequence[bool]] | None = None
+) -> RaggedBatch:
     """Build a batch for next-token prediction: inputs are tokens[:-1], labels tokens[1:], within each sequence.
 
     Args:
@@ -146,7 +148,9 @@ def from_sequences(sequences: Sequence[Sequence[int]], loss_masks: Sequence[Sequ
         loss_masks: per sequence and token, whether predicting that token counts; all tokens by default.
     """
     masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
-    assert all(len(m) == len(s) for m, s in zip(masks, sequences, strict=True)), "a mask differs from its sequence in length"
+    assert all(len(m) == len(s) for m, s in zip(masks, sequences, strict=True)), (
+        "a mask differs from its sequence in length"
+    )
     inputs = [t for s in sequences for t in s[:-1]]
     labels = [t for s in sequences for t in s[1:]]
     counted = [bool(m) for mask in masks for m in mask[1:]]

@@ -13,7 +13,6 @@ import math
 import os
 import resource
 import sys
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,22 +21,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.text import Text
+from rich.console import Console
 
 from unpad.errors import SourceError
-from unpad.report import load_metrics as load_metrics
-from unpad.report import read_rows, span, write_report
+from unpad.history import load_metrics as load_metrics
+from unpad.history import read_rows
+from unpad.report import write_report
+from unpad.screen import Screen
 from unpad.storage import LineLog, write_atomic
 
 COLUMNS = (
     "step", "stage", "kind", "epoch", "loss", "perplexity", "heldout_loss", "lr", "grad_norm", "sequences", "tokens",
     "padded_tokens", "targets", "pad_share", "skipped", "best", "values",
 )  # fmt: skip
-RECENT_STEPS = 50  # rates and time left are of these
-REFRESH_SECONDS = 0.1
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
 # The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
@@ -102,7 +98,7 @@ def peak_memory() -> int:
 
 
 class Timers:
-    """Seconds per named part of a run; a part entered inside another pauses the outer one, so no second counts twice."""
+    """Seconds per named part of a run; a part inside another pauses the outer one, so no second counts twice."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
@@ -159,8 +155,9 @@ class Monitor:
         total_steps: int | None,
         verbose: bool = False,
     ) -> None:
-        self.folder, self.console, self.total_steps = folder, console, total_steps
-        self._log_every, self._grad_norm_warning, self._verbose = log_every, grad_norm_warning, verbose
+        self.folder = folder
+        self._grad_norm_warning = grad_norm_warning
+        self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
         self._metrics, self._timing, self._events = (
             LineLog(folder / f"{name}.jsonl") for name in ("metrics", "timing", "events")
         )
@@ -168,35 +165,22 @@ class Monitor:
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
         self._forget()
-        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)  # seconds, tokens, sequences
-        self._busy, self._began = 0.0, perf_counter()
         self._num_large, self._warned_at = 0, -math.inf
         self._report_due = -math.inf
-        self._live: Live | None = None
-        self._progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(None), TextColumn("{task.fields[where]}")
-        )
-        self._task = self._progress.add_task("", total=total_steps, where="")
-        self._status = Text()
-        self._refreshed = -math.inf
         self._closed = False
 
     def _forget(self) -> None:
         self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
         self._nll, self._targets = 0.0, 0  # of the epoch so far
-        self._heldout: dict[str, Any] | None = None  # newest held-out loss, and its stage
+        self._heldout: dict[str, Any] | None = None  # newest held-out row
 
     # ----------------------------------------------------------------------- the run's course
 
     def start(self, message_lines: list[str]) -> None:
-        """Show what the run is about to do, and from here on the live line where there is a terminal."""
+        """Show what the run is about to do, and from here on the live bar where there is a terminal."""
         for line in message_lines:
-            self._print(line)
-        if self.console.is_terminal and not self.console.is_dumb_terminal:
-            with self._screen():
-                self._live = Live(Group(self._progress, self._status), console=self.console, auto_refresh=False)
-                self._live.start()
-        self._began = perf_counter()
+            self._screen.line(line)
+        self._screen.start()
 
     def resume(self, step: int) -> None:
         """Cut metrics, timing and TensorBoard back to the records of steps up to `step`; the diary keeps everything.
@@ -220,10 +204,7 @@ class Monitor:
 
     def stage(self, name: str, total_steps: int | None, **fields: Any) -> None:
         """Begin a stage; `total_steps` is the last step of the whole run as known now."""
-        self.total_steps = total_steps
-        self._recent.clear()
-        self._busy, self._began = 0.0, perf_counter()
-        self._progress.update(self._task, description=name, total=total_steps)
+        self._screen.stage(name, total_steps)
         self.event("stage", name=name, total_steps=total_steps, **fields)
 
     def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
@@ -236,49 +217,39 @@ class Monitor:
         """
         row = _train_row(record)
         self._write(row)
-        tokens_per_second = record.tokens / seconds if seconds > 0 else 0.0
-        self._timing.append(
-            {
-                "step": record.step,
-                "stage": record.stage,
-                "seconds": seconds,
-                "waited": waited,
-                "tokens_per_second": tokens_per_second,
-                "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
-                "memory_bytes": memory_bytes,
-                "micros": record.micros,
-            }
-        )
+        rates = {
+            "tokens_per_second": record.tokens / seconds if seconds > 0 else 0.0,
+            "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
+        }
+        times = {"seconds": seconds, "waited": waited, **rates, "memory_bytes": memory_bytes, "micros": record.micros}
+        self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
-        scalars = {f"train/{name}": row[name] for name in names} | {"speed/tokens_per_second": tokens_per_second}
-        self._scalars(scalars, record.step)
-        self._recent.append((seconds, record.tokens, record.sequences))
-        self._busy += seconds
-        self._watch_norm(record)
-        self._show_step(record, row, memory_bytes)
+        self._scalars("train", {name: row[name] for name in names} | rates, record.step)
+        large = record.grad_norm > self._grad_norm_warning
+        if large:
+            self._warn_of_norm(record)
+        numbers = (
+            f"loss {record.loss:.3f}  ppl {row['perplexity']:.4g}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
+        )
+        usage = f"pad {row['pad_share']:.1%}  mem {memory_bytes / 1e9:.2f} GB" + ("  skipped" if record.skipped else "")
+        if self._screen.verbose:
+            cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
+            usage += f"  micros {record.micros}  {cells}"
+        self._screen.step(
+            record.step, record.stage, record.epoch, numbers + ("!" if large else ""), usage,
+            seconds=seconds, tokens=record.tokens, sequences=record.sequences,
+        )  # fmt: skip
 
     def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
         """Record a held-out evaluation; `values` holds "loss" (nats per target) and whatever else was measured."""
         values = {name: float(value) for name, value in values.items()}
-        loss = values.pop("loss", None)
-        row = dict.fromkeys(COLUMNS) | {
-            "step": step,
-            "stage": stage,
-            "kind": "eval",
-            "epoch": self._epoch[1] if self._epoch and self._epoch[0] == stage else None,
-            "loss": loss,
-            "perplexity": None if loss is None else perplexity(loss),
-            "targets": num_targets,
-            "best": best,
-            "values": values,
-        }
+        epoch = self._epoch[1] if self._epoch and self._epoch[0] == stage else None
+        row = _row("eval", step, stage, epoch, values.pop("loss", None), targets=num_targets, best=best, values=values)
         self._write(row)
         measured = {name: row[name] for name in ("loss", "perplexity") if row[name] is not None} | values
-        self._scalars({f"heldout/{name}": value for name, value in measured.items()}, step)
+        self._scalars("heldout", measured, step)
         shown = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
-        self._print(
-            f"held out at step {step}  {stage}  {shown}  {num_targets:,} targets{'  best so far' if best else ''}"
-        )
+        self._screen.line(f"held out at step {step}  {stage}  {shown}{'  best so far' if best else ''}")
         if perf_counter() >= self._report_due:
             self._report()
 
@@ -286,29 +257,17 @@ class Monitor:
         """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""
         newest = self._heldout["loss"] if self._heldout and self._heldout["stage"] == stage else None
         loss = self._nll / self._targets if self._targets else None
-        self._write(
-            dict.fromkeys(COLUMNS)
-            | {
-                "step": step,
-                "stage": stage,
-                "kind": "epoch",
-                "epoch": epoch,
-                "loss": loss,
-                "perplexity": None if loss is None else perplexity(loss),
-                "heldout_loss": newest,
-                "targets": self._targets,
-                "values": {},
-            }
-        )
+        self._write(_row("epoch", step, stage, epoch, loss, heldout_loss=newest, targets=self._targets))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write down what happened and when; fields are JSON values. A field `message` is what the screen shows."""
         self._events.append(
             {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
         )
-        if self._verbose or kind in (SHOWN_ON_TERMINAL if self._live else SHOWN_EVENTS):
-            details = fields.get("message") or "  ".join(f"{name} {value}" for name, value in fields.items())
-            self._print(f"{kind.replace('_', ' ')}  {details}")
+        if self._screen.verbose or kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_EVENTS):
+            flat = {name: value for name, value in fields.items() if not isinstance(value, dict | list)}
+            details = fields.get("message") or "  ".join(f"{name} {value}" for name, value in flat.items())
+            self._screen.line(f"{kind.replace('_', ' ')}  {details}")
 
     def sync(self) -> None:
         """Flush metrics and timing to the device; before a checkpoint that counts on them."""
@@ -320,10 +279,7 @@ class Monitor:
         if self._closed:
             return
         self._closed = True
-        if self._live:
-            with self._screen():
-                self._live.update(Group(self._progress, self._status), refresh=True)
-                self._live.stop()
+        self._screen.close()
         self.sync()
         self._report()
         if self._board:
@@ -372,97 +328,41 @@ class Monitor:
         if self._board:
             self._board.flush()
 
-    def _scalars(self, values: dict[str, float], step: int) -> None:
+    def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
 
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._purge_step)
         for name, value in values.items():
-            self._board.add_scalar(name, value, step)
+            self._board.add_scalar(f"{group}/{name}", value, step)
 
-    # ----------------------------------------------------------------------- screen
-
-    def _watch_norm(self, record: StepRecord) -> None:
-        if record.grad_norm <= self._grad_norm_warning:
-            return
+    def _warn_of_norm(self, record: StepRecord) -> None:
         self._num_large += 1
         if record.step - self._warned_at >= WARNING_STEPS:
             self._warned_at = record.step
             message = f"step {record.step}: gradient norm {record.grad_norm:.3g} is above {self._grad_norm_warning:g}"
             self.event("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
 
-    def _show_step(self, record: StepRecord, row: dict[str, Any], memory_bytes: int) -> None:
-        where = f"{record.step}/{self.total_steps}" if self.total_steps else f"{record.step}"
-        seconds, tokens, sequences = (sum(column) or 1e-9 for column in zip(*self._recent, strict=True))
-        left = self._time_left(record.step, seconds)
-        numbers = (
-            f"loss {record.loss:.3f}  ppl {row['perplexity']:.4g}  lr {record.lr:.1e}  "
-            f"grad {record.grad_norm:.2f}{'!' if record.grad_norm > self._grad_norm_warning else ''}  "
-            f"{tokens / seconds:,.0f} tok/s  {sequences / seconds:,.0f} seq/s  pad {row['pad_share']:.1%}  "
-            f"mem {memory_bytes / 1e9:.2f} GB"
-        )
-        due = record.step % self._log_every == 0 or record.step == self.total_steps
-        if self._verbose or (due and not self._live):
-            extra = f"  micros {record.micros}  tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
-            line = f"step {where}  {record.stage} epoch {record.epoch}  {numbers}{left}"
-            self._print(line + (extra if self._verbose else "") + ("  skipped" if record.skipped else ""))
-        if self._live and (perf_counter() - self._refreshed >= REFRESH_SECONDS or record.step == self.total_steps):
-            with self._screen():
-                self._progress.update(
-                    self._task, description=record.stage, completed=record.step, where=f"{where}{left}"
-                )
-                self._status.plain = f"epoch {record.epoch}  {numbers}"
-                self._live.refresh()
-            self._refreshed = perf_counter()
 
-    def _time_left(self, step: int, recent_seconds: float) -> str:
-        """Recent seconds per step, times the share of evaluations and saving so far in this stage."""
-        if not self.total_steps:
-            return ""
-        overhead = max(1.0, (perf_counter() - self._began) / max(self._busy, 1e-9))
-        return f"  left {span((self.total_steps - step) * recent_seconds / len(self._recent) * overhead)}"
-
-    def _print(self, line: str) -> None:
-        with self._screen():  # control characters of file names and messages are not for the terminal to obey
-            shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
-            self.console.print(shown, markup=False, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def _screen(self) -> Iterator[None]:
-        """A closed or full screen falls silent and the run goes on; rich answers a broken pipe with SystemExit."""
-        try:
-            yield
-        except (OSError, ValueError):
-            self.console.quiet = True
-        except SystemExit:
-            if not self.console.quiet:
-                raise
+def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None, **rest: Any) -> dict[str, Any]:
+    """A row with every column, in the order of the columns."""
+    first = {"step": step, "stage": stage, "kind": kind, "epoch": epoch, "loss": loss, "values": {}}
+    return dict.fromkeys(COLUMNS) | first | {"perplexity": None if loss is None else perplexity(loss)} | rest
 
 
 def _train_row(record: StepRecord) -> dict[str, Any]:
-    return dict.fromkeys(COLUMNS) | {
-        "step": record.step,
-        "stage": record.stage,
-        "kind": "train",
-        "epoch": record.epoch,
-        "loss": record.loss,
-        "perplexity": perplexity(record.loss),
-        "lr": record.lr,
-        "grad_norm": record.grad_norm,
-        "sequences": record.sequences,
-        "tokens": record.tokens,
-        "padded_tokens": record.padded_tokens,
-        "targets": record.targets,
-        "pad_share": 1 - record.tokens / record.padded_tokens if record.padded_tokens else 0.0,
-        "skipped": record.skipped,
-        "values": dict(record.terms),
-    }
+    same = ("lr", "grad_norm", "sequences", "tokens", "padded_tokens", "targets", "skipped")
+    pad_share = 1 - record.tokens / record.padded_tokens if record.padded_tokens else 0.0
+    rest = {name: getattr(record, name) for name in same} | {"pad_share": pad_share, "values": dict(record.terms)}
+    return _row("train", record.step, record.stage, record.epoch, record.loss, **rest)
 
 
 def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["kind"], row["stage"], row["step"]
 
 
-def _cell(value: Any) -> str:
-    """A value as a table shows it: nothing for None, text as it is, everything else as JSON."""
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _cell(value: Any) -> Any:
+    """A value as a table shows it; the csv module writes numbers to their last digit, as JSON does."""
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value

@@ -25,7 +25,9 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             raise RecipeError(
-                f'"{pattern}" matches no parameter', where="train.freeze", fix="names are such as " + ", ".join(names[:3])
+                f'"{pattern}" matches no parameter',
+                where="train.freeze",
+                fix="names are such as " + ", ".join(names[:3]),
             )
     frozen = 0
     for name, parameter in model.named_parameters():

@@ -63,7 +63,9 @@ class Data(Section):
     images: Sources = []
     vqa: Sources = []
     root: str | None = Field(None, description="Folder that relative paths start from; default the working directory.")
-    holdout: float = Field(0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed.")
+    holdout: float = Field(
+        0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed."
+    )
     separator: str = Field(
         "auto",
         description="What ends a document in plain text; auto: <|endoftext|> where it occurs, else a blank line.",
@@ -104,7 +106,9 @@ class Augment(Section):
 class PlanSettings(Section):
     strategy: Literal["fixed", "dynamic", "bucket", "budget", "pack", "rows"] = "pack"
     tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer update.")
-    tokens_per_micro: int = Field(4096, ge=1, description="Tokens per forward pass; limits memory, never changes results.")
+    tokens_per_micro: int = Field(
+        4096, ge=1, description="Tokens per forward pass; limits memory, never changes results."
+    )
     batch_size: int = Field(8, ge=1, description="Sequences per forward pass of fixed, dynamic and bucket.")
     bucket_width: int = Field(16, ge=1)
     row_tokens: int = Field(512, ge=1, description="Length of a row of the strategy rows.")
@@ -112,7 +116,9 @@ class PlanSettings(Section):
     overflow: Literal["error", "split", "truncate_right", "truncate_left", "drop"] = Field(
         "split", description="What happens to a longer sequence; nothing is lost silently, the ledger counts it."
     )
-    stride: int | None = Field(None, ge=1, description="Windows of split start every `stride` tokens; default no overlap.")
+    stride: int | None = Field(
+        None, ge=1, description="Windows of split start every `stride` tokens; default no overlap."
+    )
     cross_documents: bool = Field(False, description="Join documents before windows are cut, as fixed blocks do.")
     drop_last: bool = Field(False, description="Leave out a last step smaller than tokens_per_step.")
 
@@ -215,7 +221,9 @@ class Recipe(Section):
 
         `train.max_epochs` of the run is a limit on every stage: the smaller of the two holds.
         """
-        merged = {name: {**getattr(self, name).model_dump(), **getattr(stage, name)} for name in ("plan", "optim", "train")}
+        merged = {
+            name: {**getattr(self, name).model_dump(), **getattr(stage, name)} for name in ("plan", "optim", "train")
+        }
         limits = [n for n in (self.train.max_epochs, stage.train.get("max_epochs")) if n is not None]
         merged["train"]["max_epochs"] = min(limits, default=None)
         return self.model_copy(
@@ -348,7 +356,9 @@ def _override(values: dict[str, Any], text: str) -> tuple[str | int, ...]:
         if isinstance(here, list):
             step = _list_index(here, name, key)
         elif not isinstance(here, dict):
-            raise RecipeError(f'"{".".join(names[:position])}" holds a value, not a section', where=f"command line: {key}")
+            raise RecipeError(
+                f'"{".".join(names[:position])}" holds a value, not a section', where=f"command line: {key}"
+            )
         parts.append(step)
         if last:
             here[step] = value
@@ -386,7 +396,11 @@ def _validate(
             known = _known_keys(path[:-1])
             raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=nearest(str(path[-1]), known)) from None
         message = first["msg"].removeprefix("Value error, ")
-        got = "" if first["type"] == "value_error" else f", got {json.dumps(first['input'], ensure_ascii=False, default=str)[:80]}"
+        got = (
+            ""
+            if first["type"] == "value_error"
+            else f", got {json.dumps(first['input'], ensure_ascii=False, default=str)[:80]}"
+        )
         raise RecipeError(message + got, where=where, fix="correct this field") from None
 
 

@@ -17,6 +17,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError
 from unpad.losses import Terms
 
+
 class Trainable(Protocol):
     """What a model offers to the step: terms of a batch, and their counts without computing them."""
 
@@ -162,7 +163,9 @@ def train_step(
 def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> Exception:
     """Turn torch's two ways of saying "no memory" into ours; return any other error as it is."""
     text = str(error)
-    if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text):
+    if not (
+        isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
+    ):
         return error
     largest = max(micros, key=lambda batch: batch.total_tokens)
     longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0

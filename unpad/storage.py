@@ -339,7 +339,8 @@ def _refuse_constant(text: str) -> None:
 
 def _manifest(files: dict[str, bytes]) -> bytes:
     entries = {name: {"size": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
-    return (json.dumps({"files": entries, "format": MANIFEST_FORMAT}, indent=1) + "\n").encode()
+    # No newline at the end: without its last byte the file must not parse.
+    return json.dumps({"files": entries, "format": MANIFEST_FORMAT}, indent=1).encode()
 
 
 def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
@@ -368,8 +369,12 @@ def _is_same_folder(path: Path, files: dict[str, bytes]) -> bool:
 def _remove(path: Path) -> None:
     temporary = _temporary(path.parent)
     _rename(path, temporary)
-    _sync_folder(path.parent)
-    _delete(temporary)
+    try:
+        _sync_folder(path.parent)
+        _delete(temporary)
+    except BaseException:
+        _discard(temporary)
+        raise
 
 
 def _is_leftover(name: str) -> bool:

@@ -6,24 +6,39 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+
+from unpad.history import Array
 
 MAX_POINTS = 500  # per drawn line; more would only be drawn over each other
-Array = NDArray[np.float64]
 
 STYLE = """
-figure{padding:14px 14px 8px}figcaption{display:flex;flex-wrap:wrap;gap:0 10px;align-items:baseline;padding:0 4px 6px}
-small{color:var(--soft);font-size:13px}figcaption em{margin-left:auto;font-style:normal;font-size:13px;color:var(--soft)}
-figcaption span{margin-left:16px;white-space:nowrap}figcaption i{display:inline-block;width:16px;height:0;border-top:3px solid;
-margin-right:6px;vertical-align:middle;border-radius:2px}
-i.raw,path.raw{opacity:.3}i.raw,i.main{color:var(--main)}i.held{color:var(--held)}.none{color:var(--soft);padding:24px 4px}
-svg{display:block;width:100%;height:auto}svg path{fill:none;stroke-linejoin:round}svg text{font-size:12px;fill:var(--soft)}
-path.grid{stroke:var(--line)}path.raw{stroke:var(--main);stroke-width:1.2}path.main{stroke:var(--main);stroke-width:1.8}
-path.held{stroke:var(--held);stroke-width:1.5}circle.held{fill:var(--card);stroke:var(--held);stroke-width:1.8}
-circle.main,circle.raw{fill:var(--main)}path.stage,path.limit{stroke:var(--soft);stroke-dasharray:3 4}path.limit{stroke:var(--bad)}
-.end{text-anchor:end}.mid{text-anchor:middle}svg text.name{fill:var(--ink);font-weight:600}
+figure{padding:14px 14px 8px}
+figcaption{display:flex;flex-wrap:wrap;gap:0 10px;align-items:baseline;padding:0 4px 6px}
+small,figcaption em{color:var(--soft);font-size:13px}
+figcaption em{margin-left:auto;font-style:normal}
+figcaption span{margin-left:16px;white-space:nowrap}
+figcaption i{display:inline-block;width:16px;border-top:3px solid;margin-right:6px;vertical-align:middle}
+i.raw,i.main{color:var(--main)}
+i.held{color:var(--held)}
+i.raw,path.raw{opacity:.3}
+.none{color:var(--soft);padding:24px 4px}
+svg{display:block;width:100%;height:auto;overflow:visible}
+svg path{fill:none;stroke-linejoin:round}
+svg text{font-size:12px;fill:var(--soft)}
+path.grid{stroke:var(--line)}
+path.raw{stroke:var(--main);stroke-width:1.2}
+path.main{stroke:var(--main);stroke-width:1.8}
+path.held{stroke:var(--held);stroke-width:1.5}
+circle.held{fill:var(--card);stroke:var(--held);stroke-width:1.8}
+circle.main,circle.raw{fill:var(--main)}
+path.stage,path.limit{stroke:var(--soft);stroke-dasharray:3 4}
+path.limit{stroke:var(--bad)}
+.end{text-anchor:end}
+.mid{text-anchor:middle}
+svg text.name{fill:var(--ink);font-weight:600}
 """
 
 
@@ -43,7 +58,7 @@ def ticks(low: float, high: float, target: int = 5) -> list[float]:
         low, high = (low - abs(low) * 0.1, high + abs(high) * 0.1) if low else (0.0, 1.0)
     rough = (high - low) / target
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    step = power * min((1, 2, 5, 10), key=lambda factor: abs(math.log(factor * power / rough)))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [index * step for index in range(first, last + 1)]
 
@@ -55,7 +70,7 @@ def thin(x: Array, y: Array) -> tuple[Array, Array]:
     if len(x) <= MAX_POINTS:
         return x, y
     edges = np.linspace(0, len(x), MAX_POINTS // 2 + 1).astype(int)
-    keep = {int(i) for a, b in zip(edges, edges[1:], strict=False) for i in (a + y[a:b].argmin(), a + y[a:b].argmax())}
+    keep = {int(i) for a, b in pairwise(edges) for i in (a + y[a:b].argmin(), a + y[a:b].argmax())}
     index = np.array(sorted(keep))
     return x[index], y[index]
 
@@ -79,11 +94,21 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def span(seconds: float) -> str:
+    """Write a duration: 8.1s, 1m12s, 3h05m."""
+    if seconds < 60:
+        return f"{seconds:.0f}s" if seconds >= 10 else f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
 def tick_labels(marks: list[float]) -> list[str]:
     """Write the marks of one axis alike: the same letter and the same decimals for all of them."""
     highest, step = max(abs(mark) for mark in marks), marks[1] - marks[0]
     if step < 5e-4:
-        return [f"{float(m):g}e{int(e)}" if float(m) else "0" for m, e in (f"{mark:.1e}".split("e") for mark in marks)]
+        digits = math.floor(math.log10(highest)) - math.floor(math.log10(step) + 1e-9)
+        parts = [f"{mark:.{max(0, digits)}e}".split("e") for mark in marks]
+        return [f"{float(mantissa):g}e{int(power)}" if float(mantissa) else "0" for mantissa, power in parts]
     size, letter = next(((s, c) for s, c in ((1e9, "B"), (1e6, "M"), (1e4, "k")) if highest >= s), (1.0, ""))
     size = 1e3 if letter == "k" else size
     decimals = max(0, -math.floor(math.log10(step / size) + 1e-9))
@@ -107,7 +132,7 @@ def plot(
     head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
     if not points:
         return f"<figure>{head}<p class=none>nothing was measured</p></figure>"
-    xs, ys = np.concatenate([x for x, _ in points]), np.concatenate([y for _, y in points])
+    ys = np.concatenate([y for _, y in points])
     # A few spikes would press everything else flat: then the axis is logarithmic.
     log = not zero and ys.min() > 0 and ys.max() > 30 * np.median(ys)
     marks = (
@@ -116,7 +141,7 @@ def plot(
         else ticks(0.0 if zero else ys.min(), ys.max(), 5 if size[1] > 250 else 4)
     )
     left, right, top, bottom = 52, size[0] - 18, 10, size[1] - 26
-    high_x = max(xs.max(), 1.0)
+    high_x = max(1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
 
     def place(x: Array, y: Array) -> tuple[Array, Array]:
         low, high = (math.log10(marks[0]), math.log10(marks[-1])) if log else (marks[0], marks[-1])
@@ -126,7 +151,8 @@ def plot(
     body = _axes(marks, high_x, (left, right, bottom), place, log)
     if limit is not None and marks[0] < limit < marks[-1]:
         y = place(np.zeros(1), np.array([limit]))[1][0]
-        body += f'<path class=limit d="M{left} {y:.1f}H{right}"/><text class=end x={right} y={y - 4:.1f}>warning level</text>'
+        body += f'<path class=limit d="M{left} {y:.1f}H{right}"/>'
+        body += f"<text class=end x={right} y={y - 4:.1f}>warning level</text>"
     for name, first in bounds or []:
         x = left + first / high_x * (right - left)
         body += f'<path class=stage d="M{x:.1f} {top}V{bottom}"/>' if first > 1 else ""
@@ -137,11 +163,11 @@ def plot(
             path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(px, py, strict=True))
             body += f'<path class="{line.css}" d="M{path}"/>' if len(x) > 1 else ""
             if line.dots or len(x) == 1:
-                body += "".join(
-                    f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2><title>step {s:,.0f}: {v:.4g}</title></circle>'
-                    for a, b, s, v in zip(px, py, x, y, strict=True)
-                )
-    return f'<figure>{head}<svg viewBox="0 0 {size[0]} {size[1]}" role=img aria-label="{escape(title)}">{body}</svg></figure>'
+                for a, b, step, value in zip(px, py, x, y, strict=True):
+                    body += f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2>'
+                    body += f"<title>step {step:,.0f}: {value:.4g}</title></circle>"
+    frame = f'viewBox="0 0 {size[0]} {size[1]}" role=img aria-label="{escape(title)}"'
+    return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
 
 
 def _axes(

@@ -56,9 +56,13 @@ class Config(BlockConfig):
     @model_validator(mode="after")
     def _positions_fit(self) -> Config:
         if self.positions == "rotary" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head size, and width {self.width} / heads {self.heads} is odd")
+            raise ValueError(
+                f"rotary positions need an even head size, and width {self.width} / heads {self.heads} is odd"
+            )
         if self.context_method != "none" and self.positions != "rotary":
-            raise ValueError(f"context_method={self.context_method} extends rotary positions; positions is {self.positions}")
+            raise ValueError(
+                f"context_method={self.context_method} extends rotary positions; positions is {self.positions}"
+            )
         return self
 
     @property
@@ -155,5 +159,7 @@ class Decoder(nn.Module):
         config = self.config
         if config.positions != "rotary":
             return None
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.context_method, config.context_factor)
+        frequencies = rotary_frequencies(
+            config.head_dim, config.rope_theta, config.context_method, config.context_factor
+        )
         return rotary_table(position_ids, frequencies, torch.promote_types(dtype, torch.float32))

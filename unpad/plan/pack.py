@@ -20,7 +20,8 @@ def pack(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) 
     order = rng.permutation(len(lengths))
     bounds = runs_within(lengths[order], settings.tokens_per_step)  # (num_steps + 1,) into order
     step_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    order = order[np.lexsort((-lengths[order], step_of))]
+    longest = int(lengths.max(initial=0))
+    order = order[np.argsort(step_of * (longest + 1) - lengths[order], kind="stable")]  # by step, then longest first
     micro_offsets = runs_within(lengths[order], settings.tokens_per_micro, ends=bounds[step_of + 1])
     none = np.zeros(len(micro_offsets) - 1, np.int32)
     return Grouping(order, micro_offsets, np.searchsorted(micro_offsets, bounds), none, none)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ class StrategyRow:
     micro_tokens_mean: float = 0.0
     micro_tokens_min: int = 0
     micro_tokens_max: int = 0
-    ledger: Ledger = Ledger()
+    ledger: Ledger = field(default_factory=Ledger)
     refused: str = ""
 
 
@@ -231,7 +231,7 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray) -> bytes:
     # Imported here because it takes longer than the planning of most corpora.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     rows = [row for row in rows if not row.refused]
     names, blue, orange = [row.name for row in rows], "#3b6ea5", "#d9822b"
@@ -260,9 +260,11 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray) -> bytes:
     right.bar_label(computed, ratios, padding=2)
     right.set(title="Attention cells", ylabel="query-key pairs")
     right.set_xticks(places, names)
+    right.yaxis.set_major_formatter(EngFormatter(sep=""))
     right.legend(frameon=False)
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=9)
         axes.margins(y=0.12)
         axes.set_ylim(bottom=0)
     buffer = io.BytesIO()

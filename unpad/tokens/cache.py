@@ -19,16 +19,19 @@ import mmap
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from unpad.sources.example import BadRow
-from unpad.storage import clean_leftovers, make_folder, write_atomic
+from unpad.storage import clean_leftovers, make_folder, sha256, sha256_file, write_atomic
 
-FORMAT = 1  # counts up with every change of what a shard holds or how text becomes tokens
+PACKAGE = Path(__file__).parents[1]
+CODE = ("sources/*.py", "tokens/*.py")  # all that decides what tokens a file becomes
+LIBRARIES = ("numpy", "pyarrow", "rjieba", "tokenizers")
 MAGIC = b"unpadtk1"
 SEALED = len(MAGIC) + 32  # bytes before what the sha256 covers
 ALIGN = 64
@@ -50,7 +53,14 @@ def cache_folder() -> Path:
 
 def make_key(*parts: object) -> str:
     """Hexadecimal sha256 of JSON values; equal values give equal keys in any process."""
-    return hashlib.sha256(json.dumps([FORMAT, *parts], ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True))
+
+
+@cache
+def code_key() -> str:
+    """Hash of the code and the libraries that turn files into tokens: another version never meets old shards."""
+    files = sorted(path for pattern in CODE for path in PACKAGE.glob(pattern))
+    return make_key([version(name) for name in LIBRARIES], [[path.name, sha256_file(path)] for path in files])
 
 
 # --------------------------------------------------------------------------- sealed files
@@ -175,13 +185,15 @@ def write_shard(folder: Path, key: str, shard: Shard) -> None:
     """
     arrays = {field.name: np.ascontiguousarray(getattr(shard, field.name)) for field in fields(Shard)}
     assert arrays["tokens"].dtype.str in TOKEN_DTYPES, arrays["tokens"].dtype
-    assert all(arrays[name].dtype.str == dtype for name, dtype in DTYPES.items()), {n: a.dtype for n, a in arrays.items()}
+    assert all(arrays[name].dtype.str == dtype for name, dtype in DTYPES.items()), {
+        n: a.dtype for n, a in arrays.items()
+    }
     columns: dict[str, list[Any]] = {}
     end = 0
     for name, array in arrays.items():
         columns[name] = [array.dtype.str, end, array.size]
         end += -(-array.nbytes // ALIGN) * ALIGN
-    header = json.dumps({"format": FORMAT, "key": key, "columns": columns}, separators=(",", ":")).encode()
+    header = json.dumps({"key": key, "columns": columns}, separators=(",", ":")).encode()
     header += b" " * (-(SEALED + 8 + len(header)) % ALIGN)
     pieces = [len(header).to_bytes(8, "little"), header]
     for array in arrays.values():
@@ -225,12 +237,12 @@ def _open_checked(file: BinaryIO, key: str) -> tuple[Shard | None, str]:
 
 
 def _parse(data: bytes | mmap.mmap, key: str) -> tuple[Shard | None, str]:
-    """Lay arrays over bytes whose sha256 was right; a wrong header can then only be one of another key or version."""
+    """Lay arrays over bytes whose sha256 was right; it can then only be a shard of another name."""
     try:
         base = SEALED + 8 + int.from_bytes(data[SEALED : SEALED + 8], "little")
         header = json.loads(data[SEALED + 8 : base])
-        if header["format"] != FORMAT or header["key"] != key:
-            return None, "belongs to another key or version"
+        if header["key"] != key:
+            return None, "belongs to another key"
         arrays = {}
         for name, (dtype, start, count) in header["columns"].items():
             if dtype not in (TOKEN_DTYPES if name == "tokens" else (DTYPES[name],)):

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from unpad.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, t
 
 MAX_TOKENIZER_BYTES = 1 << 28
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
-CHARS_PER_CALL = 4_000_000  # texts handed to the library at once; its own records take about 100 bytes per token
+CHARS_PER_CALL = 500_000  # texts handed to the library at once; its own records take about 100 bytes per token
 
 # Names a tokenizer.json may use, the most specific first. Where none occurs the first is added.
 EOS_NAMES = (
@@ -51,6 +52,10 @@ class Tokenizer(Protocol):
     @property
     def pieces(self) -> tuple[bytes, ...] | None:
         """The bytes each id stands for, b"" for a special one; None where they depend on the neighbours."""
+
+    @property
+    def added(self) -> list[str]:
+        """Names of pad, bos and eos tokens that a file lacked and that were added after its vocabulary."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text; no special id is added or comes from the text."""
@@ -114,7 +119,7 @@ def open_tokenizer_file(path: Path) -> Tokenizer:
         SourceError: the file is not a tokenizer, or not a sound one.
     """
     if not path.is_file():
-        raise RecipeError("there is no such tokenizer file", where=str(path), fix="correct tokenizer.path in the recipe")
+        raise RecipeError("there is no such tokenizer file", where=str(path), fix="correct tokenizer.path")
     try:
         if path.stat().st_size > MAX_TOKENIZER_BYTES:
             raise SourceError("larger than any tokenizer, 256 MB", fix="name a tokenizer.json in tokenizer.path")
@@ -178,7 +183,7 @@ class LibraryTokenizer:
         """Encode a text whose special strings the model itself, a word list for example, knows: cut in their middle."""
         pattern = "|".join(map(re.escape, sorted(self._control, key=len, reverse=True)))
         cuts = [0, *((match.start() + match.end() + 1) // 2 for match in re.finditer(pattern, text)), len(text)]
-        for parts in ([text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)], list(text)):
+        for parts in ([text[a:b] for a, b in pairwise(cuts)], list(text)):
             with _library_errors("the tokenizer fails on a text"):
                 items = self._library.encode_batch_fast(parts, add_special_tokens=False)
             ids = [id for item in items for id in item.ids]

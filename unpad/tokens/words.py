@@ -1,7 +1,7 @@
 """Words of Chinese text: segmentation, and the tokenizer whose vocabulary is the words of the training texts.
 
-Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run of
-latin letters or digits, or a single character. Joining the segments gives the text back, whatever it holds.
+Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run
+of latin letters or digits, or a single character. Joining the segments gives the text back, whatever it holds.
 Unknown words are spelled in characters and unknown characters in UTF-8 bytes; every string comes back from its ids.
 """
 
@@ -56,6 +56,7 @@ class WordTokenizer:
     def __init__(self, tokens: Sequence[str], reserved: Sequence[str] = ()) -> None:
         first = FIRST_TOKEN + len(reserved)
         self.tokens, self.reserved = tuple(tokens), tuple(reserved)
+        self.added: list[str] = []  # nothing is ever missing
         self.vocab_size = first + len(self.tokens)
         self.pieces: tuple[bytes, ...] = (
             *(b"" for _ in SPECIALS),
@@ -118,8 +119,7 @@ def parse_words(fields: dict[str, Any]) -> WordTokenizer:
         if len(set(texts)) != len(texts):
             raise ValueError(f'a word occurs twice in "{name}"')
         "".join(texts).encode()  # a lone surrogate is a ValueError as well
-    assert isinstance(tokens, list) and isinstance(reserved, list)
-    return WordTokenizer(tokens, reserved)
+    return WordTokenizer(tokens or [], reserved or [])
 
 
 def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved: Sequence[str]) -> WordTokenizer:

@@ -1,0 +1,250 @@
+"""The command line: one verb per stage, and each verb calls one function."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from unpad.errors import Interrupted, UnpadError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train transformers on ragged data without padding, with proof that batching changed nothing.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
+recipes_app = typer.Typer(help="What there is to run.", invoke_without_command=True)
+app.add_typer(data_app, name="data")
+app.add_typer(recipes_app, name="recipes")
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Recipe fields to change.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Shapes, sums and skipped items.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks of errors.")]
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def _debug(debug: bool) -> None:
+    if debug:
+        os.environ["UNPAD_DEBUG"] = "1"
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, indent=1))
+
+
+@app.command(epilog="Example: unpad train zh_chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/RECIPE-N.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train a recipe; ends with what to type next."""
+    from unpad.train import free_folder, train
+
+    _debug(debug)
+    result = train(
+        recipe, out or free_folder(recipe, resume), overrides or [], resume=resume, console=console, verbose=verbose
+    )
+    for line in result.lines:
+        console.print(line)
+
+
+@app.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.png")
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this PNG file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Before training: what every batching strategy would cost on your data, and where every token goes."""
+    from unpad.preview import preview
+
+    _debug(debug)
+    result = preview(recipe, overrides or [], plot)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        result.show(console)
+
+
+@app.command(epilog="Example: unpad prove zh_chat")
+def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
+    """The certificate: batching your data with your model changes nothing. Exit code 1 when a line fails."""
+    from unpad.prove_recipe import prove_recipe
+
+    _debug(debug)
+    certificate = prove_recipe(recipe, overrides or [])
+    if as_json:
+        _print_json(certificate.to_json())
+    else:
+        for line in certificate.text():
+            console.print(line, markup=False)
+    raise typer.Exit(0 if certificate.passed else 1)
+
+
+@app.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
+def evaluate(run: RunArgument, as_json: Json = False, debug: Debug = False) -> None:
+    """Held-out metrics of a run with 95 % confidence intervals."""
+    from unpad.evaluate.run import evaluate_run
+
+    _debug(debug)
+    metrics = evaluate_run(run)
+    if as_json:
+        _print_json({name: vars(metric) for name, metric in metrics.items()})
+        return
+    width = max(map(len, metrics))
+    for name, metric in metrics.items():
+        console.print(f"{name:<{width}}  {metric.value:10.4f}   {metric.low:.4f} to {metric.high:.4f}   of {metric.num}")
+
+
+@app.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")
+def generate(
+    run: RunArgument,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Continue texts, or answer questions; without --prompt, one prompt per line of the standard input."""
+    from unpad.run import load
+
+    _debug(debug)
+    loaded = load(run, [_generate_field(text) for text in settings or []])
+    prompts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if len(prompts) == 1:
+        for piece in loaded.stream(prompts[0]):
+            print(piece, end="", flush=True)
+        print()
+        return
+    for text, reply in zip(prompts, loaded.generate(prompts), strict=True):
+        print(f"{text} -> {reply}")
+
+
+@app.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
+def chat(
+    run: RunArgument,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Talk to a run. /help lists what else can be typed; without a terminal, a reply per line."""
+    from unpad.chat import chat_with_run
+
+    _debug(debug)
+    chat_with_run(run, [_generate_field(text) for text in settings or []])
+
+
+def _generate_field(text: str) -> str:
+    """`temperature=0.8` is short for generate.temperature=0.8; fields of other sections keep their names."""
+    return text if "." in text.partition("=")[0] else f"generate.{text}"
+
+
+@data_app.command(epilog="Example: unpad data check my.jsonl")
+def check(path: Annotated[Path, typer.Argument(help="A file or folder.")], debug: Debug = False) -> None:
+    """Name every row that cannot be used, with file:line, code and fix. Exit code 3 when there is one."""
+    from unpad.sources.read import check
+
+    _debug(debug)
+    report = check(path)
+    for line in report.lines():
+        console.print(line, markup=False)
+    raise typer.Exit(0 if report.passed else 3)
+
+
+@recipes_app.callback()
+def recipes(context: typer.Context) -> None:
+    """List the packaged recipes."""
+    from unpad.recipe import RECIPES, recipe_names
+
+    if context.invoked_subcommand is None:
+        for name in recipe_names():
+            first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+            print(f"{name:<16}{first.removeprefix('# ')}")
+
+
+@recipes_app.command(epilog="Example: unpad recipes copy zh_chat my.yaml")
+def copy(name: str, file: Path) -> None:
+    """Write an editable copy of a packaged recipe."""
+    from unpad.errors import RecipeError
+    from unpad.recipe import find_recipe
+    from unpad.storage import write_atomic
+
+    if file.exists():
+        raise RecipeError("the file exists already", where=str(file), fix="choose another name, or remove it")
+    write_atomic(file, find_recipe(name).read_bytes())
+    print(f"{file} written; run it with: unpad train {file}")
+
+
+@recipes_app.command(epilog="Example: unpad recipes schema > recipe.schema.json")
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors that complete and check YAML."""
+    from unpad.models import recipe_schema
+
+    _print_json(recipe_schema())
+
+
+@app.command()
+def runs() -> None:
+    """List what has run, newest first."""
+    from unpad.run import describe_runs
+
+    for line in describe_runs():
+        print(line)
+
+
+@app.command(epilog="Example: unpad report zh_chat-1")
+def report(run: RunArgument) -> None:
+    """Write one run's page of plots and print where it is."""
+    from unpad.report import write_report
+    from unpad.run import find_run
+
+    print(write_report(find_run(run)))
+
+
+@app.command(epilog="Example: unpad bench zh_chat")
+def bench(recipe: RecipeArgument = "zh_chat", overrides: Overrides = None, as_json: Json = False) -> None:
+    """Measure speed, padding and memory of every way to batch, on this machine and your data."""
+    from unpad.bench import bench
+
+    table = bench(recipe, overrides or [])
+    if as_json:
+        _print_json(table.to_json())
+    else:
+        for line in table.lines():
+            console.print(line, markup=False)
+
+
+def main() -> None:
+    """Run a verb; errors a user can cause are three lines and an exit code, not a traceback."""
+    try:
+        app(standalone_mode=True)
+    except UnpadError as error:
+        if os.environ.get("UNPAD_DEBUG"):
+            traceback.print_exc()
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone; closing quietly is what pipes expect.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,571 @@
+"""Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
+
+A prompt gives the same tokens alone and among others: nothing is padded, each sequence draws from its own generator,
+and one that ends leaves the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unpad import recipe
+from unpad.batch import RaggedBatch, make_batch
+from unpad.errors import NonFiniteError, RecipeError
+from unpad.layout import Layout
+from unpad.models.decoder import Decoder
+from unpad.nn.attention import ragged_attention
+from unpad.step import Precision, autocast
+from unpad.tokens.tokenizer import DecodeStream, Tokenizer
+
+Finished = Literal["eos", "length", "context"]
+GREEDY_BELOW = 1e-4  # a temperature this low only overflows
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What followed a prompt: ids without EOS, their text, and why it ended.
+
+    finished: "eos", the model ended it; "length", max_new_tokens; "context", no position of the model was left.
+    """
+
+    ids: list[int]
+    text: str
+    finished: Finished
+
+
+def complete(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    settings: recipe.Generate,
+    precision: Precision = "fp32",
+) -> list[Completion]:
+    """Continue every prompt. Raises as `generate` does."""
+    eos_id, banned = tokenizer.eos_id, control_ids(tokenizer)
+    all_ids = generate(model, prompts, settings, eos_id=eos_id, banned=banned, precision=precision)
+    limits = token_limits(model, prompts, settings)
+    return [
+        Completion(ids, tokenizer.decode(ids), _why_finished(len(ids), limit, settings))
+        for ids, limit in zip(all_ids, limits.tolist(), strict=True)
+    ]
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    settings: recipe.Generate,
+    *,
+    eos_id: int,
+    banned: Sequence[int] = (),
+    precision: Precision = "fp32",
+    indices: Sequence[int] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+) -> list[list[int]]:
+    """Continue every prompt until EOS, max_new_tokens or the end of the model's context.
+
+    Args:
+        prompts: token ids, none empty.
+        eos_id: the token that ends a sequence; it is not part of the result.
+        banned: ids that are never proposed.
+        indices: seed each prompt's draws together with settings.seed; by default its position in `prompts`.
+        on_token: called with (position in `prompts`, id) as tokens appear; with beams, once the best is known.
+
+    Raises:
+        RecipeError: a prompt is empty, longer than the model's context or not of its vocabulary; beams with a
+            temperature; a model that is not causal.
+        NonFiniteError: the model's scores are NaN or infinite.
+    """
+    steps = _steps(model, prompts, settings, eos_id, banned, indices)
+    all_rows, all_tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with _running(model, precision):
+        for rows, tokens in steps:
+            all_rows.append(rows)
+            all_tokens.append(tokens)
+            if on_token is not None:
+                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                    on_token(row, token)
+    flat_rows, flat_tokens = np.concatenate(all_rows), np.concatenate(all_tokens)
+    order = np.argsort(flat_rows, kind="stable")
+    cuts = np.cumsum(np.bincount(flat_rows, minlength=len(prompts)))[:-1]
+    return [part.tolist() for part in np.split(flat_tokens[order], cuts)] if len(prompts) else []
+
+
+def stream(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    settings: recipe.Generate,
+    precision: Precision = "fp32",
+    index: int = 0,
+) -> Iterator[str]:
+    """Yield the text that follows one prompt as it appears; a character is never cut. Raises as `generate` does.
+
+    Args:
+        index: seeds the draws together with settings.seed.
+    """
+    steps = _steps(model, [prompt_ids], settings, tokenizer.eos_id, control_ids(tokenizer), [index])
+    decoder = DecodeStream(tokenizer)
+    while True:
+        with _running(model, precision):  # entered per step: between two the caller computes in its own modes
+            step = next(steps, None)
+        if step is None:
+            break
+        for token in step[1].tolist():
+            if text := decoder.push(token):
+                yield text
+    if text := decoder.flush():
+        yield text
+
+
+def control_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids that stand before or around a text and never in it."""
+    return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
+
+
+def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate) -> np.ndarray:
+    """Most tokens each prompt may be continued by, (num_prompts,) int64: every position predicts one token."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+    return np.minimum(settings.max_new_tokens, model.config.longest - lengths + 1)
+
+
+def _why_finished(num_ids: int, limit: int, settings: recipe.Generate) -> Finished:
+    if num_ids < limit:
+        return "eos"
+    return "length" if limit == settings.max_new_tokens else "context"
+
+
+@contextmanager
+def _running(model: Decoder, precision: Precision) -> Iterator[None]:
+    """Without gradients and dropout, products in `precision`; the model's mode is restored."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), autocast(precision, _device(model)):
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _device(model: Decoder) -> torch.device:
+    return model.embed.weight.device
+
+
+# --------------------------------------------------------------------------- cache
+
+
+class KeyValueCache:
+    """Keys and values of the tokens read so far: per layer two buffers (num_rows, kv_heads, capacity, head_dim).
+
+    Row i belongs to the i-th live sequence and holds `lengths[i]` tokens. Buffers double when they are full.
+
+    Args:
+        layout: the prompts, which the first pass reads with `ragged_attention`.
+        most: tokens no row will ever exceed.
+    """
+
+    def __init__(self, layout: Layout, most: int) -> None:
+        self.lengths = layout.lengths()  # (num_rows,) int64
+        self._longest, self._most = layout.max_seqlen, most
+        self._prompts: Layout | None = layout
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._mask: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.lengths.numel()
+
+    def attend(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the new keys and values of a layer and attend to all of their row: as `ragged_attention`."""
+        if self._prompts is not None:
+            self._layers.append((self._spread(k, self._prompts), self._spread(v, self._prompts)))
+            return ragged_attention(q, k, v, self._prompts, causal=True)
+        rows = torch.arange(self.num_rows, device=q.device)
+        keys, values = self._layers[index]
+        keys[rows, :, self.lengths] = k
+        values[rows, :, self.lengths] = v
+        # The query heads that share a key head are its queries: the cache is read as it lies.
+        grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
+        seen = self._longest + 1
+        out = F.scaled_dot_product_attention(grouped, keys[:, :, :seen], values[:, :, :seen], attn_mask=self._mask)
+        return out.flatten(1, 2)  # (num_rows, heads, head_dim)
+
+    def begin_step(self) -> None:
+        """Make room for one more token per row."""
+        self._prompts = None
+        capacity = self._layers[0][0].shape[2] if self._layers else 0
+        if self._layers and self._longest + 1 > capacity:
+            assert capacity < self._most, "a sequence exceeds the length that was announced"
+            more = min(2 * capacity, self._most) - capacity
+            self._layers = [(F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for k, v in self._layers]
+        column = torch.arange(self._longest + 1, device=self.lengths.device)
+        # (num_rows, 1, 1, longest + 1), True = real
+        self._mask = (column[None] <= self.lengths[:, None])[:, None, None]
+
+    def end_step(self) -> None:
+        self.lengths = self.lengths + 1
+        self._longest += 1
+
+    def keep(self, live: np.ndarray) -> np.ndarray:
+        """Drop the rows where `live` (num_rows,) is False; return which old row each row is now.
+
+        Rows from the end move into the gaps, so one ending costs the copy of one row at most.
+        """
+        num_live = int(live.sum())
+        order = np.arange(num_live)
+        gaps, moved = np.flatnonzero(~live[:num_live]), num_live + np.flatnonzero(live[num_live:])
+        order[gaps] = moved
+        to, source = (torch.from_numpy(rows).to(self.lengths.device) for rows in (gaps, moved))
+        for buffer in (buffer for layer in self._layers for buffer in layer):
+            buffer[to, :, : self._longest] = buffer[source, :, : self._longest]
+        self._layers = [(keys[:num_live], values[:num_live]) for keys, values in self._layers]
+        self._take(torch.from_numpy(order))
+        return order
+
+    def reorder(self, rows: Tensor) -> None:
+        """Make row i a copy of the old row rows[i]; rows may repeat and may be left out."""
+        rows = rows.to(self.lengths.device)
+
+        def copy(buffer: Tensor) -> Tensor:
+            new = buffer.new_zeros(rows.numel(), *buffer.shape[1:])
+            new[:, :, : self._longest] = buffer[rows, :, : self._longest]
+            return new
+
+        self._layers = [(copy(keys), copy(values)) for keys, values in self._layers]
+        self._take(rows)
+
+    def _take(self, rows: Tensor) -> None:
+        self.lengths = self.lengths[rows.to(self.lengths.device)]
+        self._longest = int(self.lengths.max()) if self.num_rows else 0
+
+    def _spread(self, x: Tensor, layout: Layout) -> Tensor:
+        """(total_tokens, kv_heads, head_dim) of the prompts -> a new buffer."""
+        capacity = min(2 * self._longest, self._most)
+        buffer = x.new_zeros(layout.num_seqs, x.shape[1], capacity, x.shape[2])  # zeros: masked cells must be finite
+        row = torch.repeat_interleave(torch.arange(layout.num_seqs, device=x.device), self.lengths)
+        first = torch.repeat_interleave(layout.cu_seqlens[:-1].long(), self.lengths)
+        buffer[row, :, torch.arange(x.shape[0], device=x.device) - first] = x
+        return buffer
+
+
+def prefill(model: Decoder, prompts: Sequence[Sequence[int]], most: int) -> tuple[KeyValueCache, Tensor]:
+    """Read all prompts in one flat run.
+
+    Args:
+        most: tokens that no sequence will exceed, prompt included.
+
+    Returns:
+        The cache, and the hidden state of every prompt's last token, (num_prompts, width).
+    """
+    ids = np.array([token for prompt in prompts for token in prompt], np.int64)
+    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+    batch = make_batch(ids, np.zeros_like(ids), np.zeros(ids.size, np.bool_), lengths).to(_device(model))
+    assert isinstance(batch.layout, Layout)
+    cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
+    hidden = model(batch, cache)
+    return cache, hidden[batch.layout.cu_seqlens[1:].long() - 1]
+
+
+def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
+    """Read one more token per row, (num_rows,) int64; return its hidden state, (num_rows, width)."""
+    device = cache.lengths.device
+    tokens = tokens.to(device)
+    bounds = torch.arange(cache.num_rows + 1, dtype=torch.int32, device=device)
+    batch = RaggedBatch(
+        layout=Layout(bounds, 1, ()),  # no groups: the cache attends
+        position_ids=cache.lengths,
+        input_ids=tokens,
+        labels=tokens,
+        loss_mask=torch.zeros_like(tokens, dtype=torch.bool),
+        target_index=tokens[:0],
+    )
+    cache.begin_step()
+    hidden: Tensor = model(batch, cache)
+    cache.end_step()
+    return hidden
+
+
+# --------------------------------------------------------------------------- one token per step
+
+
+def _steps(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    settings: recipe.Generate,
+    eos_id: int,
+    banned: Sequence[int],
+    indices: Sequence[int] | None,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (positions in `prompts`, their next tokens) of each step, EOS left out. Checks its input at once."""
+    _check(model, prompts, settings)
+    if not len(prompts):
+        return iter(())
+    if settings.beams > 1:
+        return _beam_steps(model, prompts, settings, eos_id, banned)
+    indices = range(len(prompts)) if indices is None else indices
+    assert len(indices) == len(prompts), "one index per prompt"
+    return _sample_steps(model, prompts, settings, eos_id, banned, indices)
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate) -> None:
+    longest = model.config.longest
+    if not model.config.causal:
+        raise RecipeError(
+            "a model with causal: false cannot continue a text", where="model.causal", fix="set it to true"
+        )
+    if settings.beams > 1 and settings.temperature > GREEDY_BELOW:
+        raise RecipeError(
+            f"beams={settings.beams} search for the best text, temperature={settings.temperature} draws one",
+            where="generate",
+            fix="set generate.temperature=0 or generate.beams=1",
+        )
+    for position, prompt in enumerate(prompts):
+        where = f"prompt {position}"
+        if not len(prompt):
+            raise RecipeError("the prompt has no tokens", where=where, fix="begin it with BOS at least")
+        if len(prompt) > longest:
+            raise RecipeError(
+                f"the prompt has {len(prompt)} tokens, the model's context is {longest}",
+                where=where,
+                fix="shorten it, or extend rotary positions with model.context_method and model.context_factor",
+            )
+        if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
+            raise RecipeError(
+                f"the prompt has ids {min(prompt)} to {max(prompt)}, the model knows 0 to {model.vocab_size - 1}",
+                where=where,
+                fix="encode it with the tokenizer of the model's run",
+            )
+
+
+def _sample_steps(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    settings: recipe.Generate,
+    eos_id: int,
+    banned: Sequence[int],
+    indices: Sequence[int],
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    rows = np.arange(len(prompts))  # the prompt that each row of the cache continues
+    limits = token_limits(model, prompts, settings)
+    generators = [np.random.default_rng([settings.seed, index]) for index in indices]
+    scores = _Scores(model, prompts, settings, banned)
+    cache, hidden = prefill(model, prompts, _most_tokens(prompts, limits))
+    for step in count(1):
+        logits = scores.of(hidden)
+        if settings.temperature <= GREEDY_BELOW:
+            tokens = logits.argmax(-1).cpu()
+        else:
+            uniform = torch.tensor([generators[row].random() for row in rows.tolist()], dtype=torch.float64)
+            tokens = sample(logits.cpu().double(), settings, uniform)
+        going = tokens.numpy() != eos_id
+        yield rows[going], tokens.numpy()[going]
+        live = going & (limits[rows] > step)
+        if not live.any():
+            return
+        if not live.all():
+            order = cache.keep(live)
+            rows, tokens = rows[order], tokens[torch.from_numpy(order)]
+            scores.reorder(torch.from_numpy(order))
+        scores.add(tokens)
+        hidden = advance(model, cache, tokens)
+
+
+def _most_tokens(prompts: Sequence[Sequence[int]], limits: np.ndarray) -> int:
+    """Tokens of the longest sequence that may have to be read; the last token of each is not."""
+    return int(max(len(prompt) + limit - 1 for prompt, limit in zip(prompts, limits.tolist(), strict=True)))
+
+
+class _Scores:
+    """Logits with banned ids out and the repetition penalty in.
+
+    The penalty divides positive and multiplies negative logits of tokens that the prompt or the continuation holds
+    (Keskar et al. 2019, arXiv 1909.05858, section 4.1).
+    """
+
+    def __init__(
+        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate, banned: Sequence[int]
+    ) -> None:
+        self._model, self._penalty = model, settings.repetition_penalty
+        self._banned = torch.tensor(sorted(set(banned)), dtype=torch.int64, device=_device(model))
+        self._used: Tensor | None = None  # (num_rows, vocab_size) bool
+        if self._penalty != 1:
+            self._used = torch.zeros(len(prompts), model.vocab_size, dtype=torch.bool, device=_device(model))
+            for row, prompt in enumerate(prompts):
+                self._used[row, torch.tensor(prompt, device=_device(model))] = True
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, (num_rows, vocab_size), fp32 or wider.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite.
+        """
+        logits = self._model.logits(hidden)
+        if not bool(logits.sum().isfinite()):
+            raise NonFiniteError(
+                "the model's scores are not finite", fix="use an earlier checkpoint, or precision fp32"
+            )
+        if self._used is not None:
+            penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
+            logits = torch.where(self._used, penalised, logits)
+        return logits.index_fill_(-1, self._banned, -math.inf)
+
+    def add(self, tokens: Tensor) -> None:
+        """Take in the token each row continues with, (num_rows,)."""
+        if self._used is not None:
+            self._used.scatter_(1, tokens.to(self._used.device)[:, None], True)
+
+    def reorder(self, rows: Tensor) -> None:
+        if self._used is not None:
+            self._used = self._used[rows.to(self._used.device)]
+
+
+def sample(logits: Tensor, settings: recipe.Generate, uniform: Tensor) -> Tensor:
+    """Draw a token per row from softmax(logits / temperature), cut to the top_k likeliest and then to top_p.
+
+    top_p keeps the smallest set of likeliest tokens whose share of what top_k left reaches it
+    (Holtzman et al. 2019, arXiv 1904.09751).
+
+    Args:
+        logits: (num_rows, vocab_size) fp64.
+        uniform: (num_rows,) fp64 in [0, 1), where in the cumulative distribution to draw.
+
+    Returns:
+        (num_rows,) int64.
+    """
+    candidates: Tensor | None = None
+    if settings.top_k or settings.top_p < 1:
+        width = logits.shape[-1]
+        logits, candidates = logits.topk(min(settings.top_k or width, width), -1)  # descending
+    probabilities = (logits / settings.temperature).softmax(-1)
+    if settings.top_p < 1:
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= settings.top_p, 0)
+    cumulative = probabilities.cumsum(-1)
+    # right: a token of probability 0 has the cumulative value of the one before it and is never the first above.
+    chosen = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)
+    return (chosen if candidates is None else candidates.gather(-1, chosen))[:, 0]
+
+
+# --------------------------------------------------------------------------- beam search
+
+
+@dataclass(frozen=True)
+class _Beams:
+    """Unfinished texts of each live prompt and the best finished one.
+
+    Args:
+        prompts: (num_live,) position of each in the caller's list.
+        limits: (num_live,) most new tokens.
+        sums: (num_live, beams) fp64, log probability of each text; -inf where there is none.
+        texts: (num_live, beams, num_steps) int64.
+        best: (num_live,) fp64, highest log probability per token of a finished text, EOS counted.
+        best_texts: (num_live, num_steps) int64, of which the first best_lengths (num_live,) count, EOS not counted.
+    """
+
+    prompts: Tensor
+    limits: Tensor
+    sums: Tensor
+    texts: Tensor
+    best: Tensor
+    best_texts: Tensor
+    best_lengths: Tensor
+
+    def select(self, live: Tensor) -> _Beams:
+        return _Beams(**{name: value[live] for name, value in vars(self).items()})
+
+
+def _beam_steps(
+    model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate, eos_id: int, banned: Sequence[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Search for the text of highest log probability per token; yield each prompt's once it is known.
+
+    A prompt ends when no continuation can beat its best finished text: log probabilities are never positive, so
+    a text's score never rises above its sum over the longest length allowed.
+    """
+    num, width = len(prompts), settings.beams
+    limits = token_limits(model, prompts, settings)
+    scores = _Scores(model, prompts, settings, banned)
+    cache, hidden = prefill(model, prompts, _most_tokens(prompts, limits))
+    beams = _Beams(
+        prompts=torch.arange(num),
+        limits=torch.from_numpy(limits),
+        sums=torch.tensor([0.0] + [-math.inf] * (width - 1), dtype=torch.float64).repeat(num, 1),
+        texts=torch.zeros(num, width, 0, dtype=torch.int64),
+        best=torch.full((num,), -math.inf, dtype=torch.float64),
+        best_texts=torch.zeros(num, 0, dtype=torch.int64),
+        best_lengths=torch.zeros(num, dtype=torch.int64),
+    )
+    copies = torch.arange(num).repeat_interleave(width)
+    cache.reorder(copies)
+    scores.reorder(copies)
+    hidden = hidden[copies.to(hidden.device)]
+    for step in count(1):
+        log_probs = scores.of(hidden).double().log_softmax(-1).cpu().unflatten(0, (-1, width))
+        beams, parents = _extend(beams, log_probs, step, eos_id)
+        done = (beams.best >= beams.sums[:, 0] / beams.limits) | (beams.limits == step)
+        for row in done.nonzero()[:, 0].tolist():
+            text = beams.best_texts[row, : beams.best_lengths[row]].numpy()
+            yield np.full(text.size, int(beams.prompts[row])), text
+        if bool(done.all()):
+            return
+        kept = (parents + width * torch.arange(len(parents))[:, None])[~done].flatten()
+        beams = beams.select(~done)
+        cache.reorder(kept)
+        scores.reorder(kept)
+        tokens = beams.texts[:, :, -1].flatten()
+        scores.add(tokens)
+        hidden = advance(model, cache, tokens)
+
+
+def _extend(beams: _Beams, log_probs: Tensor, step: int, eos_id: int) -> tuple[_Beams, Tensor]:
+    """Extend every text by its likeliest tokens.
+
+    Args:
+        log_probs: (num_live, beams, vocab_size) fp64.
+
+    Returns:
+        The beams, likeliest first, and the beam that each one continues, (num_live, beams).
+    """
+    width, vocab = log_probs.shape[1:]
+    totals = (beams.sums[:, :, None] + log_probs).flatten(1)
+    # Every beam has one EOS, so twice as many candidates hold enough that go on.
+    sums, flat = totals.topk(min(2 * width, totals.shape[1]), -1)  # (num_live, candidates), descending
+    parents, tokens = flat // vocab, flat % vocab
+    texts = torch.cat([_rows(beams.texts, parents), tokens[:, :, None]], -1)
+    ends = tokens == eos_id
+
+    ending, which = torch.where(ends, sums, -math.inf).max(-1)
+    beams = _with_best(beams, ending / step, texts, which, torch.full_like(beams.best_lengths, step - 1))
+    going = torch.where(ends, -math.inf, sums)
+    going, chosen = going.topk(width, -1)
+    # A text cut off at the limit stands beside the finished ones.
+    cut = torch.where(beams.limits == step, going[:, 0] / step, -math.inf)
+    beams = _with_best(beams, cut, texts, chosen[:, 0], torch.full_like(beams.best_lengths, step))
+    return replace(beams, sums=going, texts=_rows(texts, chosen)), parents.gather(1, chosen)
+
+
+def _with_best(beams: _Beams, score: Tensor, texts: Tensor, which: Tensor, lengths: Tensor) -> _Beams:
+    """Put in texts[:, which] (num_live, num_steps) where `score` (num_live,) beats the best so far."""
+    better = score > beams.best
+    candidates = _rows(texts, which[:, None])[:, 0]
+    before = F.pad(beams.best_texts, (0, candidates.shape[1] - beams.best_texts.shape[1]))
+    return replace(
+        beams,
+        best=torch.where(better, score, beams.best),
+        best_texts=torch.where(better[:, None], candidates, before),
+        best_lengths=torch.where(better, lengths, beams.best_lengths),
+    )
+
+
+def _rows(texts: Tensor, which: Tensor) -> Tensor:
+    """texts (num, n, steps), which (num, m) -> (num, m, steps)."""
+    return texts.gather(1, which[:, :, None].expand(-1, -1, texts.shape[2]))

@@ -1,0 +1,377 @@
+"""The equivalence certificate: batching changed nothing.
+
+Part one runs in fp64 on the path that shares everything but the kernel's precision: every way to batch a few sequences
+must equal the same sequences one at a time, in outputs, loss terms and all gradients. Part two runs in the run's own
+precision and kernels: against fp64 within stated bounds, and isolation exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batch import RaggedBatch, from_padded, from_sequences
+from unpad.layout import Layout, PaddedLayout
+from unpad.nn.attention import kernel_names
+from unpad.step import accumulate, autocast
+
+EXACT = 1e-10
+# Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
+# and a deep network's gradient adds up a few.
+BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
+WEIGHTS = {"cross_entropy": 1.0}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One claim of the certificate. `passed` is None for a kernel that nothing exercised: NOT PROVEN."""
+
+    name: str
+    kernel: str
+    measured: float | None
+    bound: float | None
+    passed: bool | None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    lines: tuple[Line, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(line.passed is not False for line in self.lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": self.passed, "lines": [asdict(line) for line in self.lines]}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A sequence on its own, as the data has it: n + 1 tokens, and which of them count in the loss."""
+
+    tokens: list[int]
+    counts: list[bool]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to batch all sequences once: its micro-batches, and which sequence each of their rows is (-1: filler)."""
+
+    name: str
+    micros: Sequence[RaggedBatch]
+    rows: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    outputs: list[Tensor]
+    terms: dict[str, float]
+    counts: dict[str, int]
+    gradients: dict[str, Tensor]
+
+
+def prove(
+    model: nn.Module, batch: RaggedBatch, *, precision: str = "fp32", device: torch.device | None = None
+) -> Certificate:
+    """Prove a model on a batch of token sequences, ready for any training loop.
+
+    Args:
+        model: has `losses(batch)` and `forward(batch) -> (total_tokens, dim)`, such as `models/decoder.py`.
+        batch: a flat run of token sequences.
+        precision: what training will run in.
+    """
+    batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
+    sequences = _sequences_of(batch)
+    whole = list(range(len(sequences)))
+    return certify(model, sequences, [Variant("packed", [batch], [whole])], precision=precision, device=device)
+
+
+def certify(
+    model: nn.Module,
+    sequences: list[Alone],
+    variants: list[Variant],
+    *,
+    precision: str = "fp32",
+    device: torch.device | None = None,
+    expected_kernels: set[str] | None = None,
+) -> Certificate:
+    """Prove that every variant equals `sequences` taken one at a time; the first variant must be ragged.
+
+    Args:
+        sequences: the truth, straight from the data and not from any batch.
+        variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
+        expected_kernels: attention kernels the run will use; one that no line ran is NOT PROVEN.
+    """
+    device = device or torch.device("cpu")
+    exact = copy.deepcopy(model).double().to(device).eval()
+    exact.label_smoothing = getattr(model, "label_smoothing", 0.0)
+    alone = [from_sequences([s.tokens], [s.counts]).to(device) for s in sequences]
+    truth = _one_at_a_time(exact, alone)
+    base = variants[0].micros[0].to(device)
+    causal = bool(getattr(getattr(model, "config", None), "causal", True))
+    lines = [
+        _labels_line(sequences, variants),
+        _repeat_line(exact, base),
+        *(_equal_line(exact, truth, variant, device) for variant in [*variants, *_more_variants(sequences, base)]),
+        _cross_gradient_line(exact, base),
+        _pad_contents_line(exact, base),
+    ]
+    if causal:
+        lines.append(_causal_line(exact, base))
+    own, exercised = _own_precision_lines(model, truth, variants[0], precision, device)
+    missing = sorted((expected_kernels or set()) - exercised)
+    not_proven = [
+        Line("attention of this run's longer or shorter sequences", name, None, None, None) for name in missing
+    ]
+    return Certificate((*lines, *own, *not_proven))
+
+
+# --------------------------------------------------------------------------- the truth, and measurements against it
+
+
+def _sequences_of(batch: RaggedBatch) -> list[Alone]:
+    assert isinstance(batch.layout, Layout) and batch.input_ids is not None, "prove takes a flat run of token sequences"
+    bounds = batch.layout.cu_seqlens.tolist()
+    ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
+    return [
+        Alone([*ids[a:b], labels[b - 1]], [False, *counts[a:b]])
+        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        if b > a
+    ]
+
+
+def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch]) -> Measurement:
+    """Each sequence as a batch of its own; the gradient of the sum of their losses over the number of all targets."""
+    model.zero_grad()
+    total = sum(batch.num_targets for batch in alone)
+    outputs: list[Tensor] = []
+    sums: dict[str, float] = {}
+    for batch in alone:
+        with torch.no_grad():
+            outputs.append(model(batch))
+        if batch.num_targets:
+            terms = model.losses(batch)  # type: ignore[operator]
+            (terms["cross_entropy"][0] / total).backward()
+            sums = {name: sums.get(name, 0.0) + float(value[0].detach()) for name, value in terms.items()}
+    means = {name: value / total for name, value in sums.items()}
+    return Measurement(outputs, means, dict.fromkeys(sums, total), _gradients(model))
+
+
+def _measure(model: nn.Module, variant: Variant, num_seqs: int, device: torch.device, precision: str) -> Measurement:
+    """What training computes for this variant, through the same `accumulate` that training uses."""
+    model.zero_grad()
+    micros = [batch.to(device) for batch in variant.micros]
+    sums, counts = accumulate(model, micros, WEIGHTS, precision)  # type: ignore[arg-type]
+    terms = {name: float(value) / counts[name] for name, value in sums.items()}
+    outputs: list[Tensor] = [torch.zeros(0)] * num_seqs
+    with torch.no_grad(), autocast(precision, device):
+        for batch, rows in zip(micros, variant.rows, strict=True):
+            for row, output in zip(rows, _per_sequence(model(batch), batch), strict=True):
+                if row >= 0:
+                    outputs[row] = output
+    return Measurement(outputs, terms, counts, _gradients(model))
+
+
+def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
+    if isinstance(batch.layout, PaddedLayout):
+        mask = batch.layout.attention_mask
+        hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
+    return list(hidden.split(batch.layout.lengths().tolist()))
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _error(got: Tensor, wanted: Tensor) -> float:
+    """Norm of the difference relative to the norm of what is wanted; infinite when shapes differ or values are NaN."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    difference = (got.double() - wanted.double()).norm()
+    relative = (
+        float(difference / wanted.double().norm().clamp_min(1e-30)) if float(difference) > 0 else float(difference)
+    )
+    return relative if relative == relative else float("inf")
+
+
+def _errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
+    """Largest relative errors of outputs, loss terms (counts must be equal) and gradients as one vector."""
+    outputs = max((_error(a, b) for a, b in zip(got.outputs, wanted.outputs, strict=True)), default=0.0)
+    if got.counts != wanted.counts:
+        return outputs, float("inf"), float("inf")
+    terms = max((abs(got.terms[n] - v) / max(abs(v), 1e-30) for n, v in wanted.terms.items()), default=0.0)
+    if got.gradients.keys() != wanted.gradients.keys():
+        return outputs, terms, float("inf")
+    flat = [torch.cat([g.double().flatten() for g in m.gradients.values()] or [torch.zeros(0)]) for m in (got, wanted)]
+    return outputs, terms if terms == terms else float("inf"), _error(*flat)
+
+
+# --------------------------------------------------------------------------- part one: fp64
+
+
+def _more_variants(sequences: list[Alone], base: RaggedBatch) -> list[Variant]:
+    """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
+    whole = list(range(len(sequences)))
+    packed = from_sequences([s.tokens for s in sequences], [s.counts for s in sequences]).to(base.position_ids.device)
+    longest = packed.layout.max_seqlen if isinstance(packed.layout, Layout) else 0
+    shuffled = whole[1::2] + whole[::2]
+    third = max(len(whole) // 3, 1)
+    parts = [shuffled[:third], [], shuffled[third:]]
+    return [
+        Variant("padded right", [packed.pad("right")], [whole]),
+        Variant("padded left", [packed.pad("left")], [whole]),
+        Variant("padded further", [packed.pad("right", pad_to=longest + 7)], [whole]),
+        Variant("split into micro-batches, one empty", [packed.select(part) for part in parts], parts),
+    ]
+
+
+def _equal_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> Line:
+    got = _measure(model, variant, len(truth.outputs), device, "fp32")
+    error = max(_errors(got, truth))
+    return Line(f"{variant.name} = alone", _kernels(variant, torch.float64, device), error, EXACT, error <= EXACT)
+
+
+def _kernels(variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+    names: set[str] = set()
+    for batch in variant.micros:
+        names |= kernel_names(dtype, device, batch.layout)
+    return ", ".join(sorted(names))
+
+
+def _labels_line(sequences: list[Alone], variants: list[Variant]) -> Line:
+    """Count labels that differ from the next token of their own sequence, or count where the data says they do not."""
+    wrong = 0
+    for variant in variants:
+        for batch, rows in zip(variant.micros, variant.rows, strict=True):
+            labels, masks = _per_sequence(batch.labels, batch), _per_sequence(batch.loss_mask, batch)
+            positions = _per_sequence(batch.position_ids, batch)
+            for row, label, mask, position in zip(rows, labels, masks, positions, strict=True):
+                wrong += _wrong_labels(sequences[row] if row >= 0 else None, label, mask, position)
+            real = sum(int(mask.sum()) for mask in masks)
+            wrong += batch.num_targets - real  # a label in the padding
+    wrong += _crossing(variants[0].micros[0])
+    return Line("labels stay within their sequence", "", float(wrong), 0.0, wrong == 0)
+
+
+def _wrong_labels(truth: Alone | None, labels: Tensor, mask: Tensor, positions: Tensor) -> int:
+    if truth is None:
+        return int(mask.sum())
+    if labels.numel() != len(truth.tokens) - 1:
+        return 1
+    wanted = torch.tensor(truth.tokens[1:], device=labels.device)
+    counts = torch.tensor(truth.counts[1:], device=labels.device)
+    misplaced = int((positions != torch.arange(len(positions), device=positions.device)).sum())
+    return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + misplaced
+
+
+def _crossing(batch: RaggedBatch) -> int:
+    """Labels at the ends of sequences, when all of them are the first token of the sequence that follows."""
+    if not isinstance(batch.layout, Layout) or batch.input_ids is None:
+        return 0
+    starts = [
+        b for b in batch.layout.cu_seqlens.tolist()[1:-1] if 0 < b < batch.total_tokens and batch.loss_mask[b - 1]
+    ]
+    crossing = [int(batch.labels[b - 1]) == int(batch.input_ids[b]) for b in starts]
+    return len(crossing) if len(crossing) > 1 and all(crossing) else 0
+
+
+@torch.no_grad()
+def _repeat_line(model: nn.Module, batch: RaggedBatch) -> Line:
+    difference = float((model(batch) - model(batch)).abs().max()) if batch.total_tokens else 0.0
+    return Line("the same batch twice is bit-equal (no dropout left on)", "", difference, 0.0, difference == 0)
+
+
+def _cross_gradient_line(model: nn.Module, batch: RaggedBatch) -> Line:
+    """Gradient of one sequence's output with respect to the inputs of all others: exactly zero."""
+    worst = 0.0
+    embeds = _embeds(model, batch)
+    bounds = batch.layout.cu_seqlens.tolist() if isinstance(batch.layout, Layout) else []
+    for a, b in list(zip(bounds[:-1], bounds[1:], strict=True))[:4]:
+        leaf = embeds.detach().requires_grad_()
+        hidden = model(replace(batch, input_ids=None, inputs_embeds=leaf))
+        (gradient,) = torch.autograd.grad(hidden[a:b].square().sum(), leaf)
+        outside = torch.cat([gradient[:a], gradient[b:]])
+        worst = max(worst, float(outside.abs().max()) if outside.numel() else 0.0)
+    return Line("no gradient crosses between sequences", "", worst, 0.0, worst == 0)
+
+
+def _embeds(model: nn.Module, batch: RaggedBatch) -> Tensor:
+    with torch.no_grad():
+        return model.embed(batch.input_ids)  # type: ignore[operator, no-any-return]
+
+
+@torch.no_grad()
+def _pad_contents_line(model: nn.Module, batch: RaggedBatch) -> Line:
+    one, other = batch.pad("right", pad_id=0), batch.pad("right", pad_id=1)
+    assert isinstance(one.layout, PaddedLayout)
+    mask = one.layout.attention_mask.flatten()
+    difference = float((model(one) - model(other))[mask].abs().max()) if mask.any() else 0.0
+    return Line("what padding holds is invisible", "padded sdpa", difference, 0.0, difference == 0)
+
+
+@torch.no_grad()
+def _causal_line(model: nn.Module, batch: RaggedBatch) -> Line:
+    """Change the last token of every sequence: nothing before it may change."""
+    changed, ends = _change_tokens(batch, lambda a, b: b - 1)
+    before, after = model(batch), model(changed)
+    keep = torch.ones(batch.total_tokens, dtype=torch.bool)
+    keep[ends] = False
+    difference = float((before - after)[keep].abs().max()) if keep.any() else 0.0
+    return Line("a token never changes an earlier output", "", difference, 0.0, difference == 0)
+
+
+def _change_tokens(
+    batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
+) -> tuple[RaggedBatch, list[int]]:
+    """Replace one token of every sequence, or of sequence `only`; return the batch and the places."""
+    assert batch.input_ids is not None and isinstance(batch.layout, Layout)
+    bounds = batch.layout.cu_seqlens.tolist()
+    spans = [(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if b > a]
+    places = [where(a, b) for index, (a, b) in enumerate(spans) if only in (None, index)]
+    ids = batch.input_ids.clone()
+    # Token 0 or 1, whichever it is not: ids that every vocabulary has.
+    ids[places] = (ids[places] == 0).to(ids.dtype)
+    return replace(batch, input_ids=ids), places
+
+
+# --------------------------------------------------------------------------- part two: the run's own precision
+
+
+def _own_precision_lines(
+    model: nn.Module, truth: Measurement, variant: Variant, precision: str, device: torch.device
+) -> tuple[list[Line], set[str]]:
+    own = copy.deepcopy(model).float().to(device).eval()
+    own.label_smoothing = getattr(model, "label_smoothing", 0.0)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    kernels = _kernels(variant, dtype, device)
+    got = _measure(own, variant, len(truth.outputs), device, precision)
+    names = ("outputs", "loss terms", "gradients")
+    errors = zip(names, _errors(got, truth), BOUNDS[precision], strict=True)
+    lines = [Line(f"{precision} {name} against fp64", kernels, e, bound, e <= bound) for name, e, bound in errors]
+    lines.append(_isolation_line(own, variant, precision, device, kernels))
+    return lines, set(kernels.split(", ")) if kernels else set()
+
+
+@torch.no_grad()
+def _isolation_line(model: nn.Module, variant: Variant, precision: str, device: torch.device, kernels: str) -> Line:
+    """Change the first token of one sequence after another: every other sequence's output stays bit-equal."""
+    changed_others, unchanged_self = 0, 0
+    for micro in variant.micros:
+        batch = micro.to(device)
+        with autocast(precision, device):
+            before = _per_sequence(model(batch), batch)
+            for index in range(min(batch.num_seqs, 6)):
+                other, _ = _change_tokens(batch, lambda a, b: a, only=index)
+                after = _per_sequence(model(other), other)
+                same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+                changed_others += sum(not s for i, s in enumerate(same) if i != index)
+                unchanged_self += same[index]
+    passed = changed_others == 0 and unchanged_self == 0
+    return Line(
+        f"{precision} sequences are isolated, bit for bit", kernels, float(changed_others + unchanged_self), 0.0, passed
+    )

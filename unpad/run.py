@@ -1,0 +1,146 @@
+"""A run directory: find it, open it, list what has run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unpad import checkpoint
+from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.generate import generate, stream
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.recipe import Generate, Recipe, load_recipe
+from unpad.sources.example import Turn
+from unpad.tokens.encode import encode_prompt
+from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
+
+RUNS = Path("runs")
+RECIPE, TOKENIZER, COMMAND = "recipe.yaml", "tokenizer.json", "run.json"
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model with everything needed to use it."""
+
+    folder: Path
+    recipe: Recipe
+    model: Decoder
+    tokenizer: Tokenizer
+    step: int
+
+    def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
+        """Continue plain texts, or answer questions when the run was trained on conversations.
+
+        Args:
+            prompts: one text each; their lengths may differ, and each gets what it would get alone.
+            settings: fields of the recipe's `generate` section, such as temperature=0.8.
+        """
+        chosen = Generate(**{**self.recipe.generate.model_dump(), **settings})
+        ids = [self.prompt_ids(prompt) for prompt in prompts]
+        banned = [self.tokenizer.pad_id, self.tokenizer.bos_id]
+        replies = generate(self.model, ids, chosen, eos_id=self.tokenizer.eos_id, banned=banned)
+        return [self.tokenizer.decode(reply) for reply in replies]
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """Encode one prompt exactly as training encoded its kind."""
+        if self.recipe.data.chat:
+            return encode_prompt([Turn("user", prompt)], self.tokenizer, self.recipe.data.template)
+        return [self.tokenizer.bos_id, *self.tokenizer.encode_batch([prompt])[0]]
+
+    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+        """Yield the continuation of one prompt as it is made, whole characters only."""
+        chosen = Generate(**{**self.recipe.generate.model_dump(), **settings})
+        return stream(self.model, self.tokenizer, self.prompt_ids(prompt), chosen)
+
+
+def find_run(name: str | Path) -> Path:
+    """Find a run by directory or by its name under runs/.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    for folder in (Path(name), RUNS / name):
+        if (folder / RECIPE).is_file():
+            return folder
+    known = [folder.name for folder in list_runs()]
+    fix = nearest(str(name), known) if known else "train one first: unpad train zh_chat"
+    raise RecipeError(f'there is no run "{name}"', where=f"neither {name} nor {RUNS / name} holds a {RECIPE}", fix=fix)
+
+
+def list_runs(root: Path = RUNS) -> list[Path]:
+    """Run directories under `root`, newest first."""
+    folders = [path.parent for path in root.glob(f"*/{RECIPE}")]
+    return sorted(folders, key=lambda folder: (folder / RECIPE).stat().st_mtime, reverse=True)
+
+
+def read_command(folder: Path) -> dict[str, Any]:
+    """The recipe name and overrides that started the run."""
+    try:
+        command: dict[str, Any] = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+        return command
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{COMMAND} cannot be read: {error}", where=str(folder), fix="copy it from a backup") from None
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The run's own tokenizer."""
+    path = folder / TOKENIZER
+    if not path.is_file():
+        raise CheckpointError(f"{TOKENIZER} is missing", where=str(folder), fix="the run ended before it began; train again")
+    return load_tokenizer(path.read_bytes())
+
+
+def newest_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
+    """The best weights by held-out value, or the newest where nothing was held out; also the step they come from."""
+    checkpoints = folder / "checkpoints"
+    if (checkpoints / "best").exists() or (checkpoints / ".old-best").exists():
+        state = checkpoint.load(checkpoints / "best", ["model.*"])
+    else:
+        loaded = checkpoint.load_newest(checkpoints)
+        if loaded is None:
+            raise CheckpointError("the run has no checkpoint yet", where=str(checkpoints), fix="let it train for longer")
+        state = loaded[0]
+    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    return weights, state.step
+
+
+def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
+    """Open a run's best model, ready to use.
+
+    Args:
+        name: run directory, or its name under runs/.
+        overrides: recipe fields to change, such as model.context_method=ntk model.context_factor=4.
+    """
+    folder = find_run(name)
+    recipe = load_recipe(str(folder / RECIPE), list(overrides))
+    tokenizer = open_tokenizer(folder)
+    model = build_model(model_config(recipe.model), tokenizer.vocab_size)
+    weights, step = newest_weights(folder)
+    put_weights(model, weights, str(folder))
+    assert isinstance(model, Decoder)
+    return LoadedRun(folder, recipe, model.eval(), tokenizer, step)
+
+
+def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
+    """Load weights that must fit the model name for name and shape for shape.
+
+    Raises:
+        CheckpointError: names the first parameter that does not fit.
+    """
+    expected = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    found = {name: tuple(p.shape) for name, p in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise CheckpointError(
+                f"parameter {name} is {found.get(name, 'missing')} there and {expected.get(name, 'missing')} in the model",
+                where=where,
+                fix="use the model section and the tokenizer that these weights were trained with",
+            )
+    model.load_state_dict(weights)

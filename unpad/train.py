@@ -1,0 +1,592 @@
+"""The training loop: step, log, evaluate, save, stop. One loop for every recipe."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+import unpad
+from unpad import checkpoint, storage
+from unpad.batch import RaggedBatch
+from unpad.errors import Interrupted, NonFiniteError, RecipeError, ResumeError, Terminated, UnpadError
+from unpad.evaluate.text import document_nll, summarise
+from unpad.loader import load_steps
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.monitor import Monitor, StepRecord, Timers, process_memory
+from unpad.optim import check_schedule, freeze, learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from unpad.plan.mix import draw
+from unpad.plan.plan import Plan, plan
+from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
+from unpad.run import COMMAND, RECIPE, RUNS, TOKENIZER, find_run, newest_weights, open_tokenizer, put_weights, read_command
+from unpad.step import LossScaler, StepResult, choose_precision, non_finite, train_step
+from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
+from unpad.tokens.tokenizer import Tokenizer
+
+WEIGHTS = {"cross_entropy": 1.0}
+KINDS = ("text", "chat")
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Together with weights and optimizer this is all a checkpoint holds: every random number is
+    drawn from (seed, epoch) or (seed, step), so there is no generator state to keep."""
+
+    step: int = 0  # updates of the whole run
+    stage: int = 0
+    stage_step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0  # updates done within the epoch
+    best: float | None = None  # held-out loss, per stage
+    best_step: int = 0
+    checks_without_progress: int = 0
+    num_skipped: int = 0
+    scaler: LossScaler = field(default_factory=LossScaler)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Progress:
+        return cls(**{**values, "scaler": LossScaler(**values["scaler"])})
+
+    def next_stage(self) -> None:
+        self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
+        self.best, self.best_step, self.checks_without_progress = None, 0, 0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same during a run."""
+
+    recipe: Recipe
+    folder: Path
+    stages: list[Stage]
+    tokens: TokenSet
+    tokenizer: Tokenizer
+    report: CorpusReport
+    model: Decoder
+    device: torch.device
+    precision: str
+    environment: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    step: int
+    epochs: int
+    heldout_loss: float | None
+    lines: list[str]
+
+
+class Signals:
+    """Ctrl-C and SIGTERM ask for a stop after the step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.received = number
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+
+        try:
+            before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: the caller owns the signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def raise_if_received(self, folder: Path) -> None:
+        if self.received is None:
+            return
+        kind, name = (Interrupted, "Ctrl-C") if self.received == signal.SIGINT else (Terminated, "SIGTERM")
+        raise kind(f"stopped by {name}; everything up to here is saved", where=str(folder), fix="continue with --resume")
+
+
+# --------------------------------------------------------------------------- before the loop
+
+
+def stages_of(recipe: Recipe) -> list[Stage]:
+    """The recipe's stages, or the one stage of a recipe without."""
+    return recipe.stages or [Stage(name="train")]
+
+
+def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, timers: Timers) -> Setup:
+    """Read and encode the data, build the model. Nothing is written to the run directory yet."""
+    config = model_config(recipe.model)
+    for stage in stages_of(recipe):
+        _check_lengths_given(recipe.for_stage(stage), stage)
+    torch.set_num_threads(1 if recipe.profile == "low_power" else recipe.train.threads or torch.get_num_threads())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    asked = "fp32" if recipe.profile == "low_power" else recipe.precision
+    precision, reason = choose_precision(asked, device)
+    start = find_run(recipe.train.init_from) if recipe.train.init_from else None
+    if start is not None and tokenizer is None:
+        tokenizer = open_tokenizer(start)
+    with timers("tokenise"):
+        tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
+    torch.manual_seed(recipe.train.seed)
+    model = build_model(config, tokenizer.vocab_size)
+    assert isinstance(model, Decoder)
+    if start is not None:
+        put_weights(model, newest_weights(start)[0], str(start))
+    environment = {
+        "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "device": str(device), "precision": precision, "precision_reason": reason,
+        "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
+    }  # fmt: skip
+    return Setup(
+        recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
+    )
+
+
+def _blas() -> str:
+    config = torch.__config__.show()
+    return next((name for name in ("MKL", "OpenBLAS", "Accelerate") if f"BLAS_INFO={name.lower()}" in config), "built in")
+
+
+def _check_lengths_given(recipe: Recipe, stage: Stage) -> None:
+    if recipe.train.max_epochs is None and recipe.train.max_steps is None:
+        raise RecipeError(
+            f"stage {stage.name} has no end", where="train.max_epochs", fix="set train.max_epochs or train.max_steps"
+        )
+
+
+def stage_sequences(setup: Setup, stage: Stage, split: int) -> np.ndarray:
+    """Ids of the sequences a stage trains on (split 0) or holds out (split 1), (n,) int64."""
+    kinds = [KINDS.index(kind) for kind in stage.use]
+    return np.flatnonzero(np.isin(setup.tokens.kind, kinds) & (setup.tokens.split == split))
+
+
+def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
+    """The plan of one epoch: a pure function of the data, the recipe and the epoch."""
+    recipe = setup.recipe.for_stage(stage)
+    ids = stage_sequences(setup, stage, 0)
+    weights = setup.tokens.weights
+    if any(weight != 1 for weight in weights):
+        ids = ids[draw(setup.tokens.source[ids], weights, recipe.train.seed, epoch)]
+    settings = recipe.plan
+    if recipe.profile == "low_power":
+        settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
+    return plan(
+        np.maximum(setup.tokens.lengths - 1, 0),
+        settings,
+        seed=recipe.train.seed,
+        epoch=epoch,
+        max_tokens=setup.model.config.longest,
+        seq_ids=ids,
+        targets=setup.tokens.count_targets,
+    )
+
+
+def describe(setup: Setup) -> list[str]:
+    """What a run prints before it starts: the choices it made and why, the data, and the plan."""
+    environment = setup.environment
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    return [
+        *setup.report.lines(),
+        f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
+        f"vocabulary {setup.tokenizer.vocab_size:,}, context {setup.model.config.longest}",
+        f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
+        f"{environment['device']}, {environment['threads']} threads, {environment['matmul']} and {environment['blas']} kernels",
+    ]
+
+
+# --------------------------------------------------------------------------- the run
+
+
+def train(
+    name: str,
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    console: Console | None = None,
+    verbose: bool = False,
+) -> Result:
+    """Train a recipe into a run directory, or continue one.
+
+    Args:
+        name: packaged recipe or YAML file.
+        folder: the run directory; must not hold a run unless `resume`.
+        overrides: `key=value` changes.
+
+    Raises:
+        UnpadError: with the exit code of what went wrong; the directory then holds everything up to there.
+    """
+    recipe = load_recipe(name, list(overrides))
+    model_config(recipe.model)
+    exists = (folder / RECIPE).is_file()
+    if exists and not resume:
+        raise RecipeError(
+            "the directory holds a run already", where=str(folder), fix="continue it with --resume, or choose another --out"
+        )
+    storage.make_folder(folder)
+    timers = Timers()
+    with storage.RunLock(folder):
+        if exists:
+            name, overrides, recipe = _resumed_recipe(name, list(overrides), folder)
+        tokenizer = open_tokenizer(folder) if exists and (folder / TOKENIZER).is_file() else None
+        setup = prepare_setup(recipe, folder, tokenizer, timers)
+        progress, state = _restore(setup) if exists else (Progress(), None)
+        _write_run_files(setup, name, overrides)
+        monitor = Monitor(
+            folder,
+            log_every=recipe.train.log_every,
+            grad_norm_warning=recipe.train.grad_norm_warning,
+            console=console or Console(),
+            total_steps=recipe.train.max_steps,
+            verbose=verbose,
+        )
+        try:
+            return _run_stages(setup, progress, state, monitor, timers)
+        except UnpadError as error:
+            monitor.event("stopped", message=error.what, exit_code=error.exit_code)
+            raise
+        finally:
+            monitor.close()
+
+
+def _resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[str, list[str], Recipe]:
+    """The recipe of a resumed run: the command that began it with the new overrides added.
+
+    Raises:
+        ResumeError: a field differs that a run cannot change on its way.
+    """
+    saved = load_recipe(str(folder / RECIPE))
+    command = read_command(folder)
+    together = [*command["overrides"], *(o for o in overrides if o not in command["overrides"])]
+    recipe = load_recipe(name, together)
+    changed = differences(saved, recipe)
+    refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
+    if refused:
+        listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
+        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start anew with train.init_from")
+    return name, together, recipe
+
+
+def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None]:
+    """Find the newest sound checkpoint; None when the run stopped before its first."""
+    loaded = checkpoint.load_newest(setup.folder / "checkpoints")
+    if loaded is None:
+        return Progress(), None
+    state, messages = loaded
+    setup.report.events.extend(messages)
+    if state.values["data"] != setup.tokens.fingerprint():
+        raise ResumeError(
+            "the data changed since the run began: " + _changed_files(state.values["files"], setup.tokens.file_hashes),
+            where=str(setup.folder),
+            fix="put the files back, or start anew with train.init_from",
+        )
+    for key, value in state.values["environment"].items():
+        if setup.environment.get(key) != value:
+            setup.report.events.append(
+                f"{key} is {setup.environment.get(key)}, was {value}: the run continues, but not bit for bit as before"
+            )
+    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    put_weights(setup.model, weights, str(setup.folder))
+    return Progress.from_values(state.values["progress"]), state
+
+
+def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
+    names = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+    return ", ".join(names[:5]) or "the split or the encoding differs"
+
+
+def _write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
+    storage.write_atomic(setup.folder / TOKENIZER, setup.tokenizer.to_bytes())
+    command = {"recipe": name, "overrides": list(overrides)}
+    storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+    storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
+
+
+def _run_stages(
+    setup: Setup, progress: Progress, state: checkpoint.State | None, monitor: Monitor, timers: Timers
+) -> Result:
+    if state is not None:
+        monitor.resume(progress.step)
+        monitor.event("resumed", step=progress.step)
+    monitor.event("environment", **setup.environment)
+    monitor.start(describe(setup))
+    began = time.perf_counter()
+    signals = Signals()
+    heldout, epochs = progress.best, progress.epoch
+    with signals.listen():
+        while progress.stage < len(setup.stages):
+            stage = setup.stages[progress.stage]
+            if _has_work(setup, stage, progress, monitor):
+                epochs, heldout = _run_stage(setup, stage, progress, state, monitor, timers, signals)
+            state = None
+            progress.next_stage()
+    if not (setup.folder / "checkpoints" / "best").exists():
+        checkpoint.save_named(setup.folder / "checkpoints", "best", _state(setup, progress, None))
+    monitor.event("finished", step=progress.step, heldout_loss=heldout)
+    lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in timers.summary(time.perf_counter() - began)]
+    return Result(setup.folder, progress.step, epochs, heldout, lines)
+
+
+def _has_work(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) -> bool:
+    """Whether a stage has data, epochs and steps left; says why when not."""
+    train = setup.recipe.for_stage(stage).train
+    if stage_sequences(setup, stage, 0).size == 0:
+        reason = "no data: " + " and ".join(f"data.{kind}" for kind in stage.use) + " hold nothing to train on"
+    elif train.max_epochs == 0:
+        reason = "max_epochs is 0"
+    elif train.max_steps is not None and progress.step >= train.max_steps:
+        reason = f"the run's {train.max_steps} steps are done"
+    else:
+        return True
+    monitor.event("stage_skipped", message=f"{stage.name}: {reason}", name=stage.name)
+    return False
+
+
+# --------------------------------------------------------------------------- one stage
+
+
+def _run_stage(
+    setup: Setup,
+    stage: Stage,
+    progress: Progress,
+    state: checkpoint.State | None,
+    monitor: Monitor,
+    timers: Timers,
+    signals: Signals,
+) -> tuple[int, float | None]:
+    """Train one stage to its end; returns epochs run and the best held-out loss. Leaves the best weights in the model."""
+    recipe = setup.recipe.for_stage(stage)
+    frozen = freeze(setup.model, recipe.train.freeze)
+    setup.model.label_smoothing = recipe.train.label_smoothing
+    optimizer = make_optimizer(setup.model, recipe.optim)
+    if state is not None:
+        load_optimizer_tensors(setup.model, optimizer, state.tensors)
+    current = epoch_plan(setup, stage, progress.epoch)
+    epoch_steps = current.num_steps
+    total = epoch_steps * recipe.train.max_epochs if recipe.train.max_epochs is not None else None
+    last = progress.step - progress.stage_step + total if total is not None else recipe.train.max_steps
+    if recipe.train.max_steps is not None:
+        last = min(last, recipe.train.max_steps) if last is not None else recipe.train.max_steps
+    assert last is not None, "checked before the run began"
+    stage_total = last - (progress.step - progress.stage_step)
+    check_schedule(recipe.optim, stage_total, epoch_steps)
+    monitor.stage(stage.name, last, epoch_steps=epoch_steps, frozen=frozen, ledger=current.ledger.to_json())
+    while not _is_over(recipe, progress):
+        for waited, micros in _epoch_steps(setup, current, progress, timers):
+            rate = learning_rate(recipe.optim, progress.stage_step, stage_total, epoch_steps)
+            _one_step(setup, stage, recipe, progress, optimizer, micros, rate, waited, monitor, timers)
+            ends_epoch = progress.epoch_step == current.num_steps
+            if ends_epoch:
+                progress.epoch, progress.epoch_step = progress.epoch + 1, 0
+            if _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(recipe, progress):
+                _evaluate(setup, stage, recipe, progress, monitor, timers)
+            if ends_epoch:
+                monitor.epoch(progress.step, stage.name, progress.epoch)
+            stopping = signals.received is not None
+            if _due(recipe.checkpoint.every, progress.step, ends_epoch) or stopping:
+                with timers("save"):
+                    monitor.sync()
+                    _save(setup, progress, optimizer, monitor)
+            signals.raise_if_received(setup.folder)
+            if ends_epoch or _is_over(recipe, progress):
+                break
+        if not _is_over(recipe, progress):
+            current = epoch_plan(setup, stage, progress.epoch)
+    return progress.epoch + (progress.epoch_step > 0), _finish_stage(setup, stage, progress, monitor)
+
+
+def _is_over(recipe: Recipe, progress: Progress) -> bool:
+    """Whether the stage has had its epochs, the run its steps, or the held-out value its patience."""
+    train = recipe.train
+    return (
+        (train.max_epochs is not None and progress.epoch >= train.max_epochs)
+        or (train.max_steps is not None and progress.step >= train.max_steps)
+        or (train.patience is not None and progress.checks_without_progress >= train.patience)
+    )
+
+
+def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
+    return at_epoch_end if every is None else step % every == 0
+
+
+def _epoch_steps(
+    setup: Setup, current: Plan, progress: Progress, timers: Timers
+) -> Iterator[tuple[float, list[RaggedBatch]]]:
+    """The rest of an epoch's steps, each with the seconds spent waiting for it."""
+    steps = load_steps(setup.tokens, current, setup.tokenizer.pad_id, setup.device, progress.epoch_step)
+    while True:
+        began = time.perf_counter()
+        with timers("load"):
+            micros = next(steps, None)
+        if micros is None:
+            return
+        yield time.perf_counter() - began, micros
+
+
+def _one_step(
+    setup: Setup,
+    stage: Stage,
+    recipe: Recipe,
+    progress: Progress,
+    optimizer: torch.optim.AdamW,
+    micros: list[RaggedBatch],
+    rate: float,
+    waited: float,
+    monitor: Monitor,
+    timers: Timers,
+) -> None:
+    """One update and its record."""
+    began = time.perf_counter()
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    # Dropout draws from (seed, step), so a resumed run drops the same values.
+    torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
+    scaler = progress.scaler if setup.precision == "fp16" else None
+    setup.model.train()
+    with timers("train"):
+        result = train_step(
+            setup.model, micros, optimizer,
+            weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip, scaler=scaler,
+        )  # fmt: skip
+    if not result.updated:
+        _skip_or_stop(setup, recipe, progress, optimizer, micros, result, scaler, monitor)
+    progress.step += 1
+    progress.stage_step += 1
+    progress.epoch_step += 1
+    record = StepRecord(
+        step=progress.step,
+        stage=stage.name,
+        epoch=progress.epoch + 1,
+        micros=len(micros),
+        sequences=sum(batch.num_seqs for batch in micros),
+        tokens=sum(int(batch.layout.lengths().sum()) for batch in micros),
+        padded_tokens=sum(batch.total_tokens for batch in micros),
+        targets=result.num_targets,
+        loss=result.terms.get("nll", 0.0),
+        lr=rate,
+        grad_norm=result.grad_norm,
+        terms=result.terms,
+        skipped=not result.updated,
+    )
+    seconds = time.perf_counter() - began + waited
+    monitor.step(record, seconds=seconds, waited=waited, memory_bytes=process_memory())
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed},{step}".encode(), digest_size=7).digest(), "little")
+
+
+def _skip_or_stop(
+    setup: Setup,
+    recipe: Recipe,
+    progress: Progress,
+    optimizer: torch.optim.AdamW,
+    micros: list[RaggedBatch],
+    result: StepResult,
+    scaler: LossScaler | None,
+    monitor: Monitor,
+) -> None:
+    """A step whose loss or gradient was not finite changed nothing; go on without it, or save and stop."""
+    if scaler is not None and scaler.scale > 1:
+        monitor.event("skipped_step", step=progress.step + 1, message=f"fp16 overflow; loss scale now {scaler.scale:g}")
+        return
+    ids = [int(i) for batch in micros if batch.seq_ids is not None for i in batch.seq_ids if i >= 0]
+    error = non_finite(result, progress.step + 1, [setup.tokens.where(i) for i in ids])
+    progress.num_skipped += 1
+    if recipe.train.on_nonfinite == "skip" and progress.num_skipped <= recipe.train.max_skips:
+        monitor.event("skipped_step", step=progress.step + 1, message=f"{error.what}; {progress.num_skipped} skipped so far")
+        return
+    monitor.sync()
+    _save(setup, progress, optimizer, monitor)
+    raise error
+
+
+def _evaluate(
+    setup: Setup, stage: Stage, recipe: Recipe, progress: Progress, monitor: Monitor, timers: Timers
+) -> None:
+    """Measure the held-out loss and keep the best weights."""
+    ids = stage_sequences(setup, stage, 1)
+    if ids.size == 0:
+        return
+    with timers("evaluate"):
+        sums = document_nll(
+            setup.model, setup.tokens, ids,
+            settings=recipe.plan, pad_id=setup.tokenizer.pad_id, device=setup.device,
+        )  # fmt: skip
+    loss = sums.mean_nll()
+    improved = progress.best is None or loss < progress.best - recipe.train.min_delta
+    if improved:
+        progress.best, progress.best_step, progress.checks_without_progress = loss, progress.step, 0
+        with timers("save"):
+            checkpoint.save_named(setup.folder / "checkpoints", _best_name(setup, stage), _state(setup, progress, None))
+    else:
+        progress.checks_without_progress += 1
+    values = {"loss": loss, "bits_per_char": float(sums.nll.sum()) / np.log(2) / max(int(sums.chars.sum()), 1)}
+    monitor.evaluation(progress.step, stage.name, values, int(sums.targets.sum()), improved)
+    if recipe.train.patience is not None and progress.checks_without_progress >= recipe.train.patience:
+        message = (
+            f"{stage.name}: no progress in {recipe.train.patience} checks; best {progress.best:.4f} "
+            f"at step {progress.best_step}, stopped at step {progress.step}, epoch {progress.epoch} "
+            f"of {recipe.train.max_epochs}"
+        )
+        monitor.event("early_stop", message=message, step=progress.step, best_step=progress.best_step)
+
+
+def _best_name(setup: Setup, stage: Stage) -> str:
+    return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
+
+
+def _finish_stage(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) -> float | None:
+    """Put the best weights back, and save the beginning of the next stage so that a resume finds it."""
+    folder = setup.folder / "checkpoints"
+    if progress.best is not None:
+        best = checkpoint.load(folder / _best_name(setup, stage), ["model.*"])
+        put_weights(setup.model, {k.removeprefix("model."): v for k, v in best.tensors.items()}, str(folder))
+    loss = progress.best
+    after = copy.deepcopy(progress)
+    after.next_stage()
+    _save(setup, after, None, monitor)
+    return loss
+
+
+def _state(setup: Setup, progress: Progress, optimizer: torch.optim.AdamW | None) -> checkpoint.State:
+    tensors = {f"model.{name}": value for name, value in setup.model.state_dict().items()}
+    if optimizer is not None:
+        tensors |= optimizer_tensors(setup.model, optimizer)
+    values = {
+        "progress": asdict(progress),
+        "data": setup.tokens.fingerprint(),
+        "files": dict(setup.tokens.file_hashes),
+        "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision")},
+    }
+    return checkpoint.State(progress.step, tensors, values)
+
+
+def _save(setup: Setup, progress: Progress, optimizer: torch.optim.AdamW | None, monitor: Monitor) -> None:
+    path = checkpoint.save(
+        setup.folder / "checkpoints", _state(setup, progress, optimizer), setup.recipe.checkpoint.keep
+    )
+    monitor.event("checkpoint", step=progress.step, path=path.name)
+
+
+def free_folder(name: str, resume: bool) -> Path:
+    """The next free runs/<recipe>-<n>, or the newest one there is when resuming."""
+    stem = Path(name).stem
+    taken = [int(p.name.rpartition("-")[2]) for p in RUNS.glob(f"{stem}-*") if p.name.rpartition("-")[2].isdigit()]
+    return RUNS / f"{stem}-{max(taken, default=0) + (0 if resume and taken else 1)}"
