@@ -174,6 +174,16 @@ def test_a_run_that_fell_back_keeps_what_it_writes(tmp_path):
     assert names_in(tmp_path) == ["step-00000110", "step-00000120"]
 
 
+def test_a_checkpoint_whose_replacement_was_cut_short_counts_and_goes_in_turn(tmp_path):
+    save(tmp_path, state(1), keep=2)
+    (tmp_path / "step-00000001").rename(tmp_path / ".old-step-00000001")
+    assert_same(newest(tmp_path)[0], state(1))
+    save(tmp_path, state(2), keep=2)
+    assert names_in(tmp_path) == [".old-step-00000001", "step-00000002"]
+    save(tmp_path, state(3), keep=2)
+    assert names_in(tmp_path) == ["step-00000002", "step-00000003"]
+
+
 # --------------------------------------------------------------------------- damage
 
 
@@ -676,6 +686,9 @@ def power_cut_faults(
         path = folder / str(number)
         put(path, tree)
         try:
+            for visible in path.iterdir():
+                if not visible.name.startswith(".tmp-"):
+                    storage.verify_folder(visible)
             if saved:
                 found, messages = newest(path)
                 assert messages == [], "damaged"

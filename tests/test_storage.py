@@ -391,6 +391,15 @@ def test_a_torn_tail_is_dropped(tmp_path, tail):
     assert path.read_bytes() == good + b'{"step": 2}\n'
 
 
+def test_a_record_never_joins_a_torn_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2')
+    log = LineLog(path)
+    log.append({"a": 3})
+    log.close()
+    assert path.read_bytes() == b'{"a": 1}\n{"a": 3}\n'
+
+
 def test_a_damaged_line_before_a_kept_record_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     data = b'{"step": 0}\n{"st\n{"step": 2}\n'

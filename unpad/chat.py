@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from unpad import recipe
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.generate import stream
 from unpad.models.decoder import Decoder
+from unpad.run import load
 from unpad.sources.example import Turn
 from unpad.step import Precision
 from unpad.storage import write_atomic
@@ -167,8 +169,8 @@ def chat(
 ) -> None:
     """Read messages and write replies until the input ends or /quit.
 
-    Not interactive: one line of reply per line of input, with line breaks inside a reply as `\\n`; no prompts and no
-    remarks. Commands work there too, and what they have to say is a line of its own.
+    Not interactive: every line of input is a conversation of its own and gets one line of reply, with line breaks inside
+    it as `\\n`; no prompts and no remarks. Commands work there too, and what they have to say is a line of its own.
 
     Args:
         read_line: gives a line without its end when called with what to show before it; EOFError at the end: `input`.
@@ -204,6 +206,7 @@ def _handle(conversation: Conversation, line: str, write: Callable[[str], None],
     if re.fullmatch(r"/[A-Za-z]+( .*)?", line):
         write(_command(conversation, line, interactive))
     elif not interactive:
+        conversation.clear()
         reply = "".join(conversation.reply(line)) if line else ""
         write(reply.replace("\n", "\\n") + "\n")
     elif line:
@@ -239,3 +242,12 @@ def _answer(conversation: Conversation, line: str, write: Callable[[str], None])
     write("\n")
     if conversation.num_forgotten and not had_forgotten:
         write("(the oldest messages no longer fit into the model's context and are left out)\n")
+
+
+def chat_with_run(name: str, overrides: list[str]) -> None:
+    """Talk to a run at the terminal, or answer the lines of the standard input."""
+    run = load(name, overrides)
+    chat(
+        run.model, run.tokenizer, run.recipe.data.template, run.recipe.generate,
+        read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),
+    )  # fmt: skip

@@ -441,18 +441,28 @@ def sample(logits: Tensor, settings: recipe.Generate, uniform: Tensor) -> Tensor
     Returns:
         (num_rows,) int64.
     """
-    candidates: Tensor | None = None
-    if settings.top_k or settings.top_p < 1:
-        width = logits.shape[-1]
-        logits, candidates = logits.topk(min(settings.top_k or width, width), -1)  # descending
-    probabilities = (logits / settings.temperature).softmax(-1)
+    probabilities, candidates = (logits / settings.temperature).softmax(-1), None
+    if settings.top_k:
+        probabilities, candidates = probabilities.topk(min(settings.top_k, logits.shape[-1]), -1)  # descending
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
     if settings.top_p < 1:
+        if candidates is None:
+            probabilities, candidates = _likeliest(probabilities, settings.top_p)
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= settings.top_p, 0)
     cumulative = probabilities.cumsum(-1)
     # right: a token of probability 0 has the cumulative value of the one before it and is never the first above.
     chosen = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)
     return (chosen if candidates is None else candidates.gather(-1, chosen))[:, 0]
+
+
+def _likeliest(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of every row, descending, and their ids: enough to reach `share`, or all."""
+    vocab = probabilities.shape[-1]
+    values, ids = probabilities.topk(min(256, vocab), -1)  # sorting a whole vocabulary costs more than the model
+    if bool((values.sum(-1) < share).any()):
+        values, ids = probabilities.sort(-1, descending=True)
+    return values, ids
 
 
 # --------------------------------------------------------------------------- beam search

@@ -30,11 +30,11 @@ def load_micro(tokens: TokenSet, micro: Micro, pad_id: int) -> RaggedBatch:
         loss_mask &= column >= np.repeat(micro.fresh - micro.starts, lengths)
     input_ids, labels, seq_ids = flat[is_input], flat[is_label], micro.seq_ids
     filler = micro.fill_to - input_ids.size
-    if filler > 0:  # one sequence of padding makes the run as long as the plan says
+    if filler > 0:  # sequences of one token make the run as long as the plan says, at next to no cost in attention
         input_ids = np.concatenate([input_ids, np.full(filler, pad_id)])
         labels = np.concatenate([labels, np.full(filler, pad_id)])
         loss_mask = np.concatenate([loss_mask, np.zeros(filler, np.bool_)])
-        lengths, seq_ids = np.append(lengths, filler), np.append(seq_ids, -1)
+        lengths, seq_ids = np.append(lengths, np.ones(filler, np.int64)), np.append(seq_ids, np.full(filler, -1))
     batch = make_batch(input_ids, labels, loss_mask, lengths, seq_ids)
     return batch.pad(pad_to=micro.pad_to, pad_id=pad_id) if micro.pad_to else batch
 

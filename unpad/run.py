@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unpad import checkpoint
 from unpad.errors import CheckpointError, RecipeError, nearest
-from unpad.generate import generate, stream
+from unpad.generate import complete, stream
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipe import Generate, Recipe, load_recipe
@@ -44,9 +44,7 @@ class LoadedRun:
         """
         chosen = Generate(**{**self.recipe.generate.model_dump(), **settings})
         ids = [self.prompt_ids(prompt) for prompt in prompts]
-        banned = [self.tokenizer.pad_id, self.tokenizer.bos_id]
-        replies = generate(self.model, ids, chosen, eos_id=self.tokenizer.eos_id, banned=banned)
-        return [self.tokenizer.decode(reply) for reply in replies]
+        return [completion.text for completion in complete(self.model, self.tokenizer, ids, chosen)]
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Encode one prompt exactly as training encoded its kind."""
@@ -144,3 +142,12 @@ def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) 
                 fix="use the model section and the tokenizer that these weights were trained with",
             )
     model.load_state_dict(weights)
+
+
+def describe_runs() -> list[str]:
+    """One line per run under runs/, newest first."""
+    lines = []
+    for folder in list_runs():
+        command = " ".join([read_command(folder)["recipe"], *read_command(folder)["overrides"]])
+        lines.append(f"{folder.name:<24}{read_state(folder):<10}{command}")
+    return lines or ["nothing has run here yet; start with: unpad train zh_chat"]

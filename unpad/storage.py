@@ -247,7 +247,6 @@ def replace_folder(path: Path, files: dict[str, bytes]) -> None:
                 if os.path.lexists(old):
                     _remove(old)
                 _rename(path, old)
-                _sync_folder(path.parent)
             _rename(temporary, path)
         except BaseException:
             if not os.path.lexists(path) and os.path.lexists(old):

@@ -21,7 +21,7 @@ from rich.console import Console
 import unpad
 from unpad import checkpoint, storage
 from unpad.batch import RaggedBatch
-from unpad.errors import Interrupted, NonFiniteError, RecipeError, ResumeError, Terminated, UnpadError
+from unpad.errors import Interrupted, NonFiniteError, PlanError, RecipeError, ResumeError, Terminated, UnpadError
 from unpad.evaluate.text import document_nll, summarise
 from unpad.loader import load_steps
 from unpad.models import build_model, model_config
@@ -143,6 +143,8 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         tokenizer = open_tokenizer(start)
     with timers("tokenise"):
         tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
+        if recipe.plan.cross_documents:
+            tokens = tokens.joined()
     torch.manual_seed(recipe.train.seed)
     model = build_model(config, tokenizer.vocab_size)
     assert isinstance(model, Decoder)
@@ -232,21 +234,21 @@ def train(
     Raises:
         UnpadError: with the exit code of what went wrong; the directory then holds everything up to there.
     """
+    timers = Timers()
     recipe = load_recipe(name, list(overrides))
     model_config(recipe.model)
-    exists = (folder / RECIPE).is_file()
-    if exists and not resume:
-        raise RecipeError(
-            "the directory holds a run already", where=str(folder), fix="continue it with --resume, or choose another --out"
-        )
     storage.make_folder(folder)
-    timers = Timers()
     with storage.RunLock(folder):
+        exists = (folder / RECIPE).is_file()
+        if exists and not resume:
+            fix = "continue it with --resume, or choose another --out"
+            raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
+        notes: list[str] = []
         if exists:
-            name, overrides, recipe = _resumed_recipe(name, list(overrides), folder)
-        tokenizer = open_tokenizer(folder) if exists and (folder / TOKENIZER).is_file() else None
+            overrides, recipe, notes = _resumed_recipe(name, list(overrides), folder)
+        tokenizer = open_tokenizer(folder) if exists else None
         setup = prepare_setup(recipe, folder, tokenizer, timers)
-        progress, state = _restore(setup) if exists else (Progress(), None)
+        progress, state, warnings = _restore(setup) if exists else (Progress(), None, [])
         _write_run_files(setup, name, overrides)
         monitor = Monitor(
             folder,
@@ -257,6 +259,11 @@ def train(
             verbose=verbose,
         )
         try:
+            if exists:
+                monitor.resume(progress.step)
+                for message in warnings:
+                    monitor.event("warning", message=message)
+                monitor.event("resumed", step=progress.step, message="; ".join([f"at step {progress.step}", *notes]))
             return _run_stages(setup, progress, state, monitor, timers)
         except UnpadError as error:
             monitor.event("stopped", message=error.what, exit_code=error.exit_code)
@@ -265,31 +272,37 @@ def train(
             monitor.close()
 
 
-def _resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[str, list[str], Recipe]:
-    """The recipe of a resumed run: the command that began it with the new overrides added.
+def _resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[list[str], Recipe, list[str]]:
+    """The overrides and recipe of a resumed run: those of the command that began it, the new ones after them.
+
+    Returns:
+        Overrides, recipe, and a line for each field that changed.
 
     Raises:
         ResumeError: a field differs that a run cannot change on its way.
     """
     saved = load_recipe(str(folder / RECIPE))
-    command = read_command(folder)
-    together = [*command["overrides"], *(o for o in overrides if o not in command["overrides"])]
+    together = [*(o for o in read_command(folder)["overrides"] if o not in overrides), *overrides]
     recipe = load_recipe(name, together)
     changed = differences(saved, recipe)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
     if refused:
         listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
         raise ResumeError(listing, where=str(folder), fix="undo these changes, or start anew with train.init_from")
-    return name, together, recipe
+    ends = ("max_steps", "max_epochs")
+    notes = [
+        f"{key} is {new}, was {old}" + (": schedule recomputed" if key.endswith(ends) else "")
+        for key, (old, new) in changed.items()
+    ]
+    return together, recipe, notes
 
 
-def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None]:
-    """Find the newest sound checkpoint; None when the run stopped before its first."""
+def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
+    """Find the newest sound checkpoint, None when the run stopped before its first; also what to warn of."""
     loaded = checkpoint.load_newest(setup.folder / "checkpoints")
     if loaded is None:
-        return Progress(), None
-    state, messages = loaded
-    setup.report.events.extend(messages)
+        return Progress(), None, []
+    state, warnings = loaded
     if state.values["data"] != setup.tokens.fingerprint():
         raise ResumeError(
             "the data changed since the run began: " + _changed_files(state.values["files"], setup.tokens.file_hashes),
@@ -298,12 +311,12 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None]:
         )
     for key, value in state.values["environment"].items():
         if setup.environment.get(key) != value:
-            setup.report.events.append(
+            warnings.append(
                 f"{key} is {setup.environment.get(key)}, was {value}: the run continues, but not bit for bit as before"
             )
     weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
     put_weights(setup.model, weights, str(setup.folder))
-    return Progress.from_values(state.values["progress"]), state
+    return Progress.from_values(state.values["progress"]), state, warnings
 
 
 def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
@@ -321,25 +334,23 @@ def _write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
 def _run_stages(
     setup: Setup, progress: Progress, state: checkpoint.State | None, monitor: Monitor, timers: Timers
 ) -> Result:
-    if state is not None:
-        monitor.resume(progress.step)
-        monitor.event("resumed", step=progress.step)
     monitor.event("environment", **setup.environment)
     monitor.start(describe(setup))
-    began = time.perf_counter()
     signals = Signals()
-    heldout, epochs = progress.best, progress.epoch
+    heldout, epochs, has_best = progress.best, progress.epoch, False
     with signals.listen():
         while progress.stage < len(setup.stages):
             stage = setup.stages[progress.stage]
+            has_best = False
             if _has_work(setup, stage, progress, monitor):
                 epochs, heldout = _run_stage(setup, stage, progress, state, monitor, timers, signals)
+                has_best = progress.best is not None
             state = None
             progress.next_stage()
-    if not (setup.folder / "checkpoints" / "best").exists():
+    if not has_best:  # the last stage held nothing out or had nothing to do: the weights as they are
         checkpoint.save_named(setup.folder / "checkpoints", "best", _state(setup, progress, None))
     monitor.event("finished", step=progress.step, heldout_loss=heldout)
-    lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in timers.summary(time.perf_counter() - began)]
+    lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in timers.summary()]
     return Result(setup.folder, progress.step, epochs, heldout, lines)
 
 
@@ -350,7 +361,7 @@ def _has_work(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) 
         reason = "no data: " + " and ".join(f"data.{kind}" for kind in stage.use) + " hold nothing to train on"
     elif train.max_epochs == 0:
         reason = "max_epochs is 0"
-    elif train.max_steps is not None and progress.step >= train.max_steps:
+    elif train.max_steps is not None and progress.step >= train.max_steps and progress.stage_step == 0:
         reason = f"the run's {train.max_steps} steps are done"
     else:
         return True
@@ -377,19 +388,23 @@ def _run_stage(
     optimizer = make_optimizer(setup.model, recipe.optim)
     if state is not None:
         load_optimizer_tensors(setup.model, optimizer, state.tensors)
-    current = epoch_plan(setup, stage, progress.epoch)
-    epoch_steps = current.num_steps
-    total = epoch_steps * recipe.train.max_epochs if recipe.train.max_epochs is not None else None
-    last = progress.step - progress.stage_step + total if total is not None else recipe.train.max_steps
-    if recipe.train.max_steps is not None:
-        last = min(last, recipe.train.max_steps) if last is not None else recipe.train.max_steps
-    assert last is not None, "checked before the run began"
-    stage_total = last - (progress.step - progress.stage_step)
+    current = epoch_plan(setup, stage, 0)
+    epoch_steps = current.num_steps  # of the first epoch, wherever the stage stands: its length may differ by epoch
+    if epoch_steps == 0:
+        fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
+        raise PlanError(f"stage {stage.name} has no step: the plan drops every token", where="plan", fix=fix)
+    before = progress.step - progress.stage_step
+    ends = [before + epoch_steps * recipe.train.max_epochs] if recipe.train.max_epochs is not None else []
+    ends += [recipe.train.max_steps] if recipe.train.max_steps is not None else []
+    stage_total = min(ends) - before
     check_schedule(recipe.optim, stage_total, epoch_steps)
-    monitor.stage(stage.name, last, epoch_steps=epoch_steps, frozen=frozen, ledger=current.ledger.to_json())
+    monitor.stage(stage.name, min(ends), epoch_steps=epoch_steps, frozen=frozen, ledger=current.ledger.to_json())
+    if progress.epoch > 0:
+        current = epoch_plan(setup, stage, progress.epoch)
     while not _is_over(recipe, progress):
         for waited, micros in _epoch_steps(setup, current, progress, timers):
-            rate = learning_rate(recipe.optim, progress.stage_step, stage_total, epoch_steps)
+            position = progress.epoch * epoch_steps if recipe.optim.per == "epoch" else progress.stage_step
+            rate = learning_rate(recipe.optim, position, stage_total, epoch_steps)
             _one_step(setup, stage, recipe, progress, optimizer, micros, rate, waited, monitor, timers)
             ends_epoch = progress.epoch_step == current.num_steps
             if ends_epoch:
@@ -398,17 +413,18 @@ def _run_stage(
                 _evaluate(setup, stage, recipe, progress, monitor, timers)
             if ends_epoch:
                 monitor.epoch(progress.step, stage.name, progress.epoch)
-            stopping = signals.received is not None
-            if _due(recipe.checkpoint.every, progress.step, ends_epoch) or stopping:
+            is_over, stopping = _is_over(recipe, progress), signals.received is not None
+            if _due(recipe.checkpoint.every, progress.step, ends_epoch) or stopping or is_over:
                 with timers("save"):
                     monitor.sync()
                     _save(setup, progress, optimizer, monitor)
             signals.raise_if_received(setup.folder)
-            if ends_epoch or _is_over(recipe, progress):
+            if ends_epoch or is_over:
                 break
         if not _is_over(recipe, progress):
             current = epoch_plan(setup, stage, progress.epoch)
-    return progress.epoch + (progress.epoch_step > 0), _finish_stage(setup, stage, progress, monitor)
+    _finish_stage(setup, stage, recipe, progress, monitor)
+    return progress.epoch + (progress.epoch_step > 0), progress.best
 
 
 def _is_over(recipe: Recipe, progress: Progress) -> bool:
@@ -552,17 +568,20 @@ def _best_name(setup: Setup, stage: Stage) -> str:
     return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
 
 
-def _finish_stage(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) -> float | None:
-    """Put the best weights back, and save the beginning of the next stage so that a resume finds it."""
+def _finish_stage(setup: Setup, stage: Stage, recipe: Recipe, progress: Progress, monitor: Monitor) -> None:
+    """Put the best weights back, and save the beginning of the next stage so that a resume finds it.
+
+    The state at the end of a run stays as it is: a resume with more steps or epochs continues from there.
+    """
     folder = setup.folder / "checkpoints"
     if progress.best is not None:
         best = checkpoint.load(folder / _best_name(setup, stage), ["model.*"])
         put_weights(setup.model, {k.removeprefix("model."): v for k, v in best.tensors.items()}, str(folder))
-    loss = progress.best
     after = copy.deepcopy(progress)
     after.next_stage()
-    _save(setup, after, None, monitor)
-    return loss
+    steps_left = recipe.train.max_steps is None or progress.step < recipe.train.max_steps
+    if after.stage < len(setup.stages) and steps_left:
+        _save(setup, after, None, monitor)
 
 
 def _state(setup: Setup, progress: Progress, optimizer: torch.optim.AdamW | None) -> checkpoint.State:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unpad import storage
+from unpad.errors import DiskError
 from unpad.sources.example import BadRow
 from unpad.tokens import cache
 from unpad.tokens.cache import Shard, make_key, open_shard, pack_bad_rows, pack_details, shard_path, write_shard
@@ -146,6 +147,27 @@ def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path: Path, monkeypatc
         write_shard(folder, KEY, make_shard())
         assert [path.name for path in folder.rglob("*") if path.is_file()] == [f"{KEY}.tokens"]
     assert killed >= 5
+
+
+def test_a_write_survives_the_clean_up_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+
+    def remove_once(name: str, path: Path) -> None:
+        if name == "rename" and not removed:
+            removed.extend(str(leftover) for leftover in path.parent.glob(".tmp-*"))
+            Path(removed[0]).unlink()
+
+    monkeypatch.setattr(storage, "_operation", remove_once)
+    write_shard(tmp_path, KEY, make_shard())
+    assert removed
+    assert open_shard(tmp_path, KEY)[0] is not None
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "shards").write_text("a file in the way")
+    with pytest.raises(DiskError) as caught:
+        write_shard(tmp_path, KEY, make_shard())
+    assert "UNPAD_CACHE" in caught.value.fix
 
 
 def test_two_builders_at_once_leave_one_whole_shard(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from unpad.errors import SourceError
 from unpad.recipe import Recipe, parse_recipe
 from unpad.sources.example import Turn
+from unpad.sources.read import read_file
 from unpad.tokens import corpus
 from unpad.tokens.corpus import TokenSet, prepare
 from unpad.tokens.encode import encode_prompt, reserved_texts
@@ -274,6 +275,17 @@ def test_all_bad_rows_of_all_files_are_named_before_stopping(folder: Path) -> No
     for place in ("chat.jsonl:31", "chat.jsonl:32", "c.json[1]", "c.json[2]"):
         assert place in str(caught.value)
     assert not list((folder / "cache").rglob("*.tokens")), "nothing is encoded before the rows are judged"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_and_touch(*arguments: Any) -> Any:
+        rows = read_file(*arguments)
+        arguments[1].path.write_text('["另一句。"]')
+        return rows
+
+    monkeypatch.setattr(corpus, "read_file", read_and_touch)
+    with pytest.raises(SourceError, match="changed while it was read"):
+        prepare(make_recipe(folder, data={"chat": []}))
 
 
 def test_quarantined_rows_are_counted_cold_and_warm(folder: Path) -> None:

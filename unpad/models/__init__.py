@@ -46,3 +46,15 @@ def build_model(config: Any, vocab_size: int) -> nn.Module:
     name = "".join(part.capitalize() for part in config.kind.split("_"))
     model: nn.Module = getattr(module, name)(config, vocab_size)
     return model
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of a recipe, with the model section of the decoder in place."""
+    from unpad.models.decoder import Config
+    from unpad.recipe import Recipe
+
+    schema = Recipe.model_json_schema()
+    model = Config.model_json_schema()
+    schema.setdefault("$defs", {}).update(model.pop("$defs", {}))
+    schema["properties"]["model"] = model
+    return schema

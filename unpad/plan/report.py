@@ -99,8 +99,8 @@ def _summary(made: Plan) -> StrategyRow:
 def plan_attention_cells(made: Plan) -> tuple[int, int]:
     """Query-key pairs (needed, computed) of a plan, before the causal mask halves both.
 
-    A padded micro-batch computes batch * pad_to**2; a ragged one computes its length groups, filler being one more
-    sequence at the end of the run.
+    A padded micro-batch computes batch * pad_to**2; a ragged one computes its length groups, and one cell for each token
+    of filler.
     """
     lengths, offsets = made.pieces.lengths[made.order], made.micro_offsets
     needed = attention_cells(lengths)
@@ -111,8 +111,7 @@ def plan_attention_cells(made: Plan) -> tuple[int, int]:
     descending = lengths[np.lexsort((-lengths, np.repeat(np.arange(len(counts)), counts)))]
     for i in ragged.tolist():
         run = descending[offsets[i] : offsets[i + 1]]
-        if filler[i]:
-            run = -np.sort(-np.append(run, filler[i]))
+        run = np.append(run, np.ones(filler[i], np.int64))
         computed += attention_cells(run, length_groups(run))
     return needed, computed
 

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from unpad.errors import DiskError
 from unpad.sources.example import BadRow
 from unpad.storage import clean_leftovers, make_folder, sha256, sha256_file, write_atomic
 
@@ -35,6 +36,7 @@ LIBRARIES = ("numpy", "pyarrow", "rjieba", "tokenizers")
 MAGIC = b"unpadtk1"
 SEALED = len(MAGIC) + 32  # bytes before what the sha256 covers
 ALIGN = 64
+WRITE_TRIES = 3
 # Smaller shards are read into memory: a mapping holds a file descriptor, and a folder may hold more files than those.
 MAP_FROM = 256 << 10
 DTYPES = {
@@ -72,9 +74,19 @@ def write_sealed(path: Path, payload: bytes) -> None:
     Raises:
         DiskError: the cache cannot be written.
     """
-    make_folder(path.parent)
-    clean_leftovers(path.parent)
-    write_atomic(path, MAGIC + hashlib.sha256(payload).digest() + payload)
+    data = MAGIC + hashlib.sha256(payload).digest() + payload
+    for tries_left in reversed(range(WRITE_TRIES)):
+        try:
+            make_folder(path.parent)
+            clean_leftovers(path.parent)
+            write_atomic(path, data)
+            return
+        except DiskError as error:
+            # On a cache that machines share, one may take the other's unfinished file for a leftover.
+            if tries_left and isinstance(error.__cause__, FileNotFoundError):
+                continue
+            fix = "free some space, or set UNPAD_CACHE to a folder that can be written"
+            raise DiskError(error.what, where=error.where, fix=fix) from error
 
 
 def read_sealed(path: Path) -> tuple[bytes | None, str]:

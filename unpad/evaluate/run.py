@@ -1,0 +1,48 @@
+"""`unpad eval`: the held-out metrics of a run's task."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from unpad.errors import SourceError
+from unpad.evaluate.replies import accuracy, answer, with_keywords
+from unpad.evaluate.text import Metric, document_nll, summarise
+from unpad.run import LoadedRun, load
+from unpad.tokens.corpus import KINDS, TokenSet, prepare
+
+
+def evaluate_run(name: str) -> dict[str, Metric]:
+    """Measure a run on the documents it held out, in fp32, so that no number depends on batching or hardware format.
+
+    Texts and conversations are measured apart: `loss`, `perplexity`, `bits_per_char` and `bits_per_byte` are those of the
+    run's last kind, and `text_...`, `chat_...` name each when there are two. `keywords_trained` and `keywords_heldout`
+    are the shares of questions whose reply holds every required word.
+
+    Raises:
+        SourceError: nothing is held out.
+    """
+    run = load(name)
+    tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
+    kinds = [k for k in range(len(KINDS)) if np.any((tokens.split == 1) & (tokens.kind == k))]
+    if not kinds:
+        raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
+    metrics: dict[str, Metric] = {}
+    for kind in kinds:
+        measured = _text(run, tokens, np.flatnonzero((tokens.split == 1) & (tokens.kind == kind)))
+        if len(kinds) > 1:
+            metrics |= {f"{KINDS[kind]}_{key}": metric for key, metric in measured.items()}
+    metrics = {**measured, **metrics}
+    for split, label in ((0, "trained"), (1, "heldout")):
+        ids = with_keywords(tokens, split, run.recipe.train.seed)
+        if ids.size:
+            metrics[f"keywords_{label}"] = accuracy(answer(run, tokens, ids))
+    return metrics
+
+
+def _text(run: LoadedRun, tokens: TokenSet, ids: np.ndarray) -> dict[str, Metric]:
+    sums = document_nll(
+        run.model, tokens, ids,
+        settings=run.recipe.plan, pad_id=run.tokenizer.pad_id, device=torch.device("cpu"),
+    )  # fmt: skip
+    return summarise(sums)

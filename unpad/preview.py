@@ -1,0 +1,284 @@
+"""`unpad plan`: what every batching strategy would cost on the user's own data and machine, before anything trains."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from unpad import storage
+from unpad.loader import load_micro
+from unpad.monitor import Timers, process_memory
+from unpad.optim import make_optimizer
+from unpad.plan.ledger import Ledger
+from unpad.plan.plan import Micro, Plan, plan
+from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
+from unpad.recipe import Stage, load_recipe
+from unpad.step import train_step
+from unpad.train import WEIGHTS, Setup, describe, prepare_setup, stage_sequences
+
+CLEAR_PEAK = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one step of a strategy took, and its largest micro-batch.
+
+    Args:
+        tokens: tokens the step computed, padding included.
+        seconds: of its forward, backward and update.
+        largest_tokens: tokens of the plan's largest micro-batch, padding included.
+        peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
+        base_bytes: resident memory before it.
+    """
+
+    tokens: int
+    seconds: float
+    largest_tokens: int
+    peak_bytes: int
+    base_bytes: int
+
+
+@dataclass(frozen=True)
+class StagePreview:
+    """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for."""
+
+    name: str
+    lengths: np.ndarray
+    rows: list[StrategyRow]
+    trials: dict[str, Trial]
+    epochs: int
+    strategy: str
+
+    def estimated_seconds(self, row: StrategyRow) -> float:
+        """Time of the stage's epochs: computed tokens at the trial's rate."""
+        trial = self.trials[row.name]
+        return trial.seconds / max(trial.tokens, 1) * row.padded_tokens * self.epochs
+
+
+@dataclass(frozen=True)
+class Preview:
+    setup: Setup
+    stages: list[StagePreview]
+
+    def to_json(self) -> dict[str, Any]:
+        """`strategies` and `ledger` cover all stages together; `stages` holds each on its own."""
+        recipe = self.setup.recipe
+        stages = []
+        for stage in self.stages:
+            settings = recipe.plan.model_copy(update={"strategy": stage.strategy})
+            part = to_json(stage.rows, stage.lengths, settings, recipe.optim.lr)
+            for row, values in zip(stage.rows, part["strategies"], strict=True):
+                if not row.refused:
+                    trial = stage.trials[row.name]
+                    values |= {"peak_bytes": trial.peak_bytes, "seconds": stage.estimated_seconds(row)}
+            stages.append({"name": stage.name, "epochs": stage.epochs, **part})
+        rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
+        lengths = np.concatenate([stage.lengths for stage in self.stages])
+        whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr)
+        corpus = {"tokens": self.setup.report.tokens, "documents": len(self.setup.tokens.lengths)}
+        return {**whole, "corpus": corpus, "stages": stages}
+
+    def show(self, console: Console) -> None:
+        for line in describe(self.setup):
+            console.print(line, markup=False)
+        for stage in self.stages:
+            _show_stage(console, stage, self.setup)
+
+
+def preview(name: str, overrides: Sequence[str], picture: Path | None = None) -> Preview:
+    """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
+
+    Args:
+        picture: where to write a PNG of lengths, padding and attention cells.
+    """
+    recipe = load_recipe(name, list(overrides))
+    setup = prepare_setup(recipe, Path(), None, Timers())
+    stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, 0).size]
+    if picture is not None:
+        rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
+        storage.write_atomic(picture, plot(rows, np.concatenate([stage.lengths for stage in stages])))
+    return Preview(setup, stages)
+
+
+def _stage(setup: Setup, stage: Stage) -> StagePreview:
+    recipe = setup.recipe.for_stage(stage)
+    ids = stage_sequences(setup, stage, 0)
+    positions = np.maximum(setup.tokens.lengths - 1, 0)
+    known: dict[str, Any] = {
+        "seed": recipe.train.seed,
+        "max_tokens": setup.model.config.longest,
+        "targets": setup.tokens.count_targets,
+        "seq_ids": ids,
+    }
+    rows = compare(positions, recipe.plan, **known)
+    trials = {}
+    for row in rows:
+        if not row.refused:
+            chosen = recipe.plan.model_copy(update={"strategy": row.name})
+            trials[row.name] = _try(setup, stage, plan(positions, chosen, epoch=0, **known))
+    epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
+    return StagePreview(stage.name, positions[ids], rows, trials, epochs, recipe.plan.strategy)
+
+
+def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
+    """Measure the peak memory of the plan's largest micro-batch, then the time of its first step, on a copy of the model."""
+    recipe = setup.recipe.for_stage(stage)
+    model = copy.deepcopy(setup.model).train()
+    optimizer = make_optimizer(model, recipe.optim)
+
+    def update(micros: list[Micro]) -> tuple[int, float]:
+        batches = [load_micro(setup.tokens, micro, setup.tokenizer.pad_id).to(setup.device) for micro in micros]
+        began = time.perf_counter()
+        train_step(model, batches, optimizer, weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip)
+        return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
+
+    index = int(np.argmax(made.micro_cells))
+    step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
+    _return_freed_memory()
+    base = process_memory()
+    _clear_peak()
+    largest, _ = update([made.step(step)[index - int(made.step_offsets[step])]])
+    peak = max(_peak(), base)
+    tokens, seconds = update(made.step(0))
+    return Trial(tokens, seconds, largest, peak, base)
+
+
+def _return_freed_memory() -> None:
+    """Give what is freed back to the system, where the C library can, so that the next peak starts from what is in use."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
+def _clear_peak() -> None:
+    try:
+        CLEAR_PEAK.write_text("5")  # Linux: the peak restarts from what is in use now
+    except OSError:
+        pass
+
+
+def _peak() -> int:
+    try:
+        status = Path("/proc/self/status").read_text()
+        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return process_memory()
+
+
+def _together(rows: list[StrategyRow]) -> StrategyRow:
+    """One strategy over several stages."""
+    first = rows[0]
+    refused = next((row.refused for row in rows if row.refused), "")
+    if len(rows) == 1 or refused:
+        return replace(first, refused=refused)
+    names = ("real_tokens", "padded_tokens", "steps", "micros", "attention_cells_needed", "attention_cells_computed")
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
+    return StrategyRow(
+        first.name,
+        pad_share=1 - sums["real_tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 0.0,
+        micro_tokens_mean=sums["real_tokens"] / max(sums["micros"], 1),
+        micro_tokens_min=min(row.micro_tokens_min for row in rows),
+        micro_tokens_max=max(row.micro_tokens_max for row in rows),
+        ledger=sum((row.ledger for row in rows), Ledger()),
+        **sums,
+    )
+
+
+# --------------------------------------------------------------------------- the screen
+
+
+def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
+    console.print(f"\n{stage.name}: {len(stage.lengths):,} sequences, {int(stage.lengths.sum()):,} tokens", markup=False)
+    for line in histogram_lines(stage.lengths):
+        console.print("  " + line, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for title in ("strategy", "padding", "steps", "trained", "context", "cut", "dropped", "attention", "corr", "memory",
+                  f"{stage.epochs} ep."):  # fmt: skip
+        table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
+    for row in stage.rows:
+        table.add_row(*_cells(stage, row))
+    Console(file=console.file, width=max(console.width, 96), highlight=False).print(table)
+    for line in _notes(stage, setup):
+        console.print(line, markup=False)
+
+
+def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
+    if row.refused:
+        return [row.name, "refused"]
+    trial = stage.trials[row.name]
+    ledger = row.ledger
+    return [
+        row.name + (" *" if row.name == stage.strategy else ""),
+        f"{row.pad_share:.1%}",
+        f"{row.steps:,}",
+        *(_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")),
+        f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}",
+        "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
+        f"{trial.peak_bytes / 2**30:.1f} GiB",
+        _duration(stage.estimated_seconds(row)),
+    ]
+
+
+def _short(count: int) -> str:
+    """A count in at most six characters; the ledger below the table has it to the token."""
+    if count < 10_000:
+        return f"{count:,}"
+    return f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _notes(stage: StagePreview, setup: Setup) -> list[str]:
+    chosen = next(row for row in stage.rows if row.name == stage.strategy)
+    advice = to_json(stage.rows, stage.lengths, setup.recipe.plan, setup.recipe.optim.lr)["advice"]
+    size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
+    shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
+    lines = [
+        "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
+        "lengths of neighbouring steps. memory and time: measured on one micro-batch and one step of each.",
+    ]
+    for column, reason, tokens, share, sequences, first in chosen.ledger.rows():
+        where = ", ".join(setup.tokens.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
+        lines.append(f"  {column:<10}{reason:<15}{tokens:>12,} tokens {share:6.1%} of {sequences:,} sequences  {where}")
+    lines += [
+        f"batch size for padded strategies: {size['value']} ({size['why']})"
+        + ("" if size["helps"] else "; batching will not help here"),
+        f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
+        f"learning rate for batches of {setup.recipe.plan.batch_size}: {rate['low']:.1e} to {rate['high']:.1e} ({rate['why']})",
+        _memory_advice(stage.trials[chosen.name]),
+    ]
+    return lines
+
+
+def _memory_advice(trial: Trial) -> str:
+    per_token = max(trial.peak_bytes - trial.base_bytes, 0) / max(trial.largest_tokens, 1)
+    if per_token == 0:
+        return f"a micro-batch of {trial.largest_tokens:,} tokens needs no memory beyond what is in use"
+    free = _available_bytes()
+    largest = int(0.8 * free / per_token)
+    return (
+        f"a token of a micro-batch takes {per_token / 1024:.0f} KiB: with {free / 2**30:.1f} GiB free, "
+        f"plan.tokens_per_micro can be up to about {largest:,}"
+    )
+
+
+def _available_bytes() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 4 << 30

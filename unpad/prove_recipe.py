@@ -1,0 +1,118 @@
+"""`unpad prove`: the certificate on a user's own recipe and data, for every strategy the planner has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from unpad.layout import build_layout
+from unpad.loader import load_micro
+from unpad.monitor import Timers
+from unpad.nn.attention import kernel_names
+from unpad.plan.plan import STRATEGIES, Micro, plan
+from unpad.prove import Alone, Certificate, Variant, certify
+from unpad.recipe import PlanSettings, load_recipe
+from unpad.train import Setup, prepare_setup, stage_sequences
+
+# fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
+WORK = 2.5e9
+MAX_SEQUENCES = 16
+
+
+def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
+    """Prove a recipe on a sample of its own data, its longest and shortest sequence among them."""
+    recipe = load_recipe(name, list(overrides))
+    setup = prepare_setup(recipe, Path(), None, Timers())
+    setup.model.label_smoothing = recipe.train.label_smoothing
+    sample = _sample(setup)
+    truth, index = _alone(setup, sample)
+    names = ("pack", *(name for name in STRATEGIES if name != "pack"))
+    variants = [_variant(setup, strategy, sample, index) for strategy in names]
+    return certify(
+        setup.model, truth, variants,
+        precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
+    )  # fmt: skip
+
+
+def _settings(setup: Setup, strategy: str) -> PlanSettings:
+    """The recipe's plan with everything in one step, and micro-batches small enough that there are several."""
+    recipe = setup.recipe.plan
+    longest = _longest(setup)
+    return recipe.model_copy(
+        update={
+            "strategy": strategy,
+            "tokens_per_step": 1 << 30,
+            "tokens_per_micro": min(recipe.tokens_per_micro, max(longest, 64)),
+            "batch_size": min(recipe.batch_size, 4),
+            "row_tokens": max(min(recipe.row_tokens, longest), longest),
+            "drop_last": False,
+        }
+    )
+
+
+def _longest(setup: Setup) -> int:
+    limits = (setup.model.config.longest, setup.recipe.plan.max_tokens or 1 << 30)
+    return min(*limits, int(max(setup.tokens.lengths.max() - 1, 1)))
+
+
+def _sample(setup: Setup) -> np.ndarray:
+    """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
+    ids = np.unique(np.concatenate([stage_sequences(setup, stage, 0) for stage in setup.stages]))
+    lengths = setup.tokens.lengths[ids] - 1
+    usable = (lengths >= 1) & (setup.tokens.num_targets[ids] > 0)
+    ids, lengths = ids[usable], np.minimum(lengths[usable], _longest(setup))
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    budget = max(int(WORK / (6 * parameters)), 64)
+    order = np.random.default_rng(setup.recipe.train.seed).permutation(len(ids))
+    first = [int(np.argmax(lengths)), int(np.argmin(lengths))]
+    chosen = list(dict.fromkeys([*first, *order[: 4 * MAX_SEQUENCES].tolist()]))
+    taken = np.cumsum(lengths[chosen])
+    num = max(int(np.searchsorted(taken, budget, side="right")), 3)
+    return np.sort(ids[chosen[: min(num, MAX_SEQUENCES)]])
+
+
+def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[Alone], dict[tuple[int, int], int]]:
+    """Every piece of the sample as the data has it, and where (sequence, start) stands in that list.
+
+    The pieces are cut by the planner; the tokens are read one sequence at a time, past all batching.
+    """
+    truth: list[Alone] = []
+    index: dict[tuple[int, int], int] = {}
+    for micro in _micros(setup, "pack", sample):
+        for seq, start, stop, fresh in zip(micro.seq_ids, micro.starts, micro.stops, micro.fresh, strict=True):
+            tokens = setup.tokens.tokens(int(seq))[start : stop + 1]
+            counts = setup.tokens.loss_mask(int(seq))[start : stop + 1].copy()
+            counts[: fresh - start + 1] = False
+            index[int(seq), int(start)] = len(truth)
+            truth.append(Alone(tokens.tolist(), counts.tolist()))
+    return truth, index
+
+
+def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
+    made = plan(
+        np.maximum(setup.tokens.lengths - 1, 0), _settings(setup, strategy),
+        seed=setup.recipe.train.seed, epoch=0, max_tokens=setup.model.config.longest,
+        seq_ids=sample, targets=setup.tokens.count_targets,
+    )  # fmt: skip
+    return [micro for step in range(made.num_steps) for micro in made.step(step)]
+
+
+def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[int, int], int]) -> Variant:
+    """The sample batched by one strategy, through the planner and loader that training uses."""
+    micros = _micros(setup, strategy, sample)
+    batches = [load_micro(setup.tokens, micro, setup.tokenizer.pad_id) for micro in micros]
+    rows = []
+    for micro, batch in zip(micros, batches, strict=True):
+        known = [index[int(seq), int(start)] for seq, start in zip(micro.seq_ids, micro.starts, strict=True)]
+        rows.append(known + [-1] * (batch.num_seqs - len(known)))
+    return Variant(f"plan {strategy}", batches, rows)
+
+
+def _kernels_of_run(setup: Setup) -> set[str]:
+    """Attention kernels that training will meet: the choice depends on length alone."""
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[setup.precision]
+    lengths = np.unique(np.minimum(setup.tokens.lengths - 1, _longest(setup)))
+    return kernel_names(dtype, setup.device, build_layout(lengths[lengths > 0]))
