@@ -236,9 +236,15 @@ def test_text_that_cannot_become_a_stop_is_not_held_back() -> None:
 
 
 def test_a_pipe_gives_one_line_per_message_and_nothing_else(trained: Trained) -> None:
-    assert run(trained, ["天空", "为什么"], interactive=False) == "天空是蓝的。\n因为光。\n"
+    assert run(trained, ["天空", "你好"], interactive=False) == "天空是蓝的。\n你好，我在。\n"
     assert run(trained, ["两行", "", "/clear", "你好"], interactive=False) == "一\\n二\n\n你好，我在。\n"
     assert run(trained, [], interactive=False) == ""
+
+
+def test_a_line_of_a_pipe_never_sees_the_lines_before_it(trained: Trained) -> None:
+    alone = run(trained, ["为什么"], interactive=False)
+    assert run(trained, ["天空", "为什么"], interactive=False) == "天空是蓝的。\n" + alone
+    assert "因为光。" in run(trained, ["天空", "为什么"], interactive=True)
 
 
 def test_a_pipe_raises_what_a_terminal_shows(trained: Trained) -> None:

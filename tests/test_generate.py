@@ -200,18 +200,20 @@ def test_a_draw_never_gives_a_token_of_probability_zero() -> None:
             assert int(sample(logits, generate_settings(temperature=1.0, **fields), uniform)) in (1, 2)
 
 
-def test_the_repetition_penalty_counts_prompt_and_new_tokens() -> None:
-    model = tiny_model()
-    prompt, penalty = [3, 1, 4], 1.7
+@pytest.mark.parametrize("prompt", random_sequences([4, 9, 30, 50]))
+def test_the_repetition_penalty_counts_prompt_and_new_tokens(prompt: list[int]) -> None:
+    model, penalty = tiny_model().eval(), 2.5
     ids = generate(model, [prompt], generate_settings(repetition_penalty=penalty), eos_id=NO_EOS)[0]
-    sequence = list(prompt)
-    for token in ids:
-        logits = full_logits(model.eval(), sequence)
-        for used in set(sequence):
-            logits[used] = logits[used] / penalty if logits[used] > 0 else logits[used] * penalty
-        assert token == int(logits.argmax())
-        sequence.append(token)
+    for i, token in enumerate(ids):
+        assert token == int(penalised_logits(model, [*prompt, *ids[:i]], penalty).argmax())
     assert ids != generate(model, [prompt], generate_settings(), eos_id=NO_EOS)[0]
+
+
+def penalised_logits(model: Decoder, sequence: list[int], penalty: float) -> Tensor:
+    logits = full_logits(model, sequence)
+    for used in set(sequence):
+        logits[used] = logits[used] / penalty if logits[used] > 0 else logits[used] * penalty
+    return logits
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 5.0}, {"beams": 3}])
@@ -227,16 +229,17 @@ def test_banned_ids_are_never_proposed(fields: dict[str, float]) -> None:
 # --------------------------------------------------------------------------- beams
 
 
-def score(model: Decoder, prompt: list[int], text: tuple[int, ...]) -> float:
+def score(model: Decoder, prompt: list[int], text: tuple[int, ...], penalty: float = 1.0) -> float:
     """Log probability per token of a continuation."""
     total = 0.0
     for i, token in enumerate(text):
-        total += float(full_logits(model, [*prompt, *text[:i]]).log_softmax(-1)[token])
+        total += float(penalised_logits(model, [*prompt, *text[:i]], penalty).log_softmax(-1)[token])
     return total / len(text)
 
 
+@pytest.mark.parametrize("penalty", [1.0, 1.6])
 @pytest.mark.parametrize("seed", range(6))
-def test_beams_find_what_exhaustive_search_finds(seed: int) -> None:
+def test_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
     eos_id, most = 3, 3
     torch.manual_seed(seed)
     sizes = {"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}
@@ -246,9 +249,11 @@ def test_beams_find_what_exhaustive_search_finds(seed: int) -> None:
         parameter.data.add_(torch.randn_like(parameter))
     texts = [t for n in range(1, most + 1) for t in itertools.product(range(4), repeat=n) if eos_id not in t[:-1]]
     prompts = [[0, 1], [2], [1, 1, 2]]
-    settings = generate_settings(beams=16, max_new_tokens=most)
+    settings = generate_settings(beams=16, max_new_tokens=most, repetition_penalty=penalty)
     for prompt, ids in zip(prompts, generate(model, prompts, settings, eos_id=eos_id), strict=True):
-        best = max((t for t in texts if t[-1] == eos_id or len(t) == most), key=lambda t: score(model, prompt, t))
+        best = max(
+            (t for t in texts if t[-1] == eos_id or len(t) == most), key=lambda t: score(model, prompt, t, penalty)
+        )
         assert ids == [token for token in best if token != eos_id]
 
 

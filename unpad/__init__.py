@@ -1,3 +1,19 @@
 """Train transformers on ragged data without padding, with proof that batching changed nothing."""
 
 __version__ = "0.1.0"
+
+from unpad.api import batches, load, plan, train, train_monitored, train_monitored_batch, train_texts
+from unpad.batch import RaggedBatch
+from unpad.prove import prove
+
+__all__ = [
+    "RaggedBatch",
+    "batches",
+    "load",
+    "plan",
+    "prove",
+    "train",
+    "train_monitored",
+    "train_monitored_batch",
+    "train_texts",
+]

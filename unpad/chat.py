@@ -169,8 +169,8 @@ def chat(
 ) -> None:
     """Read messages and write replies until the input ends or /quit.
 
-    Not interactive: every line of input is a conversation of its own and gets one line of reply, with line breaks inside
-    it as `\\n`; no prompts and no remarks. Commands work there too, and what they have to say is a line of its own.
+    Not interactive: every line of input is a conversation of its own and gets one line of reply, with line breaks
+    inside it as `\\n`; no prompts and no remarks. Commands work there too, and what they say is a line of its own.
 
     Args:
         read_line: gives a line without its end when called with what to show before it; EOFError at the end: `input`.

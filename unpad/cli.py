@@ -55,14 +55,15 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe; ends with what to type next."""
+    from unpad.run import what_next
     from unpad.train import free_folder, train
 
     _debug(debug)
     result = train(
         recipe, out or free_folder(recipe, resume), overrides or [], resume=resume, console=console, verbose=verbose
     )
-    for line in result.lines:
-        console.print(line)
+    for line in [*result.lines, "", *what_next(result.folder)]:
+        console.print(line, markup=False)
 
 
 @app.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.png")
@@ -100,18 +101,28 @@ def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = F
 
 
 @app.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
-def evaluate(run: RunArgument, as_json: Json = False, debug: Debug = False) -> None:
+def evaluate(
+    run: RunArgument,
+    as_json: Json = False,
+    replies: Annotated[int, typer.Option(help="Also show this many trained and held-out questions with replies.")] = 0,
+    debug: Debug = False,
+) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
     from unpad.evaluate.run import evaluate_run
 
     _debug(debug)
-    metrics = evaluate_run(run)
+    metrics, shown = evaluate_run(run, replies)
+    if replies and not as_json:
+        for line in shown:
+            console.print(line, markup=False)
     if as_json:
         _print_json({name: vars(metric) for name, metric in metrics.items()})
         return
     width = max(map(len, metrics))
     for name, metric in metrics.items():
-        console.print(f"{name:<{width}}  {metric.value:10.4f}   {metric.low:.4f} to {metric.high:.4f}   of {metric.num}")
+        console.print(
+            f"{name:<{width}}  {metric.value:10.4f}   {metric.low:.4f} to {metric.high:.4f}   of {metric.num}"
+        )
 
 
 @app.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")

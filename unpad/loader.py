@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from unpad.batch import RaggedBatch, make_batch
 from unpad.plan.plan import Micro, Plan
-from unpad.tokens.corpus import TokenSet
 
 
-def load_micro(tokens: TokenSet, micro: Micro, pad_id: int) -> RaggedBatch:
+class TokenSource(Protocol):
+    """Where tokens come from: `tokens/token_set.py`, or sequences in memory."""
+
+    def gather(
+        self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens [start, stop] of each sequence: flat ids, flat loss mask, and (n + 1,) offsets into both."""
+        ...
+
+
+def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
     """Gather one micro-batch.
 
     A piece of n positions is n + 1 tokens: the input of position i is token i, its label token i + 1. Positions of a
@@ -40,7 +50,7 @@ def load_micro(tokens: TokenSet, micro: Micro, pad_id: int) -> RaggedBatch:
 
 
 def load_steps(
-    tokens: TokenSet, plan: Plan, pad_id: int, device: torch.device, first: int = 0
+    tokens: TokenSource, plan: Plan, pad_id: int, device: torch.device, first: int = 0
 ) -> Iterator[list[RaggedBatch]]:
     """Yield the micro-batches of every step of the plan, from step `first` on."""
     for step in range(first, plan.num_steps):

@@ -36,7 +36,7 @@ def cross_entropy(
         The smoothed sum, which has a gradient, and the plain sum of negative log-likelihoods, which has none.
         Both are scalars in nats, in fp32 or wider.
     """
-    return _CrossEntropy.apply(hidden, weight, bias, labels, label_smoothing)  # type: ignore[no-untyped-call, no-any-return]
+    return _CrossEntropy.apply(hidden, weight, bias, labels, label_smoothing)
 
 
 def token_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:

@@ -23,8 +23,8 @@ from unpad.plan.ledger import Ledger
 from unpad.plan.plan import Micro, Plan, plan
 from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
 from unpad.recipe import Stage, load_recipe
+from unpad.setup import WEIGHTS, Setup, describe, prepare_setup, stage_sequences
 from unpad.step import train_step
-from unpad.train import WEIGHTS, Setup, describe, prepare_setup, stage_sequences
 
 CLEAR_PEAK = Path("/proc/self/clear_refs")
 
@@ -198,7 +198,9 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 
 
 def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
-    console.print(f"\n{stage.name}: {len(stage.lengths):,} sequences, {int(stage.lengths.sum()):,} tokens", markup=False)
+    console.print(
+        f"\n{stage.name}: {len(stage.lengths):,} sequences, {int(stage.lengths.sum()):,} tokens", markup=False
+    )
     for line in histogram_lines(stage.lengths):
         console.print("  " + line, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))

@@ -15,7 +15,7 @@ from unpad.nn.attention import kernel_names
 from unpad.plan.plan import STRATEGIES, Micro, plan
 from unpad.prove import Alone, Certificate, Variant, certify
 from unpad.recipe import PlanSettings, load_recipe
-from unpad.train import Setup, prepare_setup, stage_sequences
+from unpad.setup import Setup, prepare_setup, stage_sequences
 
 # fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
 WORK = 2.5e9

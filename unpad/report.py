@@ -217,7 +217,7 @@ def _details(event: dict[str, Any]) -> str:
     return event.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
 
 
-def _state(folder: Path, events: list[dict[str, Any]]) -> str:
+def run_state(folder: Path, events: list[dict[str, Any]]) -> str:
     """running, killed, or how the run said it ended; a run holds run.lock for as long as its process lives."""
     last = next((e["kind"] for e in reversed(events) if e["kind"] in (*ENDINGS, "started", "resumed")), "")
     if last in ENDINGS:
@@ -247,7 +247,7 @@ def write_report(folder: Path) -> Path:
         DiskError: the page cannot be written.
     """
     run = read_history(folder)
-    name, state = escape(folder.resolve().name), _state(folder, run.events)
+    name, state = escape(folder.resolve().name), run_state(folder, run.events)
     stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
     started = f"started {_clock(run.events[0]['time'])} · " if run.events else ""

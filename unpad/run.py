@@ -14,9 +14,11 @@ from torch import Tensor
 from unpad import checkpoint
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.generate import complete, stream
+from unpad.history import read_rows
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipe import Generate, Recipe, load_recipe
+from unpad.report import run_state
 from unpad.sources.example import Turn
 from unpad.tokens.encode import encode_prompt
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -84,14 +86,18 @@ def read_command(folder: Path) -> dict[str, Any]:
         command: dict[str, Any] = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
         return command
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{COMMAND} cannot be read: {error}", where=str(folder), fix="copy it from a backup") from None
+        raise CheckpointError(
+            f"{COMMAND} cannot be read: {error}", where=str(folder), fix="copy it from a backup"
+        ) from None
 
 
 def open_tokenizer(folder: Path) -> Tokenizer:
     """The run's own tokenizer."""
     path = folder / TOKENIZER
     if not path.is_file():
-        raise CheckpointError(f"{TOKENIZER} is missing", where=str(folder), fix="the run ended before it began; train again")
+        raise CheckpointError(
+            f"{TOKENIZER} is missing", where=str(folder), fix="the run ended before it began; train again"
+        )
     return load_tokenizer(path.read_bytes())
 
 
@@ -103,7 +109,9 @@ def newest_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
     else:
         loaded = checkpoint.load_newest(checkpoints)
         if loaded is None:
-            raise CheckpointError("the run has no checkpoint yet", where=str(checkpoints), fix="let it train for longer")
+            raise CheckpointError(
+                "the run has no checkpoint yet", where=str(checkpoints), fix="let it train for longer"
+            )
         state = loaded[0]
     weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
     return weights, state.step
@@ -149,5 +157,14 @@ def describe_runs() -> list[str]:
     lines = []
     for folder in list_runs():
         command = " ".join([read_command(folder)["recipe"], *read_command(folder)["overrides"]])
-        lines.append(f"{folder.name:<24}{read_state(folder):<10}{command}")
+        state = run_state(folder, list(read_rows(folder / "events.jsonl")))
+        lines.append(f"{folder.name:<24}{state:<10}{command}")
     return lines or ["nothing has run here yet; start with: unpad train zh_chat"]
+
+
+def what_next(folder: Path) -> list[str]:
+    """What to type after training."""
+    name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
+    recipe = load_recipe(str(folder / RECIPE))
+    talk = f"unpad chat {name}" if recipe.data.chat else f"unpad generate {name} --prompt TEXT"
+    return [f"next:  {talk}", f"       unpad eval {name}", f"       unpad report {name}"]

@@ -170,8 +170,8 @@ def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> Except
     largest = max(micros, key=lambda batch: batch.total_tokens)
     longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0
     return OutOfMemoryError(
-        f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, does not fit: "
-        + text.splitlines()[0][:200],
+        f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
+        f"does not fit: {text.splitlines()[0][:200]}",
         where=f"peak memory {_peak_memory() / 2**30:.2f} GiB",
         fix="lower plan.tokens_per_micro; it changes memory and never the result. "
         "For one long sequence lower plan.max_tokens",

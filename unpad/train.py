@@ -18,26 +18,19 @@ import numpy as np
 import torch
 from rich.console import Console
 
-import unpad
 from unpad import checkpoint, storage
 from unpad.batch import RaggedBatch
-from unpad.errors import Interrupted, NonFiniteError, PlanError, RecipeError, ResumeError, Terminated, UnpadError
-from unpad.evaluate.text import document_nll, summarise
+from unpad.errors import Interrupted, PlanError, RecipeError, ResumeError, Terminated, UnpadError
+from unpad.evaluate.text import document_nll
 from unpad.loader import load_steps
-from unpad.models import build_model, model_config
-from unpad.models.decoder import Decoder
+from unpad.models import model_config
 from unpad.monitor import Monitor, StepRecord, Timers, process_memory
 from unpad.optim import check_schedule, freeze, learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
-from unpad.plan.mix import draw
-from unpad.plan.plan import Plan, plan
+from unpad.plan.plan import Plan
 from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
-from unpad.run import COMMAND, RECIPE, RUNS, TOKENIZER, find_run, newest_weights, open_tokenizer, put_weights, read_command
-from unpad.step import LossScaler, StepResult, choose_precision, non_finite, train_step
-from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
-from unpad.tokens.tokenizer import Tokenizer
-
-WEIGHTS = {"cross_entropy": 1.0}
-KINDS = ("text", "chat")
+from unpad.run import COMMAND, RECIPE, RUNS, TOKENIZER, open_tokenizer, put_weights, read_command
+from unpad.setup import WEIGHTS, Setup, describe, epoch_plan, prepare_setup, stage_sequences
+from unpad.step import LossScaler, StepResult, non_finite, train_step
 
 
 @dataclass
@@ -63,22 +56,6 @@ class Progress:
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
         self.best, self.best_step, self.checks_without_progress = None, 0, 0
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What stays the same during a run."""
-
-    recipe: Recipe
-    folder: Path
-    stages: list[Stage]
-    tokens: TokenSet
-    tokenizer: Tokenizer
-    report: CorpusReport
-    model: Decoder
-    device: torch.device
-    precision: str
-    environment: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -118,98 +95,9 @@ class Signals:
         if self.received is None:
             return
         kind, name = (Interrupted, "Ctrl-C") if self.received == signal.SIGINT else (Terminated, "SIGTERM")
-        raise kind(f"stopped by {name}; everything up to here is saved", where=str(folder), fix="continue with --resume")
-
-
-# --------------------------------------------------------------------------- before the loop
-
-
-def stages_of(recipe: Recipe) -> list[Stage]:
-    """The recipe's stages, or the one stage of a recipe without."""
-    return recipe.stages or [Stage(name="train")]
-
-
-def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, timers: Timers) -> Setup:
-    """Read and encode the data, build the model. Nothing is written to the run directory yet."""
-    config = model_config(recipe.model)
-    for stage in stages_of(recipe):
-        _check_lengths_given(recipe.for_stage(stage), stage)
-    torch.set_num_threads(1 if recipe.profile == "low_power" else recipe.train.threads or torch.get_num_threads())
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked = "fp32" if recipe.profile == "low_power" else recipe.precision
-    precision, reason = choose_precision(asked, device)
-    start = find_run(recipe.train.init_from) if recipe.train.init_from else None
-    if start is not None and tokenizer is None:
-        tokenizer = open_tokenizer(start)
-    with timers("tokenise"):
-        tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
-        if recipe.plan.cross_documents:
-            tokens = tokens.joined()
-    torch.manual_seed(recipe.train.seed)
-    model = build_model(config, tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
-    if start is not None:
-        put_weights(model, newest_weights(start)[0], str(start))
-    environment = {
-        "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
-        "device": str(device), "precision": precision, "precision_reason": reason,
-        "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
-    }  # fmt: skip
-    return Setup(
-        recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
-    )
-
-
-def _blas() -> str:
-    config = torch.__config__.show()
-    return next((name for name in ("MKL", "OpenBLAS", "Accelerate") if f"BLAS_INFO={name.lower()}" in config), "built in")
-
-
-def _check_lengths_given(recipe: Recipe, stage: Stage) -> None:
-    if recipe.train.max_epochs is None and recipe.train.max_steps is None:
-        raise RecipeError(
-            f"stage {stage.name} has no end", where="train.max_epochs", fix="set train.max_epochs or train.max_steps"
+        raise kind(
+            f"stopped by {name}; everything up to here is saved", where=str(folder), fix="continue with --resume"
         )
-
-
-def stage_sequences(setup: Setup, stage: Stage, split: int) -> np.ndarray:
-    """Ids of the sequences a stage trains on (split 0) or holds out (split 1), (n,) int64."""
-    kinds = [KINDS.index(kind) for kind in stage.use]
-    return np.flatnonzero(np.isin(setup.tokens.kind, kinds) & (setup.tokens.split == split))
-
-
-def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
-    """The plan of one epoch: a pure function of the data, the recipe and the epoch."""
-    recipe = setup.recipe.for_stage(stage)
-    ids = stage_sequences(setup, stage, 0)
-    weights = setup.tokens.weights
-    if any(weight != 1 for weight in weights):
-        ids = ids[draw(setup.tokens.source[ids], weights, recipe.train.seed, epoch)]
-    settings = recipe.plan
-    if recipe.profile == "low_power":
-        settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
-    return plan(
-        np.maximum(setup.tokens.lengths - 1, 0),
-        settings,
-        seed=recipe.train.seed,
-        epoch=epoch,
-        max_tokens=setup.model.config.longest,
-        seq_ids=ids,
-        targets=setup.tokens.count_targets,
-    )
-
-
-def describe(setup: Setup) -> list[str]:
-    """What a run prints before it starts: the choices it made and why, the data, and the plan."""
-    environment = setup.environment
-    parameters = sum(p.numel() for p in setup.model.parameters())
-    return [
-        *setup.report.lines(),
-        f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
-        f"vocabulary {setup.tokenizer.vocab_size:,}, context {setup.model.config.longest}",
-        f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
-        f"{environment['device']}, {environment['threads']} threads, {environment['matmul']} and {environment['blas']} kernels",
-    ]
 
 
 # --------------------------------------------------------------------------- the run
@@ -234,11 +122,12 @@ def train(
     Raises:
         UnpadError: with the exit code of what went wrong; the directory then holds everything up to there.
     """
-    timers = Timers()
+    timers, began = Timers(), time.perf_counter()
     recipe = load_recipe(name, list(overrides))
     model_config(recipe.model)
     storage.make_folder(folder)
     with storage.RunLock(folder):
+        storage.clean_leftovers(folder)
         exists = (folder / RECIPE).is_file()
         if exists and not resume:
             fix = "continue it with --resume, or choose another --out"
@@ -264,7 +153,7 @@ def train(
                 for message in warnings:
                     monitor.event("warning", message=message)
                 monitor.event("resumed", step=progress.step, message="; ".join([f"at step {progress.step}", *notes]))
-            return _run_stages(setup, progress, state, monitor, timers)
+            return _run_stages(setup, progress, state, monitor, timers, began)
         except UnpadError as error:
             monitor.event("stopped", message=error.what, exit_code=error.exit_code)
             raise
@@ -304,8 +193,9 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
         return Progress(), None, []
     state, warnings = loaded
     if state.values["data"] != setup.tokens.fingerprint():
+        changed = _changed_files(state.values["files"], dict(setup.tokens.file_hashes))
         raise ResumeError(
-            "the data changed since the run began: " + _changed_files(state.values["files"], setup.tokens.file_hashes),
+            f"the data changed since the run began: {changed}",
             where=str(setup.folder),
             fix="put the files back, or start anew with train.init_from",
         )
@@ -332,7 +222,7 @@ def _write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
 
 
 def _run_stages(
-    setup: Setup, progress: Progress, state: checkpoint.State | None, monitor: Monitor, timers: Timers
+    setup: Setup, progress: Progress, state: checkpoint.State | None, monitor: Monitor, timers: Timers, began: float
 ) -> Result:
     monitor.event("environment", **setup.environment)
     monitor.start(describe(setup))
@@ -350,7 +240,8 @@ def _run_stages(
     if not has_best:  # the last stage held nothing out or had nothing to do: the weights as they are
         checkpoint.save_named(setup.folder / "checkpoints", "best", _state(setup, progress, None))
     monitor.event("finished", step=progress.step, heldout_loss=heldout)
-    lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in timers.summary()]
+    summary = timers.summary(time.perf_counter() - began)
+    lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in summary]
     return Result(setup.folder, progress.step, epochs, heldout, lines)
 
 
@@ -381,30 +272,33 @@ def _run_stage(
     timers: Timers,
     signals: Signals,
 ) -> tuple[int, float | None]:
-    """Train one stage to its end; returns epochs run and the best held-out loss. Leaves the best weights in the model."""
+    """Train one stage to its end and leave its best weights in the model.
+
+    Returns:
+        Epochs run, and the best held-out loss.
+    """
     recipe = setup.recipe.for_stage(stage)
     frozen = freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing
     optimizer = make_optimizer(setup.model, recipe.optim)
     if state is not None:
         load_optimizer_tensors(setup.model, optimizer, state.tensors)
-    current = epoch_plan(setup, stage, 0)
-    epoch_steps = current.num_steps  # of the first epoch, wherever the stage stands: its length may differ by epoch
+    with timers("plan"):
+        first = epoch_plan(setup, stage, 0)
+    epoch_steps = first.num_steps  # the schedule counts in these wherever the stage stands: epochs differ in length
     if epoch_steps == 0:
         fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
         raise PlanError(f"stage {stage.name} has no step: the plan drops every token", where="plan", fix=fix)
     before = progress.step - progress.stage_step
-    ends = [before + epoch_steps * recipe.train.max_epochs] if recipe.train.max_epochs is not None else []
-    ends += [recipe.train.max_steps] if recipe.train.max_steps is not None else []
-    stage_total = min(ends) - before
-    check_schedule(recipe.optim, stage_total, epoch_steps)
-    monitor.stage(stage.name, min(ends), epoch_steps=epoch_steps, frozen=frozen, ledger=current.ledger.to_json())
-    if progress.epoch > 0:
-        current = epoch_plan(setup, stage, progress.epoch)
+    last = _last_step(recipe, before, epoch_steps)
+    check_schedule(recipe.optim, last - before, epoch_steps)
+    monitor.stage(stage.name, last, epoch_steps=epoch_steps, frozen=frozen, ledger=first.ledger.to_json())
     while not _is_over(recipe, progress):
+        with timers("plan"):
+            current = epoch_plan(setup, stage, progress.epoch) if progress.epoch else first
         for waited, micros in _epoch_steps(setup, current, progress, timers):
             position = progress.epoch * epoch_steps if recipe.optim.per == "epoch" else progress.stage_step
-            rate = learning_rate(recipe.optim, position, stage_total, epoch_steps)
+            rate = learning_rate(recipe.optim, position, last - before, epoch_steps)
             _one_step(setup, stage, recipe, progress, optimizer, micros, rate, waited, monitor, timers)
             ends_epoch = progress.epoch_step == current.num_steps
             if ends_epoch:
@@ -421,10 +315,15 @@ def _run_stage(
             signals.raise_if_received(setup.folder)
             if ends_epoch or is_over:
                 break
-        if not _is_over(recipe, progress):
-            current = epoch_plan(setup, stage, progress.epoch)
     _finish_stage(setup, stage, recipe, progress, monitor)
     return progress.epoch + (progress.epoch_step > 0), progress.best
+
+
+def _last_step(recipe: Recipe, before: int, epoch_steps: int) -> int:
+    """The last step of a stage that began after step `before` of the run."""
+    train = recipe.train
+    by_epochs = None if train.max_epochs is None else before + epoch_steps * train.max_epochs
+    return min(end for end in (by_epochs, train.max_steps) if end is not None)
 
 
 def _is_over(recipe: Recipe, progress: Progress) -> bool:
@@ -501,7 +400,8 @@ def _one_step(
         skipped=not result.updated,
     )
     seconds = time.perf_counter() - began + waited
-    monitor.step(record, seconds=seconds, waited=waited, memory_bytes=process_memory())
+    with timers("log"):
+        monitor.step(record, seconds=seconds, waited=waited, memory_bytes=process_memory())
 
 
 def _step_seed(seed: int, step: int) -> int:
@@ -526,16 +426,16 @@ def _skip_or_stop(
     error = non_finite(result, progress.step + 1, [setup.tokens.where(i) for i in ids])
     progress.num_skipped += 1
     if recipe.train.on_nonfinite == "skip" and progress.num_skipped <= recipe.train.max_skips:
-        monitor.event("skipped_step", step=progress.step + 1, message=f"{error.what}; {progress.num_skipped} skipped so far")
+        monitor.event(
+            "skipped_step", step=progress.step + 1, message=f"{error.what}; {progress.num_skipped} skipped so far"
+        )
         return
     monitor.sync()
     _save(setup, progress, optimizer, monitor)
     raise error
 
 
-def _evaluate(
-    setup: Setup, stage: Stage, recipe: Recipe, progress: Progress, monitor: Monitor, timers: Timers
-) -> None:
+def _evaluate(setup: Setup, stage: Stage, recipe: Recipe, progress: Progress, monitor: Monitor, timers: Timers) -> None:
     """Measure the held-out loss and keep the best weights."""
     ids = stage_sequences(setup, stage, 1)
     if ids.size == 0:
@@ -554,7 +454,8 @@ def _evaluate(
     else:
         progress.checks_without_progress += 1
     values = {"loss": loss, "bits_per_char": float(sums.nll.sum()) / np.log(2) / max(int(sums.chars.sum()), 1)}
-    monitor.evaluation(progress.step, stage.name, values, int(sums.targets.sum()), improved)
+    with timers("log"):
+        monitor.evaluation(progress.step, stage.name, values, int(sums.targets.sum()), improved)
     if recipe.train.patience is not None and progress.checks_without_progress >= recipe.train.patience:
         message = (
             f"{stage.name}: no progress in {recipe.train.patience} checks; best {progress.best:.4f} "

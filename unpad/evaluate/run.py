@@ -12,12 +12,18 @@ from unpad.run import LoadedRun, load
 from unpad.tokens.corpus import KINDS, TokenSet, prepare
 
 
-def evaluate_run(name: str) -> dict[str, Metric]:
+def evaluate_run(name: str, num_replies: int = 0) -> tuple[dict[str, Metric], list[str]]:
     """Measure a run on the documents it held out, in fp32, so that no number depends on batching or hardware format.
 
-    Texts and conversations are measured apart: `loss`, `perplexity`, `bits_per_char` and `bits_per_byte` are those of the
-    run's last kind, and `text_...`, `chat_...` name each when there are two. `keywords_trained` and `keywords_heldout`
-    are the shares of questions whose reply holds every required word.
+    Texts and conversations are measured apart: `loss`, `perplexity`, `bits_per_char` and `bits_per_byte` are those of
+    the run's last kind, and `text_...`, `chat_...` name each when there are two. `keywords_trained` and
+    `keywords_heldout` are the shares of questions whose reply holds every required word.
+
+    Args:
+        num_replies: how many trained and held-out questions to show, picked by the run's seed.
+
+    Returns:
+        Metrics, and lines with questions and replies.
 
     Raises:
         SourceError: nothing is held out.
@@ -28,6 +34,7 @@ def evaluate_run(name: str) -> dict[str, Metric]:
     if not kinds:
         raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
     metrics: dict[str, Metric] = {}
+    lines: list[str] = []
     for kind in kinds:
         measured = _text(run, tokens, np.flatnonzero((tokens.split == 1) & (tokens.kind == kind)))
         if len(kinds) > 1:
@@ -36,8 +43,12 @@ def evaluate_run(name: str) -> dict[str, Metric]:
     for split, label in ((0, "trained"), (1, "heldout")):
         ids = with_keywords(tokens, split, run.recipe.train.seed)
         if ids.size:
-            metrics[f"keywords_{label}"] = accuracy(answer(run, tokens, ids))
-    return metrics
+            replies = answer(run, tokens, ids)
+            metrics[f"keywords_{label}"] = accuracy(replies)
+            for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_replies]:
+                chosen = replies[pick]
+                lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
+    return metrics, lines
 
 
 def _text(run: LoadedRun, tokens: TokenSet, ids: np.ndarray) -> dict[str, Metric]:

@@ -23,7 +23,7 @@ NUM_RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured value with its 95 % confidence interval over documents, and how many documents or replies it rests on."""
+    """A measured value, its 95 % confidence interval, and how many documents or replies it rests on."""
 
     value: float
     low: float
@@ -33,7 +33,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class DocumentSums:
-    """Per held-out document: nats, targets, and the characters and UTF-8 bytes those targets spell; each (num_docs,)."""
+    """Per document: nats, targets, and the characters and UTF-8 bytes those targets spell; each (num_docs,)."""
 
     nll: np.ndarray
     targets: np.ndarray
@@ -56,13 +56,16 @@ def document_nll(
         seq_ids: (num_docs,) documents to evaluate.
         settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
     """
-    whole = settings.model_copy(
-        update={"overflow": "split", "drop_last": False, "strategy": "pack", "tokens_per_step": settings.tokens_per_micro}
-    )
-    positions = np.maximum(tokens.lengths - 1, 0)
+    everything = {
+        "overflow": "split",
+        "drop_last": False,
+        "strategy": "pack",
+        "tokens_per_step": settings.tokens_per_micro,
+    }
     batches = plan(
-        positions, whole, seed=0, epoch=0, max_tokens=model.config.longest, seq_ids=seq_ids, targets=tokens.count_targets
-    )
+        np.maximum(tokens.lengths - 1, 0), settings.model_copy(update=everything),
+        seed=0, epoch=0, max_tokens=model.config.longest, seq_ids=seq_ids, targets=tokens.count_targets,
+    )  # fmt: skip
     slot = np.full(len(tokens.lengths), -1, np.int64)
     slot[seq_ids] = np.arange(len(seq_ids))
     nll, targets = np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
@@ -101,7 +104,7 @@ def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
         samples = scale * (weights @ sums.nll) / np.maximum(weights @ divisor, 1)
         metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll))
     loss = metrics["loss"]
-    metrics["perplexity"] = Metric(*(_exp(x) for x in (loss.value, loss.low, loss.high)), loss.num)
+    metrics["perplexity"] = Metric(_exp(loss.value), _exp(loss.low), _exp(loss.high), loss.num)
     return metrics
 
 

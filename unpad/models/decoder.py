@@ -1,6 +1,6 @@
 """The decoder: token embeddings, pre-norm blocks, and a head over the vocabulary.
 
-One class covers GPT-2 style (LayerNorm, GELU, learned positions), Llama style (RMSNorm, SwiGLU, rotary) and the mixtures
+One class covers GPT-2 style (LayerNorm, GELU, learned positions), Llama style (RMSNorm, SwiGLU, rotary) and what lies
 between. `preset` names two of them; every other field overrides the preset.
 """
 

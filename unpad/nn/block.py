@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
@@ -78,13 +79,16 @@ class Attention(nn.Module):
         return self.to_out(y.flatten(1))  # (total_tokens, width)
 
 
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": F.relu, "gelu": F.gelu, "geglu": F.gelu, "swiglu": F.silu}
+
+
 class FeedForward(nn.Module):
     """down(act(up x)), or down(act(gate x) * up x) for the gated kinds (Shazeer 2020, arXiv 2002.05202)."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.gated = config.activation in ("geglu", "swiglu")
-        self.act = {"relu": F.relu, "gelu": F.gelu, "geglu": F.gelu, "swiglu": F.silu}[config.activation]
+        self.act = ACTIVATIONS[config.activation]
         self.up = nn.Linear(config.width, config.hidden * (2 if self.gated else 1), bias=config.bias)
         self.down = nn.Linear(config.hidden, config.width, bias=config.bias)
 
@@ -120,8 +124,11 @@ class Block(nn.Module):
 
 
 def init_weights(module: nn.Module, num_blocks: int) -> None:
-    """Normal(0, 0.02) for matrices, zero for biases; the two matrices that end in the residual stream of each block
-    are smaller by sqrt(2 * num_blocks), so that its size does not grow with depth (Radford et al. 2019, section 2.3)."""
+    """Normal(0, 0.02) for matrices, zero for biases.
+
+    The two matrices that end in the residual stream of each block are smaller by sqrt(2 * num_blocks), so that its size
+    does not grow with depth (Radford et al. 2019, section 2.3).
+    """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             if name.endswith("bias"):

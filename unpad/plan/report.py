@@ -99,8 +99,8 @@ def _summary(made: Plan) -> StrategyRow:
 def plan_attention_cells(made: Plan) -> tuple[int, int]:
     """Query-key pairs (needed, computed) of a plan, before the causal mask halves both.
 
-    A padded micro-batch computes batch * pad_to**2; a ragged one computes its length groups, and one cell for each token
-    of filler.
+    A padded micro-batch computes batch * pad_to**2; a ragged one computes its length groups, and one cell for each
+    token of filler.
     """
     lengths, offsets = made.pieces.lengths[made.order], made.micro_offsets
     needed = attention_cells(lengths)

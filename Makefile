@@ -1,0 +1,40 @@
+# make demo: install, train the packaged Chinese example, read two of its answers.
+# make test: install with the test extras, run the tests.
+# TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
+PYTHON ?= python3
+VENV = .venv
+PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+TORCH_INDEX ?=
+SYSTEM_TORCH ?=
+RUN = runs/demo
+
+.PHONY: demo test lint clean
+demo: $(VENV)/.installed
+	@rm -rf $(RUN)
+	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=100
+	@$(VENV)/bin/unpad eval $(RUN) --replies 1
+
+test: $(VENV)/.installed-dev
+	@$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unpad needs Python 3.11 or newer; this is %d.%d. Name another: make demo PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing into $(VENV)"
+	@$(if $(SYSTEM_TORCH),true,$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch)
+	@$(PIP) $(if $(SYSTEM_TORCH),,-c constraints.txt) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

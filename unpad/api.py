@@ -1,0 +1,144 @@
+"""The Python interface: what the command line does, as functions, and batches for somebody else's training loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from unpad import storage
+from unpad.batch import RaggedBatch
+from unpad.loader import load_steps
+from unpad.plan.plan import Plan
+from unpad.plan.plan import plan as make_plan
+from unpad.recipe import PlanSettings
+from unpad.run import LoadedRun, load
+from unpad.train import free_folder
+from unpad.train import train as run_training
+
+
+def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: bool = False) -> LoadedRun:
+    """Train a recipe and open the result.
+
+    Args:
+        recipe: packaged name or YAML file.
+        overrides: such as "data.chat=my.jsonl", "optim.lr=1e-4".
+        out: run directory; default runs/<recipe>-<n>.
+    """
+    folder = Path(out) if out is not None else free_folder(recipe, resume)
+    run_training(recipe, folder, overrides, resume=resume, console=Console(quiet=True))
+    return load(folder)
+
+
+def plan(lengths: Sequence[int] | np.ndarray, *, seed: int = 0, epoch: int = 0, **settings: Any) -> Plan:
+    """Plan one epoch over sequences of the given lengths.
+
+    Args:
+        lengths: positions the model sees per sequence, (num_seqs,).
+        settings: fields of the recipe's `plan` section, such as strategy="pack", tokens_per_step=4096.
+    """
+    return make_plan(np.asarray(lengths, np.int64), PlanSettings(**settings), seed=seed, epoch=epoch)
+
+
+def batches(
+    sequences: Sequence[Sequence[int]],
+    loss_masks: Sequence[Sequence[bool]] | None = None,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    **settings: Any,
+) -> Iterator[list[RaggedBatch]]:
+    """Yield the micro-batches of every optimizer step of an epoch, for any training loop.
+
+    Divide each loss sum by the step's number of targets, not by the batch's: `step.accumulate` shows how.
+
+    Args:
+        sequences: token ids, each n tokens giving n - 1 positions.
+        loss_masks: which tokens count in the loss; all by default.
+        settings: fields of the recipe's `plan` section.
+    """
+    made = plan([max(len(s) - 1, 0) for s in sequences], seed=seed, epoch=epoch, **settings)
+    masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
+    tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
+    yield from load_steps(tokens, made, pad_id=0, device=torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """Sequences and loss masks as the loader reads them."""
+
+    tokens: list[np.ndarray]
+    loss_masks: list[np.ndarray]
+
+    def gather(
+        self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        spans = [
+            (s, slice(a, b + 1)) for s, a, b in zip(seq_ids.tolist(), starts.tolist(), stops.tolist(), strict=True)
+        ]
+        tokens = [self.tokens[seq][span] for seq, span in spans]
+        masks = [self.loss_masks[seq][span] for seq, span in spans]
+        offsets = np.cumsum([0, *map(len, tokens)])
+        return (
+            np.concatenate([*tokens, np.zeros(0, np.int64)]),
+            np.concatenate([*masks, np.zeros(0, np.bool_)]),
+            offsets,
+        )
+
+
+# --------------------------------------------------------------------------- lists of texts, one call
+
+
+def train_texts(texts: Sequence[str], epochs: int, lr: float, out: str | Path | None = None) -> int:
+    """Train the small Chinese model on texts, one example per update; returns the epochs run."""
+    return _train_texts(texts, out, "pretrain", lr, epochs, None, ["plan.strategy=dynamic", "plan.batch_size=1"])
+
+
+def train_monitored(
+    texts: Sequence[str], epochs: int, lr: float, patience: int, accumulation_steps: int, out: str | Path | None = None
+) -> int:
+    """The same with early stopping, and updates from the summed gradients of `accumulation_steps` examples."""
+    settings = ["plan.strategy=dynamic", f"plan.batch_size={accumulation_steps}"]
+    return _train_texts(texts, out, "monitored", lr, epochs, patience, settings)
+
+
+def train_monitored_batch(
+    texts: Sequence[str],
+    max_epochs: int,
+    initial_lr: float,
+    patience: int,
+    batch_size: int,
+    out: str | Path | None = None,
+) -> int:
+    """The same with batches of `batch_size` examples of similar length."""
+    settings = ["plan.strategy=bucket", f"plan.batch_size={batch_size}"]
+    return _train_texts(texts, out, "batch", initial_lr, max_epochs, patience, settings)
+
+
+def _train_texts(
+    texts: Sequence[str],
+    out: str | Path | None,
+    name: str,
+    lr: float,
+    epochs: int,
+    patience: int | None,
+    plan: list[str],
+) -> int:
+    folder = Path(out) if out is not None else free_folder(f"texts-{name}", False)
+    source = folder.with_name(folder.name + ".jsonl")
+    storage.make_folder(source.parent)
+    storage.write_atomic(source, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    overrides = [
+        f"data.text={source}", "stages=[]", "data.chat=[]", f"optim.lr={lr}", f"train.max_epochs={epochs}",
+        "plan.tokens_per_step=1", *plan, *([f"train.patience={patience}"] if patience is not None else []),
+    ]  # fmt: skip
+    return run_training("zh_chat", folder, overrides, console=Console(quiet=True)).epochs
+
+
+__all__ = ["batches", "load", "plan", "train", "train_monitored", "train_monitored_batch", "train_texts"]

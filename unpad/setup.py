@@ -1,0 +1,130 @@
+"""What a run is made of before its first step: data, tokenizer, model, precision, and the plan of an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import unpad
+from unpad.errors import RecipeError
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.monitor import Timers
+from unpad.plan.mix import draw
+from unpad.plan.plan import Plan, plan
+from unpad.recipe import Recipe, Stage
+from unpad.run import find_run, newest_weights, open_tokenizer, put_weights
+from unpad.step import choose_precision
+from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet, prepare
+from unpad.tokens.tokenizer import Tokenizer
+
+WEIGHTS = {"cross_entropy": 1.0}  # of the terms that train; every other term is only reported
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What stays the same during a run."""
+
+    recipe: Recipe
+    folder: Path
+    stages: list[Stage]
+    tokens: TokenSet
+    tokenizer: Tokenizer
+    report: CorpusReport
+    model: Decoder
+    device: torch.device
+    precision: str
+    environment: dict[str, Any]
+
+
+def stages_of(recipe: Recipe) -> list[Stage]:
+    """The recipe's stages, or the one stage of a recipe without."""
+    return recipe.stages or [Stage(name="train")]
+
+
+def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, timers: Timers) -> Setup:
+    """Read and encode the data, build the model. Nothing is written to the run directory yet."""
+    config = model_config(recipe.model)
+    for stage in stages_of(recipe):
+        _check_lengths_given(recipe.for_stage(stage), stage)
+    torch.set_num_threads(1 if recipe.profile == "low_power" else recipe.train.threads or torch.get_num_threads())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    asked = "fp32" if recipe.profile == "low_power" else recipe.precision
+    precision, reason = choose_precision(asked, device)
+    start = find_run(recipe.train.init_from) if recipe.train.init_from else None
+    if start is not None and tokenizer is None:
+        tokenizer = open_tokenizer(start)
+    with timers("tokenise"):
+        tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
+        if recipe.plan.cross_documents:
+            tokens = tokens.joined()
+    torch.manual_seed(recipe.train.seed)
+    model = build_model(config, tokenizer.vocab_size)
+    assert isinstance(model, Decoder)
+    if start is not None:
+        put_weights(model, newest_weights(start)[0], str(start))
+    environment = {
+        "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "device": str(device), "precision": precision, "precision_reason": reason,
+        "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
+    }  # fmt: skip
+    return Setup(
+        recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
+    )
+
+
+def _blas() -> str:
+    config = torch.__config__.show()
+    names = ("MKL", "OpenBLAS", "Accelerate")
+    return next((name for name in names if f"BLAS_INFO={name.lower()}" in config), "built in")
+
+
+def _check_lengths_given(recipe: Recipe, stage: Stage) -> None:
+    if recipe.train.max_epochs is None and recipe.train.max_steps is None:
+        raise RecipeError(
+            f"stage {stage.name} has no end", where="train.max_epochs", fix="set train.max_epochs or train.max_steps"
+        )
+
+
+def stage_sequences(setup: Setup, stage: Stage, split: int) -> np.ndarray:
+    """Ids of the sequences a stage trains on (split 0) or holds out (split 1), (n,) int64."""
+    kinds = [KINDS.index(kind) for kind in stage.use]
+    return np.flatnonzero(np.isin(setup.tokens.kind, kinds) & (setup.tokens.split == split))
+
+
+def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
+    """The plan of one epoch: a pure function of the data, the recipe and the epoch."""
+    recipe = setup.recipe.for_stage(stage)
+    ids = stage_sequences(setup, stage, 0)
+    weights = setup.tokens.weights
+    if any(weight != 1 for weight in weights):
+        ids = ids[draw(setup.tokens.source[ids], weights, recipe.train.seed, epoch)]
+    settings = recipe.plan
+    if recipe.profile == "low_power":
+        settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
+    return plan(
+        np.maximum(setup.tokens.lengths - 1, 0),
+        settings,
+        seed=recipe.train.seed,
+        epoch=epoch,
+        max_tokens=setup.model.config.longest,
+        seq_ids=ids,
+        targets=setup.tokens.count_targets,
+    )
+
+
+def describe(setup: Setup) -> list[str]:
+    """What a run prints before it starts: the choices it made and why, the data, and the plan."""
+    environment = setup.environment
+    parameters = sum(p.numel() for p in setup.model.parameters())
+    return [
+        *setup.report.lines(),
+        f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
+        f"vocabulary {setup.tokenizer.vocab_size:,}, context {setup.model.config.longest}",
+        f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
+        f"{environment['device']}, {environment['threads']} threads, {environment['matmul']} and {environment['blas']}",
+    ]
