@@ -130,21 +130,26 @@ def generate(
     run: RunArgument,
     settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
+    heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Continue texts, or answer questions; without --prompt, one prompt per line of the standard input."""
+    from unpad.evaluate.openings import heldout_openings
     from unpad.run import load
 
     _debug(debug)
     loaded = load(run, [_generate_field(text) for text in settings or []])
-    prompts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if heldout:
+        prompts = heldout_openings(loaded, heldout)
+    else:
+        prompts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     if len(prompts) == 1:
         for piece in loaded.stream(prompts[0]):
             print(piece, end="", flush=True)
         print()
         return
     for text, reply in zip(prompts, loaded.generate(prompts), strict=True):
-        print(f"{text} -> {reply}")
+        print(f"{text} -> {reply}\n")
 
 
 @app.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")

@@ -15,9 +15,9 @@ from unpad.tokens.corpus import KINDS, TokenSet, prepare
 def evaluate_run(name: str, num_replies: int = 0) -> tuple[dict[str, Metric], list[str]]:
     """Measure a run on the documents it held out, in fp32, so that no number depends on batching or hardware format.
 
-    Texts and conversations are measured apart: `loss`, `perplexity`, `bits_per_char` and `bits_per_byte` are those of
-    the run's last kind, and `text_...`, `chat_...` name each when there are two. `keywords_trained` and
-    `keywords_heldout` are the shares of questions whose reply holds every required word.
+    Measured are the kinds of data that the last stage trained on: `loss`, `perplexity`, `bits_per_char` and
+    `bits_per_byte`, with `text_` or `chat_` before them when there are both. `keywords_trained` and `keywords_heldout`
+    are the shares of questions whose reply holds every required word.
 
     Args:
         num_replies: how many trained and held-out questions to show, picked by the run's seed.
@@ -30,16 +30,16 @@ def evaluate_run(name: str, num_replies: int = 0) -> tuple[dict[str, Metric], li
     """
     run = load(name)
     tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
-    kinds = [k for k in range(len(KINDS)) if np.any((tokens.split == 1) & (tokens.kind == k))]
+    used = run.recipe.stages[-1].use if run.recipe.stages else KINDS
+    kinds = [k for k, kind in enumerate(KINDS) if kind in used and np.any((tokens.split == 1) & (tokens.kind == k))]
     if not kinds:
         raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
     metrics: dict[str, Metric] = {}
     lines: list[str] = []
     for kind in kinds:
         measured = _text(run, tokens, np.flatnonzero((tokens.split == 1) & (tokens.kind == kind)))
-        if len(kinds) > 1:
-            metrics |= {f"{KINDS[kind]}_{key}": metric for key, metric in measured.items()}
-    metrics = {**measured, **metrics}
+        prefix = f"{KINDS[kind]}_" if len(kinds) > 1 else ""
+        metrics |= {prefix + key: metric for key, metric in measured.items()}
     for split, label in ((0, "trained"), (1, "heldout")):
         ids = with_keywords(tokens, split, run.recipe.train.seed)
         if ids.size:

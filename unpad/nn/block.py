@@ -52,7 +52,7 @@ class BlockConfig(Section):
 
 
 class Cache(Protocol):
-    """What decoding keeps of earlier tokens; `generate.py` has the implementation."""
+    """What decoding keeps of earlier tokens; `nn/cache.py` has the implementation."""
 
     def attend(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
 
