@@ -17,8 +17,8 @@ import torch
 import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
 import torch.utils.tensorboard
 
-from tests.toy import events, rows, run, same_tensors, weights, write_toy
-from unpad import checkpoint, cli, storage, train
+from tests.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
+from unpad import checkpoint, cli, storage
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
@@ -63,13 +63,13 @@ def in_child(action: Callable[[], object]) -> int:
 
 def watch(seen: Callable[[str], None]) -> None:
     """Have this process call `seen` before every storage operation and before every update of the weights."""
-    update = train.train_step
+    update = LOOP.train_step
 
     def watched_step(*args: object, **options: object) -> object:
         seen("step")
-        return update(*args, **options)  # type: ignore[arg-type]
+        return update(*args, **options)
 
-    train.train_step = watched_step  # type: ignore[assignment]
+    LOOP.train_step = watched_step
     storage._operation = lambda name, path: seen(name)
 
 
@@ -237,7 +237,7 @@ def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_p
 
     def second(*more: str) -> int:
         def action() -> None:
-            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            sys.stderr = errors.open("w", buffering=1)
             sys.argv = ["unpad", "train", str(recipe), "--out", str(folder), *more]
             cli.main()
 
@@ -245,8 +245,10 @@ def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_p
 
     pid = os.fork()
     if pid == 0:
+        os.close(release[1])  # else it would wait for ever for a parent that has failed
         os._exit(0 if in_child(first) == 0 else 1)
-    os.read(arrived[0], 1)
+    os.close(arrived[1])
+    assert os.read(arrived[0], 1) == b"."
     holder = json.loads((folder / "run.lock").read_text())
     for more in ([], ["--resume"]):
         assert second(*more) == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from unpad import checkpoint
 from unpad.recipe import Recipe
 from unpad.train import Result, train
 
+LOOP = import_module("unpad.train")  # the module: the package's own `train` is the function
 WHO = ["小猫", "老师", "河水", "月亮", "春天", "书店", "火车", "爷爷"]
 DOES = ["喜欢", "看见", "走过", "想起", "画出", "听到"]
 WHAT = ["红色的花", "一座桥", "下雨的早晨", "很远的山", "新的一天", "安静的夜晚", "热茶"]

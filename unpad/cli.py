@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -42,7 +43,16 @@ def _debug(debug: bool) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=1))
+    print(json.dumps(_finite(value), ensure_ascii=False, indent=1, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """Numbers that JSON does not have as the words "inf", "-inf" and "nan", as in metrics.jsonl."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @app.command(epilog="Example: unpad train zh_chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
@@ -182,7 +192,7 @@ def check(path: Annotated[Path, typer.Argument(help="A file or folder.")], debug
     raise typer.Exit(0 if report.passed else 3)
 
 
-@recipes_app.callback()
+@recipes_app.callback(epilog="Example: unpad recipes")
 def recipes(context: typer.Context) -> None:
     """List the packaged recipes."""
     from unpad.recipe import RECIPES, recipe_names
@@ -214,7 +224,7 @@ def schema() -> None:
     _print_json(recipe_schema())
 
 
-@app.command()
+@app.command(epilog="Example: unpad runs")
 def runs() -> None:
     """List what has run, newest first."""
     from unpad.run import describe_runs

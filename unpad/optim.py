@@ -79,7 +79,8 @@ def learning_rate(settings: Optim, step: int, total_steps: int, steps_per_epoch:
         total_steps: updates planned for the stage.
         steps_per_epoch: updates of one epoch; with `per: epoch` the rate changes only between epochs.
 
-    cosine and restarts: Loshchilov and Hutter 2017, arXiv 1608.03983; each cycle reaches the floor at its last step.
+    cosine and restarts: Loshchilov and Hutter 2017, arXiv 1608.03983; each cycle of two steps or more starts at the
+    peak and reaches the floor at its last step, and so does the stage.
     """
     peak = settings.lr * settings.lr_scale
     epoch_length = max(steps_per_epoch, 1)
@@ -93,13 +94,15 @@ def learning_rate(settings: Optim, step: int, total_steps: int, steps_per_epoch:
         return peak
     if settings.schedule == "exponential":
         return peak * settings.decay ** (epoch / settings.decay_epochs)
-    if settings.schedule == "restarts":
-        return peak * _restarts(at, total, settings)
     warmup = math.ceil(settings.warmup * total)
-    if at < warmup:
+    if settings.schedule != "restarts" and at < warmup:
         return peak * (at + 1) / warmup
     if settings.schedule == "warmup":
         return peak
+    if at >= total - 1 > 0:
+        return peak * settings.floor
+    if settings.schedule == "restarts":
+        return peak * _restarts(at, total, settings)
     return peak * _cosine(at - warmup, total - warmup, settings.floor)
 
 
@@ -128,5 +131,5 @@ def _restarts(at: int, total: int, settings: Optim) -> float:
     """Cycles of equal length; when the total does not divide, their lengths differ by one."""
     cycles = settings.restarts + 1
     bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]
-    cycle = max(i for i in range(cycles) if bounds[i] <= min(at, total - 1))
-    return _cosine(min(at, total - 1) - bounds[cycle], bounds[cycle + 1] - bounds[cycle], settings.floor)
+    cycle = max(i for i in range(cycles) if bounds[i] <= at)
+    return _cosine(at - bounds[cycle], bounds[cycle + 1] - bounds[cycle], settings.floor)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unpad import storage
+from unpad.errors import RecipeError
 from unpad.loader import load_micro
 from unpad.monitor import Timers, process_memory
 from unpad.optim import make_optimizer
@@ -104,6 +105,8 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
     recipe = load_recipe(name, list(overrides))
     setup = prepare_setup(recipe, Path(), None, Timers())
     stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, 0).size]
+    if not stages:
+        raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
     if picture is not None:
         rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
         storage.write_atomic(picture, plot(rows, np.concatenate([stage.lengths for stage in stages])))
@@ -142,10 +145,12 @@ def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
         train_step(model, batches, optimizer, weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip)
         return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
 
-    index = int(np.argmax(made.micro_cells))
-    step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
     _return_freed_memory()
     base = process_memory()
+    if made.num_steps == 0:  # every token is dropped, as the ledger says
+        return Trial(0, 0.0, 0, base, base)
+    index = int(np.argmax(made.micro_cells))
+    step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
     _clear_peak()
     largest, _ = update([made.step(step)[index - int(made.step_offsets[step])]])
     peak = max(_peak(), base)

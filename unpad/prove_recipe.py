@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unpad.errors import PlanError
 from unpad.layout import build_layout
 from unpad.loader import load_micro
 from unpad.monitor import Timers
@@ -63,6 +64,11 @@ def _sample(setup: Setup) -> np.ndarray:
     ids = np.unique(np.concatenate([stage_sequences(setup, stage, 0) for stage in setup.stages]))
     lengths = setup.tokens.lengths[ids] - 1
     usable = (lengths >= 1) & (setup.tokens.num_targets[ids] > 0)
+    if setup.recipe.plan.overflow == "drop":
+        usable &= lengths <= _longest(setup)
+    if not usable.any():
+        fix = "raise plan.max_tokens, or set plan.overflow=split"
+        raise PlanError("the plan drops every token, so there is nothing to prove", where="plan", fix=fix)
     ids, lengths = ids[usable], np.minimum(lengths[usable], _longest(setup))
     parameters = sum(p.numel() for p in setup.model.parameters())
     budget = max(int(WORK / (6 * parameters)), 64)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from unpad.errors import RecipeError, nearest
 
 PACKAGE = Path(__file__).parent
 RECIPES = PACKAGE / "recipes"
 MAX_RECIPE_BYTES = 1 << 20
+KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 MAX_YAML_NODES = 20_000  # an alias bomb of 300 bytes expands to millions
 
 
@@ -186,13 +187,26 @@ STAGE_TRAIN_KEYS = {
 }  # fmt: skip
 
 
+Model = Annotated[dict[str, Any], AfterValidator(lambda section: {"kind": "decoder", **section})]
+
+
+class _StageError(ValueError):
+    """A field of a stage does not fit its section; `path` leads to it from the top of the recipe."""
+
+    def __init__(self, index: int, error: ValidationError) -> None:
+        self.first = error.errors()[0]
+        section = {"PlanSettings": "plan", "Optim": "optim", "Train": "train"}[error.title]
+        self.path = ("stages", index, section, *self.first["loc"])
+        super().__init__(self.first["msg"])
+
+
 class Recipe(Section):
     """Everything a run depends on."""
 
     data: Data = Data()
     tokenizer: Tokenizer = Tokenizer()
     augment: Augment = Augment()
-    model: dict[str, Any] = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
+    model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
     plan: PlanSettings = PlanSettings()
     optim: Optim = Optim()
     stages: list[Stage] = []
@@ -209,11 +223,14 @@ class Recipe(Section):
         names = [stage.name for stage in self.stages]
         if len(set(names)) != len(names):
             raise ValueError(f"stages share a name: {names}")
-        for stage in self.stages:
+        for index, stage in enumerate(self.stages):
             wrong = set(stage.train) - STAGE_TRAIN_KEYS
             if wrong:
                 raise ValueError(f"stage {stage.name}: train.{min(wrong)} belongs to the whole run, not to a stage")
-            self.for_stage(stage)
+            try:
+                self.for_stage(stage)
+            except ValidationError as error:
+                raise _StageError(index, error) from None
         return self
 
     def for_stage(self, stage: Stage) -> Recipe:
@@ -251,6 +268,10 @@ class Recipe(Section):
 # --------------------------------------------------------------------------- loading
 
 
+# PyYAML lets through the ValueError of a date or a number that cannot be.
+YAML_FAULTS = (yaml.YAMLError, ValueError, RecursionError)
+
+
 class _LineLoader(yaml.SafeLoader):
     """YAML that refuses duplicate keys and bombs, and remembers the line of every key."""
 
@@ -268,13 +289,19 @@ class _LineLoader(yaml.SafeLoader):
     def _walk(self, node: yaml.Node, path: tuple[str | int, ...], visited: list[int]) -> None:
         visited[0] += 1
         if visited[0] > MAX_YAML_NODES or len(path) > 50:
-            raise yaml.YAMLError("too large or too deeply nested for a recipe")
+            raise yaml.MarkedYAMLError(
+                problem="too large or too deeply nested for a recipe", problem_mark=node.start_mark
+            )
         self.lines[path] = node.start_mark.line + 1
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, value in node.value:
+                if key.tag not in KEY_TAGS:  # `on` and `1` are no text in YAML
+                    raise yaml.MarkedYAMLError(problem="a key is not a name; quote it", problem_mark=key.start_mark)
                 if key.value in seen:
-                    raise yaml.YAMLError(f'line {key.start_mark.line + 1}: the key "{key.value}" occurs twice')
+                    raise yaml.MarkedYAMLError(
+                        problem=f'the key "{key.value}" occurs twice', problem_mark=key.start_mark
+                    )
                 seen.add(key.value)
                 self._walk(value, (*path, key.value), visited)
                 self.lines[(*path, key.value)] = key.start_mark.line + 1
@@ -317,7 +344,7 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     try:
         loader = _LineLoader(path.read_text(encoding="utf-8"))
         values = loader.load()
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except YAML_FAULTS as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f"{path}:{line + 1}" if line is not None else str(path)
         raise RecipeError(
@@ -345,8 +372,8 @@ def _override(values: dict[str, Any], text: str) -> tuple[str | int, ...]:
         raise RecipeError(f'"{text}" is not key=value', where="command line", fix="write for example optim.lr=1e-4")
     try:
         value = _LineLoader(raw).load() if raw.strip() else ""
-    except yaml.YAMLError:
-        raise RecipeError(f'"{raw}" is not a YAML value', where=f"command line: {key}", fix="quote it") from None
+    except YAML_FAULTS:
+        raise RecipeError(f'"{raw[:80]}" is not a YAML value', where=f"command line: {key}", fix="quote it") from None
     parts: list[str | int] = []
     here: Any = values
     names = key.split(".")
@@ -385,15 +412,16 @@ def _validate(
         return Recipe(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        path = tuple(first["loc"])
+        fault = first.get("ctx", {}).get("error")
+        first, path = (fault.first, fault.path) if isinstance(fault, _StageError) else (first, tuple(first["loc"]))
         dotted = ".".join(str(part) for part in path)
         if any(path[: len(o)] == o or o[: len(path)] == path for o in overridden if path):
             where = f"command line: {dotted}"
         else:
             line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-            where = f"{origin}:{line}: {dotted}" if line else f"{origin}: {dotted}"
+            where = f"{origin}:{line}: {dotted}" if line else f"{origin}: {dotted}".removesuffix(": ")
         if first["type"] == "extra_forbidden":
-            known = _known_keys(path[:-1])
+            known = _known_keys(path[2:-1] if isinstance(fault, _StageError) else path[:-1])
             raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=nearest(str(path[-1]), known)) from None
         message = first["msg"].removeprefix("Value error, ")
         got = (
@@ -409,10 +437,7 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
     schema = Recipe.model_json_schema()
     node: dict[str, Any] = schema
     for part in path:
-        if isinstance(part, int):
-            node = node.get("items", {})
-        else:
-            node = node.get("properties", {}).get(part, {})
+        node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
         node = node.get("allOf", [node])[0]
         if "$ref" in node:
             node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
@@ -444,7 +469,7 @@ def may_change_on_resume(key: str) -> bool:
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         items = {str(i): item for i, item in enumerate(value)}.items()

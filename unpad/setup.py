@@ -63,10 +63,11 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         if recipe.plan.cross_documents:
             tokens = tokens.joined()
     torch.manual_seed(recipe.train.seed)
-    model = build_model(config, tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
-    if start is not None:
-        put_weights(model, newest_weights(start)[0], str(start))
+    with timers("build"):
+        model = build_model(config, tokenizer.vocab_size)
+        assert isinstance(model, Decoder)
+        if start is not None:
+            put_weights(model, newest_weights(start)[0], str(start))
     environment = {
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,

@@ -54,7 +54,7 @@ class StepResult:
     """What one step measured.
 
     Args:
-        terms: mean of every term over the step's targets, in nats; NaN for a term without targets.
+        terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
         num_targets: targets of the trained terms.
         grad_norm: global L2 norm before clipping.
         updated: False when the step was skipped because a loss or gradient was not finite.

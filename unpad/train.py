@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import signal
@@ -127,7 +126,9 @@ def train(
     model_config(recipe.model)
     storage.make_folder(folder)
     with storage.RunLock(folder):
-        storage.clean_leftovers(folder)
+        for place in (folder, folder / "checkpoints"):
+            if place.is_dir():
+                storage.clean_leftovers(place)
         exists = (folder / RECIPE).is_file()
         if exists and not resume:
             fix = "continue it with --resume, or choose another --out"
@@ -138,7 +139,8 @@ def train(
         tokenizer = open_tokenizer(folder) if exists else None
         setup = prepare_setup(recipe, folder, tokenizer, timers)
         progress, state, warnings = _restore(setup) if exists else (Progress(), None, [])
-        _write_run_files(setup, name, overrides)
+        with timers("save"):
+            _write_run_files(setup, name, overrides)
         monitor = Monitor(
             folder,
             log_every=recipe.train.log_every,
@@ -224,8 +226,9 @@ def _write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
 def _run_stages(
     setup: Setup, progress: Progress, state: checkpoint.State | None, monitor: Monitor, timers: Timers, began: float
 ) -> Result:
-    monitor.event("environment", **setup.environment)
-    monitor.start(describe(setup))
+    with timers("log"):
+        monitor.event("environment", **setup.environment)
+        monitor.start(describe(setup))
     signals = Signals()
     heldout, epochs, has_best = progress.best, progress.epoch, False
     with signals.listen():
@@ -240,6 +243,8 @@ def _run_stages(
     if not has_best:  # the last stage held nothing out or had nothing to do: the weights as they are
         checkpoint.save_named(setup.folder / "checkpoints", "best", _state(setup, progress, None))
     monitor.event("finished", step=progress.step, heldout_loss=heldout)
+    with timers("log"):
+        monitor.close()
     summary = timers.summary(time.perf_counter() - began)
     lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in summary]
     return Result(setup.folder, progress.step, epochs, heldout, lines)
@@ -280,7 +285,8 @@ def _run_stage(
     recipe = setup.recipe.for_stage(stage)
     frozen = freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing
-    optimizer = make_optimizer(setup.model, recipe.optim)
+    with timers("build"):
+        optimizer = make_optimizer(setup.model, recipe.optim)
     if state is not None:
         load_optimizer_tensors(setup.model, optimizer, state.tensors)
     with timers("plan"):
@@ -315,7 +321,7 @@ def _run_stage(
             signals.raise_if_received(setup.folder)
             if ends_epoch or is_over:
                 break
-    _finish_stage(setup, stage, recipe, progress, monitor)
+    _best_weights_back(setup, stage, progress)
     return progress.epoch + (progress.epoch_step > 0), progress.best
 
 
@@ -370,11 +376,11 @@ def _one_step(
     began = time.perf_counter()
     for group in optimizer.param_groups:
         group["lr"] = rate
-    # Dropout draws from (seed, step), so a resumed run drops the same values.
-    torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
     scaler = progress.scaler if setup.precision == "fp16" else None
-    setup.model.train()
     with timers("train"):
+        # Dropout draws from (seed, step), so a resumed run drops the same values.
+        torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
+        setup.model.train()
         result = train_step(
             setup.model, micros, optimizer,
             weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip, scaler=scaler,
@@ -384,13 +390,14 @@ def _one_step(
     progress.step += 1
     progress.stage_step += 1
     progress.epoch_step += 1
+    sequences, tokens = _count_real(micros)
     record = StepRecord(
         step=progress.step,
         stage=stage.name,
         epoch=progress.epoch + 1,
         micros=len(micros),
-        sequences=sum(batch.num_seqs for batch in micros),
-        tokens=sum(int(batch.layout.lengths().sum()) for batch in micros),
+        sequences=sequences,
+        tokens=tokens,
         padded_tokens=sum(batch.total_tokens for batch in micros),
         targets=result.num_targets,
         loss=result.terms.get("nll", 0.0),
@@ -402,6 +409,16 @@ def _one_step(
     seconds = time.perf_counter() - began + waited
     with timers("log"):
         monitor.step(record, seconds=seconds, waited=waited, memory_bytes=process_memory())
+
+
+def _count_real(micros: list[RaggedBatch]) -> tuple[int, int]:
+    """Sequences of the corpus and their tokens; the filler that completes a row is neither."""
+    sequences = tokens = 0
+    for batch in micros:
+        lengths = batch.layout.lengths()
+        real = torch.ones_like(lengths, dtype=torch.bool) if batch.seq_ids is None else batch.seq_ids >= 0
+        sequences, tokens = sequences + int(real.sum()), tokens + int(lengths[real].sum())
+    return sequences, tokens
 
 
 def _step_seed(seed: int, step: int) -> int:
@@ -469,20 +486,15 @@ def _best_name(setup: Setup, stage: Stage) -> str:
     return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
 
 
-def _finish_stage(setup: Setup, stage: Stage, recipe: Recipe, progress: Progress, monitor: Monitor) -> None:
-    """Put the best weights back, and save the beginning of the next stage so that a resume finds it.
+def _best_weights_back(setup: Setup, stage: Stage, progress: Progress) -> None:
+    """Give the model the best weights of the stage; the newest stay where nothing was held out.
 
-    The state at the end of a run stays as it is: a resume with more steps or epochs continues from there.
+    The newest checkpoint still holds the end of the stage: a resume comes back here, or goes on if the end has moved.
     """
-    folder = setup.folder / "checkpoints"
     if progress.best is not None:
+        folder = setup.folder / "checkpoints"
         best = checkpoint.load(folder / _best_name(setup, stage), ["model.*"])
         put_weights(setup.model, {k.removeprefix("model."): v for k, v in best.tensors.items()}, str(folder))
-    after = copy.deepcopy(progress)
-    after.next_stage()
-    steps_left = recipe.train.max_steps is None or progress.step < recipe.train.max_steps
-    if after.stage < len(setup.stages) and steps_left:
-        _save(setup, after, None, monitor)
 
 
 def _state(setup: Setup, progress: Progress, optimizer: torch.optim.AdamW | None) -> checkpoint.State:

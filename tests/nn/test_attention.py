@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.layout import build_layout
+from unpad.layout import PaddedLayout, build_layout
 from unpad.nn import attention
 from unpad.nn.attention import ragged_attention, reference_attention
 
@@ -36,6 +36,26 @@ def test_groups_equal_the_definition(lengths: list[int], causal: bool, kv_heads:
     if got.numel():
         for a, b in zip(torch.autograd.grad(got, [q, k, v], grad), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=5),
+    causal=st.booleans(),
+    kv_heads=st.sampled_from([1, 4]),
+)
+def test_a_rectangle_with_real_cells_anywhere_equals_the_definition(
+    rows: list[list[bool]], causal: bool, kv_heads: int
+) -> None:
+    """Left, right and both-sided padding, gaps and empty rows are all the same mask to it."""
+    mask = torch.tensor(rows)
+    real = mask.flatten()
+    q, k, v, _ = inputs([mask.numel()], 4, kv_heads, 8, torch.float64)
+    layout = build_layout(mask.sum(1).numpy())
+    expected = reference_attention(q[real], k[real], v[real], layout, causal)
+    got = ragged_attention(q, k, v, PaddedLayout(mask), causal)
+    assert torch.isfinite(got).all()
+    torch.testing.assert_close(got[real], expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -1,0 +1,357 @@
+"""The decoder's parts follow their published formulas, and the whole model its promises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
+from unpad.batch import RaggedBatch, from_padded, from_sequences, to_padded
+from unpad.errors import RecipeError
+from unpad.layout import PaddedLayout, build_layout
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Config, Decoder
+from unpad.nn.block import Attention, Block, BlockConfig, FeedForward
+from unpad.nn.norm import LayerNorm, RMSNorm
+from unpad.nn.rope import rotary_frequencies, rotary_table, rotate, sinusoidal_table
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
+    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned"},
+    "grouped": {"kv_heads": 2, "activation": "geglu"},
+}
+SIZES = {"width": 8, "blocks": 1, "heads": 2, "hidden": 6}
+
+
+def randomize(module: nn.Module) -> nn.Module:
+    torch.manual_seed(1)
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, dtype=torch.float64) * 0.5
+    return module
+
+
+# --------------------------------------------------------------------------- norms
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 4e-3)]
+)
+def test_rmsnorm_is_g_times_x_over_the_root_of_the_mean_square(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm(32, 1e-6)
+    norm.weight.data = torch.randn(32)
+    x = (torch.randn(7, 32, dtype=torch.float64) * 3).to(dtype)
+    wide = x.double()
+    expected = norm.weight.double() * wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    got = (norm.double() if dtype == torch.float64 else norm)(x)
+    assert got.dtype == torch.promote_types(dtype, torch.float32)
+    assert (got.double() - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+def test_layernorm_takes_out_mean_and_variance(dtype: torch.dtype, tolerance: float) -> None:
+    torch.manual_seed(0)
+    norm = LayerNorm(32, 1e-5)
+    norm.weight.data, norm.bias.data = torch.randn(32), torch.randn(32)
+    x = torch.randn(7, 32, dtype=torch.float64).to(dtype)
+    centred = x.double() - x.double().mean(-1, keepdim=True)
+    expected = norm.weight.double() * centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-5)
+    got = norm.to(dtype)(x)
+    assert (got.double() - expected - norm.bias.double()).norm() <= tolerance * expected.norm()
+
+
+# --------------------------------------------------------------------------- positions
+
+
+@settings(deadline=None, max_examples=30)
+@given(i=st.integers(0, 300), j=st.integers(0, 300), shift=st.integers(0, 3000), factor=st.sampled_from([1.0, 4.0]))
+def test_rotary_scores_depend_on_the_distance_alone(i: int, j: int, shift: int, factor: float) -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 16, dtype=torch.float64), torch.randn(1, 2, 16, dtype=torch.float64)
+    frequencies = rotary_frequencies(16, 10000.0, "linear" if factor > 1 else "none", factor)
+
+    def score(a: int, b: int) -> Tensor:
+        turned = [
+            rotate(x, *rotary_table(torch.tensor([p]), frequencies, torch.float64)) for x, p in ((q, a), (k, b))
+        ]
+        return (turned[0] * turned[1]).sum(-1)
+
+    torch.testing.assert_close(score(i, j), score(i + shift, j + shift), rtol=1e-9, atol=1e-9)
+
+
+def test_rotary_turns_each_pair_by_position_times_its_frequency() -> None:
+    frequencies = rotary_frequencies(8, 10000.0, "none", 1.0)
+    torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64))
+    x = torch.zeros(1, 1, 8, dtype=torch.float64)
+    x[0, 0, 1] = 1.0  # first of the pair (1, 5), whose frequency is 0.1
+    turned = rotate(x, *rotary_table(torch.tensor([7]), frequencies, torch.float64))[0, 0]
+    assert float(turned[1]) == pytest.approx(math.cos(0.7), abs=1e-12)
+    assert float(turned[5]) == pytest.approx(math.sin(0.7), abs=1e-12)
+
+
+def test_context_extension_keeps_new_positions_within_the_angles_of_training() -> None:
+    plain = rotary_frequencies(16, 10000.0, "none", 1.0)
+    linear = rotary_frequencies(16, 10000.0, "linear", 4.0)
+    ntk = rotary_frequencies(16, 10000.0, "ntk", 4.0)
+    torch.testing.assert_close(linear * 400, plain * 100)
+    assert float(ntk[0]) == float(plain[0])  # the quickest channel, which tells neighbours apart, stays
+    assert float(ntk[-1] * 400) == pytest.approx(float(plain[-1] * 100))  # the slowest is stretched in full
+    assert bool((ntk.diff() < 0).all())
+
+
+def test_sinusoidal_positions_follow_their_formula() -> None:
+    table = sinusoidal_table(50, 6)
+    for position in (0, 3, 49):
+        for i in range(3):
+            angle = position / 10000 ** (2 * i / 6)
+            assert float(table[position, 2 * i]) == pytest.approx(math.sin(angle), abs=1e-12)
+            assert float(table[position, 2 * i + 1]) == pytest.approx(math.cos(angle), abs=1e-12)
+
+
+def test_positions_past_the_context_are_refused_unless_it_is_extended() -> None:
+    batch = from_sequences(random_sequences([66]))
+    with pytest.raises(RecipeError, match=r"position 64 lies outside the model's context of 64"):
+        tiny_model()(batch)
+    for method in ("linear", "ntk"):
+        model = tiny_model(context_method=method, context_factor=4.0)
+        assert model.config.longest == 256
+        assert torch.isfinite(model(batch)).all()
+        with pytest.raises(RecipeError, match="context of 256"):
+            model(from_sequences(random_sequences([258])))
+
+
+# --------------------------------------------------------------------------- feed-forward and attention
+
+FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda up, _: up.clamp_min(0),
+    "gelu": lambda up, _: up * 0.5 * (1 + torch.erf(up / math.sqrt(2))),
+    "geglu": lambda gate, value: gate * 0.5 * (1 + torch.erf(gate / math.sqrt(2))) * value,
+    "swiglu": lambda gate, value: gate / (1 + torch.exp(-gate)) * value,
+}
+
+
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_feed_forward_follows_its_formula(activation: str) -> None:
+    layer = FeedForward(BlockConfig(**SIZES, activation=activation, bias=True))
+    randomize(layer)
+    x = torch.randn(5, 8, dtype=torch.float64)
+    gate_weight, value_weight = layer.up.weight[:6], layer.up.weight[6:]
+    gate = x @ gate_weight.T + layer.up.bias[:6]
+    value = x @ value_weight.T + layer.up.bias[6:] if layer.gated else gate
+    expected = FORMULAS[activation](gate, value) @ layer.down.weight.T + layer.down.bias
+    assert layer.up.weight.shape == (12 if activation in ("geglu", "swiglu") else 6, 8)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated() -> None:
+    grouped = tiny_model(kv_heads=2).eval()
+    full = tiny_model().eval()
+    weights = dict(grouped.state_dict())
+    for index in range(2):
+        name = f"blocks.{index}.attention.to_qkv.weight"
+        q, k, v = weights[name].split([16, 8, 8])  # 4 query heads, 2 key heads and 2 value heads of 4 channels
+        repeated = [part.unflatten(0, (2, 4)).repeat_interleave(2, 0).flatten(0, 1) for part in (k, v)]
+        weights[name] = torch.cat([q, *repeated])
+    full.load_state_dict(weights)
+    batch = random_batch([9, 1, 20, 5])
+    with torch.no_grad():
+        torch.testing.assert_close(grouped(batch), full(batch), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=10)
+@given(length=st.integers(2, 30), data=st.data())
+def test_a_changed_token_changes_no_earlier_score(kind: str, length: int, data: st.DataObject) -> None:
+    model = tiny_model(**KINDS[kind]).eval()
+    sequence = random_sequences([length + 1])[0]
+    at = data.draw(st.integers(1, length - 1))
+    changed = [*sequence[:at], (sequence[at] + 1) % VOCAB, *sequence[at + 1 :]]
+    with torch.no_grad():
+        before, after = (model.logits(model(from_sequences([s]))) for s in (sequence, changed))
+    assert torch.equal(before[:at], after[:at])
+    assert not torch.equal(before[at], after[at])
+
+
+# --------------------------------------------------------------------------- padded views of single layers
+
+
+def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
+    """Every layer as a function of (flat tokens, layout)."""
+    attention = randomize(Attention(BlockConfig(**SIZES, kv_heads=1, bias=True)))
+    made: dict[str, Callable[[Tensor, Any], Tensor]] = {
+        "attention": lambda x, layout: attention(x, layout, None, None, 0)
+    }
+    for name, norm in (("rmsnorm", RMSNorm(8, 1e-6)), ("layernorm", LayerNorm(8, 1e-5))):
+        made[name] = lambda x, _, norm=randomize(norm): norm(x)  # type: ignore[misc]
+    for activation in FORMULAS:
+        forward = randomize(FeedForward(BlockConfig(**SIZES, activation=activation)))
+        made[activation] = lambda x, _, forward=forward: forward(x)  # type: ignore[misc]
+    block = randomize(Block(BlockConfig(**SIZES, norm="layernorm")))
+    made["block"] = lambda x, layout: block(x, layout)
+    return made
+
+
+@pytest.mark.parametrize("name", list(layers()))
+def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name: str) -> None:
+    layer = layers()[name]
+    lengths = [5, 1, 7]
+    layout = build_layout(np.array(lengths))
+    torch.manual_seed(2)
+    x = torch.randn(sum(lengths), 8, dtype=torch.float64)
+    alone = torch.cat([layer(part, build_layout(np.array([len(part)]))) for part in x.split(lengths)])
+    torch.testing.assert_close(layer(x, layout), alone, rtol=1e-12, atol=1e-12)
+    for side in ("left", "right"):
+        padded, mask = to_padded(x, layout, side, pad_to=9)  # type: ignore[arg-type]
+        rectangle = layer(padded.flatten(0, 1), PaddedLayout(mask)).unflatten(0, mask.shape)
+        torch.testing.assert_close(from_padded(rectangle, mask), alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", list(layers()))
+def test_gradients_of_every_layer_equal_finite_differences(name: str) -> None:
+    layer, layout = layers()[name], build_layout(np.array([3, 1, 0, 4]))
+    torch.manual_seed(3)
+    assert gradcheck(lambda x: layer(x, layout), torch.randn(8, 8, dtype=torch.float64, requires_grad=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_every_parameter_of_the_model_equal_finite_differences(kind: str) -> None:
+    model = tiny_model(width=4, heads=2, hidden=3, blocks=1, **{**KINDS[kind], "kv_heads": None})
+    batch = random_batch([4, 1, 6])
+    names = [name for name, _ in model.named_parameters()]
+    values = tuple(p.detach().requires_grad_() for p in model.parameters())
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            return self.model.losses(batch)["cross_entropy"][0]
+
+    loss = Loss()
+    assert gradcheck(
+        lambda *given: functional_call(loss, {f"model.{n}": v for n, v in zip(names, given, strict=True)}, ()),
+        values,
+        fast_mode=True,
+    )
+
+
+# --------------------------------------------------------------------------- one matrix product per projection
+
+
+def matrix_products(model: Decoder, batch: RaggedBatch) -> tuple[int, int]:
+    """Number of linear layers called, and of matrix products run, in a forward and backward pass."""
+    model.zero_grad()
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        model.losses(batch)["cross_entropy"][0].backward()
+    counts = {event.key: event.count for event in trace.key_averages()}
+    return counts.get("aten::linear", 0), counts.get("aten::mm", 0) + counts.get("aten::addmm", 0)
+
+
+def test_projections_are_one_matrix_product_each_however_many_sequences() -> None:
+    model = tiny_model(torch.float32, context=128, tied=False).eval()
+    found = {matrix_products(model, random_batch(lengths, share=1.0)) for lengths in ([121], [13] * 10, [2] * 120)}
+    assert len(found) == 1, found
+    linears, products = found.pop()
+    assert linears == 4 * 2  # q, k and v at once, output, up, down, in two blocks; the loss has the head's
+    assert products == 3 * (linears + 1)  # forward, and a gradient for inputs and one for weights
+
+
+# --------------------------------------------------------------------------- configuration
+
+
+@pytest.mark.parametrize(
+    ("section", "where", "message"),
+    [
+        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4"),
+        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8"),
+        ({"width": 36, "heads": 4}, "model", "need an even head size"),
+        ({"positions": "learned", "context_method": "ntk"}, "model", "extends rotary positions"),
+        ({"heads": 0}, "model.heads", "greater than or equal to 1"),
+        ({"dropout": 1.0}, "model.dropout", "less than 1"),
+        ({"widht": 32}, "model.widht", 'unknown key "widht"'),
+        ({"preset": "large"}, "model.preset", "'zh_gpt' or 'llm'"),
+        ({"kind": "decodr"}, "model.kind", 'no model kind "decodr"'),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_by_name(section: dict[str, Any], where: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message) as caught:
+        model_config(section)
+    assert caught.value.where == where
+    assert caught.value.fix
+
+
+def test_a_misspelt_key_is_answered_with_the_nearest() -> None:
+    with pytest.raises(RecipeError) as caught:
+        model_config({"widht": 32})
+    assert "width" in caught.value.fix
+
+
+def test_presets_are_the_published_sizes_and_every_field_overrides_them() -> None:
+    small, large = (model_config({"preset": name}) for name in ("zh_gpt", "llm"))
+    assert (small.width, small.blocks, small.heads, small.hidden, small.context) == (256, 2, 8, 512, 128)
+    assert (small.positions, small.activation, small.norm, small.bias, small.dropout) == (
+        "sinusoidal", "relu", "layernorm", True, 0.1,
+    )  # fmt: skip
+    assert (large.width, large.blocks, large.heads, large.hidden, large.context) == (512, 6, 8, 2048, 512)
+    assert (large.positions, large.activation, large.norm, large.eps) == ("rotary", "geglu", "rmsnorm", 1e-6)
+    assert small.causal
+    assert large.causal
+    changed = model_config({"preset": "llm", "width": 768, "blocks": 12, "heads": 12, "hidden": 3072, "context": 1024})
+    assert (changed.width, changed.blocks, changed.context, changed.activation) == (768, 12, 1024, "geglu")
+
+
+@pytest.mark.parametrize("field", [f for f in Config.model_fields if f not in ("kind", "preset")])
+def test_every_default_can_be_overridden(field: str) -> None:
+    values: dict[str, Any] = {
+        "width": 64, "blocks": 3, "heads": 4, "kv_heads": 2, "hidden": 96, "norm": "layernorm", "eps": 1e-3,
+        "activation": "relu", "bias": True, "dropout": 0.2, "causal": False, "context": 77, "positions": "learned",
+        "rope_theta": 500.0, "context_method": "ntk", "context_factor": 2.0, "tied": False, "embed_dropout": 0.1,
+    }  # fmt: skip
+    section = {field: values[field]}
+    assert getattr(model_config(section), field) == values[field] != getattr(model_config({}), field)
+
+
+def test_the_vocabulary_decides_the_embedding_and_the_head() -> None:
+    config = model_config({**SIZES, "tied": False, "bias": True})
+    model = build_model(config, 123)
+    assert isinstance(model, Decoder)
+    assert model.embed.weight.shape == (123, 8)
+    assert model.head is not None
+    assert model.head.weight.shape == (123, 8)
+    assert model.logits(torch.zeros(3, 8)).shape == (3, 123)
+
+
+def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number() -> None:
+    model = tiny_model().eval()
+    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        model(from_sequences([[1, VOCAB, 2]]))
+    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        model.losses(from_sequences([[1, 2, VOCAB]]))
+
+
+def test_norms_sit_before_each_part_and_before_the_head() -> None:
+    model = tiny_model(blocks=1).eval()
+    batch = random_batch([6])
+    assert batch.input_ids is not None
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    with torch.no_grad():
+        rotary = model._rotary(batch.position_ids, torch.float64)
+        x = F.embedding(batch.input_ids, model.embed.weight)
+        x = x + block.attention(block.norm_1(x), batch.layout, rotary, None, 0)
+        x = x + block.feed_forward(block.norm_2(x))
+        torch.testing.assert_close(model(batch), model.norm(x), rtol=1e-12, atol=1e-12)

@@ -1,0 +1,188 @@
+"""The Python interface: the three one-call trainings, plans and batches for another loop, and a run opened again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import unpad
+from tests.conftest import random_sequences, tiny_model
+from tests.toy import rows, same_tensors, weights, write_toy
+from unpad import api
+from unpad.batch import RaggedBatch, from_sequences
+from unpad.errors import RecipeError
+from unpad.loader import load_steps
+from unpad.models.decoder import PRESETS, Decoder
+from unpad.plan.plan import STRATEGIES
+from unpad.plan.plan import plan as make_plan
+from unpad.recipe import PlanSettings
+from unpad.step import accumulate
+
+WEIGHTS = {"cross_entropy": 1.0}
+TEXTS = [f"第{n}天，小猫看见一座桥。" for n in "一二三四五六七八九十"]
+
+
+@pytest.fixture(autouse=True)
+def _small_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset those calls train, in a size and without the dropout that would hide equalities."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(PRESETS, "zh_gpt", {**PRESETS["zh_gpt"], "width": 16, "hidden": 24, "heads": 2, "dropout": 0.0})
+
+
+def gradients(model: Decoder, steps: list[list[RaggedBatch]]) -> dict[str, torch.Tensor]:
+    """Of all steps together, divided once by all their targets."""
+    model.zero_grad()
+    accumulate(model, [micro for micros in steps for micro in micros], WEIGHTS, "fp32")
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+# --------------------------------------------------------------------------- one call
+
+
+def test_the_three_trainings_return_the_epochs_they_ran(tmp_path: Path) -> None:
+    assert unpad.train_texts(TEXTS, 3, 1e-3, out=tmp_path / "a") == 3
+    assert unpad.train_monitored(TEXTS, 3, 1e-3, 30, 4, out=tmp_path / "b") == 3
+    assert unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, 4, out=tmp_path / "c") == 3
+    for name in "abc":
+        assert rows(tmp_path / name, "train")
+        assert unpad.load(tmp_path / name).step > 0
+    updates = {name: len(rows(tmp_path / name, "train")) for name in "abc"}
+    num = len(TEXTS) - 1  # one text is held out
+    assert updates == {"a": 3 * num, "b": 3 * -(-num // 4), "c": updates["c"]}
+    assert updates["c"] < updates["a"]
+
+
+def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path) -> None:
+    """At this rate nothing improves after the first checks, so patience 2 ends the run and the count says when."""
+    epochs = unpad.train_monitored(TEXTS, 50, 1.0, 2, 4, out=tmp_path / "run")
+    assert 2 < epochs < 50
+    assert epochs == rows(tmp_path / "run", "train")[-1]["epoch"]
+
+
+def test_accumulation_over_one_example_is_the_single_example_training(tmp_path: Path) -> None:
+    unpad.train_texts(TEXTS, 2, 1e-3, out=tmp_path / "single")
+    unpad.train_monitored(TEXTS, 2, 1e-3, 30, 1, out=tmp_path / "monitored")
+    single, monitored = (rows(tmp_path / name, "train") for name in ("single", "monitored"))
+    assert single == monitored
+    assert same_tensors(weights(tmp_path / "single"), weights(tmp_path / "monitored"))
+
+
+def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
+    """All texts have one length, so one batch of all is one update of all accumulated."""
+    unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "accumulated")
+    unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "batched")
+    accumulated, batched = (rows(tmp_path / name, "train") for name in ("accumulated", "batched"))
+    assert len(accumulated) == len(batched) == 3
+    for a, b in zip(accumulated, batched, strict=True):
+        assert (a["targets"], a["sequences"]) == (b["targets"], b["sequences"])
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+    before, after = weights(tmp_path / "accumulated"), weights(tmp_path / "batched")
+    for name, tensor in before.items():
+        assert (tensor - after[name]).norm() <= 1e-4 * tensor.norm() + 1e-6, name
+
+
+def test_texts_are_kept_beside_the_run_as_training_read_them(tmp_path: Path) -> None:
+    unpad.train_texts(TEXTS, 1, 1e-3, out=tmp_path / "run")
+    lines = (tmp_path / "run.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["text"] for line in lines] == TEXTS
+
+
+# --------------------------------------------------------------------------- batches for another loop
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> None:
+    model = tiny_model().eval()
+    sequences = random_sequences([5, 12, 2, 1, 20, 9, 9])
+    masks = [[i % 3 != 1 for i in range(len(s))] for s in sequences]
+    alone = gradients(
+        model, [[from_sequences([s], [m])] for s, m in zip(sequences, masks, strict=True) if any(m[1:])]
+    )
+    settings: dict[str, Any] = {"tokens_per_step": 15, "tokens_per_micro": 12, "batch_size": 2, "row_tokens": 20}
+    batched = gradients(model, list(unpad.batches(sequences, masks, strategy=strategy, **settings)))
+    for name, grad in alone.items():
+        torch.testing.assert_close(batched[name], grad, rtol=1e-9, atol=1e-12)
+
+
+def test_batches_are_those_of_the_loader_that_training_uses(tmp_path: Path) -> None:
+    from unpad.recipe import load_recipe
+    from unpad.tokens.corpus import prepare
+
+    tokens, tokenizer, _ = prepare(load_recipe(str(write_toy(tmp_path))))
+    settings = PlanSettings(tokens_per_step=150, tokens_per_micro=60)
+    made = make_plan(np.maximum(tokens.lengths - 1, 0), settings, seed=3, epoch=2, targets=tokens.count_targets)
+    wanted = list(load_steps(tokens, made, tokenizer.pad_id, torch.device("cpu")))
+    everything = range(len(tokens))
+    given = unpad.batches(
+        [tokens.tokens(i).tolist() for i in everything], [tokens.loss_mask(i).tolist() for i in everything],
+        seed=3, epoch=2, tokens_per_step=150, tokens_per_micro=60,
+    )  # fmt: skip
+    for ours, theirs in zip(given, wanted, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            for field in ("input_ids", "labels", "loss_mask", "position_ids", "seq_ids"):
+                assert torch.equal(getattr(a, field), getattr(b, field)), field
+
+
+def test_windows_of_batches_count_every_target_once() -> None:
+    sequences = random_sequences([40, 7, 23])
+    for stride in (None, 3):
+        made = list(unpad.batches(sequences, max_tokens=10, stride=stride, tokens_per_step=30))
+        assert sum(micro.num_targets for micros in made for micro in micros) == 39 + 6 + 22
+
+
+def test_a_plan_is_the_planners_and_pure() -> None:
+    lengths = [5, 12, 2, 20, 9, 9]
+    ours = unpad.plan(lengths, seed=1, epoch=4, strategy="bucket", batch_size=2)
+    settings = PlanSettings(strategy="bucket", batch_size=2)
+    assert ours.fingerprint() == make_plan(np.array(lengths), settings, seed=1, epoch=4).fingerprint()
+    assert ours.fingerprint() == unpad.plan(lengths, seed=1, epoch=4, strategy="bucket", batch_size=2).fingerprint()
+    assert ours.ledger.total == sum(lengths)
+
+
+def test_nothing_to_plan_gives_no_batches() -> None:
+    assert list(unpad.batches([])) == []
+    assert list(unpad.batches([[1], []])) == []
+
+
+# --------------------------------------------------------------------------- a run
+
+
+def test_training_a_recipe_gives_a_run_that_opens_again(tmp_path: Path) -> None:
+    recipe = str(write_toy(tmp_path))
+    run = unpad.train(recipe, "train.max_epochs=1", "optim.lr=3e-3", out=tmp_path / "run")
+    again = unpad.load(tmp_path / "run")
+    assert run.recipe.optim.lr == again.recipe.optim.lr == 3e-3
+    assert same_tensors(dict(run.model.state_dict()), dict(again.model.state_dict()))
+    prompts = ["小猫喜欢", "老师"]
+    replies = run.generate(prompts, max_new_tokens=8, temperature=0.9)
+    assert replies == again.generate(prompts, max_new_tokens=8, temperature=0.9)
+    assert [run.generate([p], max_new_tokens=8)[0] for p in prompts] == run.generate(prompts, max_new_tokens=8)
+    assert "".join(run.stream(prompts[0], max_new_tokens=8)) == run.generate(prompts[:1], max_new_tokens=8)[0]
+
+
+def test_a_prompt_of_a_text_run_begins_with_bos_and_that_of_a_chat_run_with_its_template(tmp_path: Path) -> None:
+    chat = unpad.train(str(write_toy(tmp_path / "chat")), "train.max_steps=1", out=tmp_path / "a")
+    text = unpad.train(
+        str(write_toy(tmp_path / "text")), "data.chat=[]", "stages=[]", "train.max_steps=1", out=tmp_path / "b"
+    )
+    assert text.tokenizer.decode(text.prompt_ids("小猫")) == "小猫"
+    assert chat.tokenizer.decode(chat.prompt_ids("小猫")) == "用户：小猫助手："
+    assert chat.prompt_ids("小猫")[0] == chat.tokenizer.bos_id
+
+
+def test_a_run_that_does_not_exist_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="there is no run") as caught:
+        unpad.load("zh_chat-1")
+    assert "unpad train zh_chat" in caught.value.fix
+
+
+def test_what_the_package_shows_is_there() -> None:
+    assert set(api.__all__) <= set(unpad.__all__)
+    assert all(hasattr(unpad, name) for name in unpad.__all__)

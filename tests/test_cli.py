@@ -1,0 +1,417 @@
+"""The command line: every verb helps, errors are three lines and a code, and one run goes from data to answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from tests.toy import write_toy
+from unpad import cli
+from unpad.errors import Interrupted
+from unpad.recipe import RECIPES, load_recipe
+from unpad.step import StepResult
+
+LONG_HELP = {"COLUMNS": "200", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs `unpad ...` in this process, as the installed command does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capture = patch, capture
+
+    def __call__(self, *arguments: object, stdin: str = "") -> Outcome:
+        self._patch.setattr(sys, "argv", ["unpad", *map(str, arguments)])
+        self._patch.setattr(sys, "stdin", io.StringIO(stdin))
+        self._capture.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = self._capture.readouterr()
+        return Outcome(code, out, err)
+
+
+@pytest.fixture
+def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command in an empty working directory with a cache of its own."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("UNPAD_DEBUG", raising=False)
+    for name, value in LONG_HELP.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "console", type(cli.console)(highlight=False, soft_wrap=True))
+    return Shell(monkeypatch, capsys)
+
+
+def verbs() -> list[list[str]]:
+    """Every command, with the group it is in."""
+    root: Any = typer.main.get_command(cli.app)
+    found = []
+    for name, command in root.commands.items():
+        found += [[name, sub] for sub in getattr(command, "commands", {})] or [[name]]
+        if getattr(command, "invoke_without_command", False):
+            found.append([name])
+    return found
+
+
+# --------------------------------------------------------------------------- help and usage
+
+
+def test_the_verbs_of_the_design_are_there() -> None:
+    names = {" ".join(verb) for verb in verbs()}
+    assert {
+        "train", "plan", "prove", "eval", "generate", "chat", "data check", "bench", "recipes", "recipes copy",
+        "recipes schema", "runs", "report",
+    } <= names  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", verbs(), ids=" ".join)
+def test_every_verb_helps_with_an_example(unpad: Shell, verb: list[str]) -> None:
+    shown = unpad(*verb, "--help")
+    assert shown.code == 0
+    assert f" {' '.join(verb)} " in shown.out.splitlines()[0]
+    examples = re.findall(r"Example: unpad (.+)", shown.out)
+    assert examples, "no example"
+    assert examples[0].split()[: len(verb)] == verb
+
+
+def test_no_verb_at_all_shows_the_verbs(unpad: Shell) -> None:
+    shown = unpad()
+    assert shown.code == 2
+    assert all(verb[0] in shown.out + shown.err for verb in verbs())
+
+
+@pytest.mark.parametrize(
+    "arguments", [["trian"], ["train"], ["train", "zh_chat", "--oops"], ["eval"], ["data"], ["recipes", "copy"]]
+)
+def test_wrong_usage_is_code_2(unpad: Shell, arguments: list[str]) -> None:
+    assert unpad(*arguments).code == 2
+
+
+# --------------------------------------------------------------------------- errors
+
+
+def assert_three_lines(outcome: Outcome, code: int, kind: str) -> None:
+    assert outcome.code == code, outcome
+    lines = outcome.err.strip().splitlines()
+    assert lines[0].startswith(f"{kind}: ")
+    assert len(lines) <= 3
+    assert all(line.startswith(("  at: ", "  do: ")) for line in lines[1:])
+    assert lines[-1].startswith("  do: ")
+    assert "Traceback" not in outcome.out + outcome.err
+
+
+def test_an_unknown_recipe_names_the_nearest(unpad: Shell) -> None:
+    outcome = unpad("train", "zh_chta")
+    assert_three_lines(outcome, 2, "RecipeError")
+    assert "did you mean zh_chat?" in outcome.err
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_key_names_the_nearest_and_its_place(unpad: Shell) -> None:
+    outcome = unpad("plan", "zh_chat", "optim.lrr=1")
+    assert_three_lines(outcome, 2, "RecipeError")
+    assert "command line: optim.lrr" in outcome.err
+    assert "did you mean lr" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [("model.heads=7", "width 256 is not a multiple of heads 7"), ("optim.lr=-1", "greater than 0"),
+     ("plan.batch_size=0", "greater than or equal to 1"), ("lr", "is not key=value")],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused_before_any_work(unpad: Shell, override: str, says: str) -> None:
+    outcome = unpad("train", "zh_chat", override)
+    assert_three_lines(outcome, 2, "RecipeError")
+    assert says in outcome.err
+
+
+def test_an_unknown_run_names_the_nearest(unpad: Shell, tmp_path: Path) -> None:
+    for verb in ("eval", "generate", "chat", "report"):
+        outcome = unpad(verb, "mine-1", stdin="你好\n")
+        assert_three_lines(outcome, 2, "RecipeError")
+        assert "unpad train zh_chat" in outcome.err  # there is no run at all yet
+    folder = tmp_path / "runs" / "mine-2"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text("{}\n")
+    assert "did you mean mine-2?" in unpad("eval", "mine-1").err
+
+
+def test_missing_data_is_code_3_and_names_the_path(unpad: Shell, tmp_path: Path) -> None:
+    outcome = unpad("train", "zh_chat", "data.chat=absent.jsonl")
+    assert_three_lines(outcome, 3, "SourceError")
+    assert "absent.jsonl" in outcome.err
+
+
+def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    arguments = ["train", recipe, "train.max_steps=1", "--out", tmp_path / "run"]
+    assert unpad(*arguments).code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    outcome = unpad(*arguments)
+    assert_three_lines(outcome, 2, "RecipeError")
+    assert "--resume" in outcome.err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_refused_resume_is_code_9(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    assert unpad("train", recipe, "train.max_steps=1", "--out", tmp_path / "run").code == 0
+    outcome = unpad("train", recipe, "optim.lr=0.5", "--out", tmp_path / "run", "--resume")
+    assert_three_lines(outcome, 9, "ResumeError")
+    assert "optim.lr" in outcome.err
+
+
+def test_a_run_without_checkpoint_is_code_4(unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("{}\n")
+    assert_three_lines(unpad("eval", tmp_path / "run"), 4, "CheckpointError")
+
+
+def test_out_of_memory_is_code_8_and_names_shape_peak_and_setting(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from unpad.models.decoder import Decoder
+
+    def full(*_: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: 99 bytes")
+
+    recipe = write_toy(tmp_path / "toy")
+    monkeypatch.setattr(Decoder, "losses", full)
+    outcome = unpad("train", recipe, "--out", tmp_path / "run")
+    assert_three_lines(outcome, 8, "OutOfMemoryError")
+    assert re.search(r"a micro-batch of \d+ sequences, \d+ tokens, the longest \d+", outcome.err)
+    assert re.search(r"peak memory [\d.]+ GiB", outcome.err)
+    assert "plan.tokens_per_micro" in outcome.err
+
+
+def test_a_loss_that_is_not_finite_is_code_7_and_names_step_and_examples(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    broken = StepResult({"nll": float("nan")}, 5, float("nan"), False)
+    monkeypatch.setattr(sys.modules["unpad.train"], "train_step", lambda *_, **__: broken)
+    outcome = unpad("train", recipe, "--out", tmp_path / "run")
+    assert_three_lines(outcome, 7, "NonFiniteError")
+    assert "at step 1" in outcome.err
+    assert "texts.jsonl:" in outcome.err
+
+
+def test_debug_adds_the_traceback(unpad: Shell) -> None:
+    outcome = unpad("train", "absent", "--debug")
+    assert outcome.code == 2
+    assert "Traceback" in outcome.err
+    assert "RecipeError: there is no recipe" in outcome.err
+
+
+def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("unpad.preview.preview", interrupted)
+    outcome = unpad("plan", "zh_chat")
+    assert outcome.code == Interrupted.exit_code
+    assert "Traceback" not in outcome.out + outcome.err
+
+
+# --------------------------------------------------------------------------- data and recipes
+
+
+def test_data_check_names_every_bad_row_and_is_code_3(unpad: Shell, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_bytes(b'{"text": "ok"}\n{"text": 5}\n{"text": "\xff"}\n')
+    outcome = unpad("data", "check", bad)
+    assert outcome.code == 3
+    assert f"{bad}:2: E_TYPE" in outcome.out
+    assert f"{bad}:3: E_UTF8" in outcome.out
+    assert outcome.out.count("  do: ") == 2
+    assert "rows read 3 = rows used 1 + bad rows 2" in outcome.out
+    bad.write_text('{"text": "ok"}\n')
+    assert unpad("data", "check", bad).code == 0
+
+
+def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
+    listed = unpad("recipes")
+    assert listed.code == 0
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["llm", "zh_chat"]
+    copy = tmp_path / "mine.yaml"
+    assert unpad("recipes", "copy", "zh_chat", copy).code == 0
+    assert copy.read_bytes() == (RECIPES / "zh_chat.yaml").read_bytes()
+    assert load_recipe(str(copy)) == load_recipe("zh_chat")
+    assert_three_lines(unpad("recipes", "copy", "llm", copy), 2, "RecipeError")
+    assert copy.read_bytes() == (RECIPES / "zh_chat.yaml").read_bytes()
+    schema = json.loads(unpad("recipes", "schema").out)
+    assert {"data", "tokenizer", "model", "plan", "optim", "stages", "train"} <= set(schema["properties"])
+    assert "kv_heads" in schema["properties"]["model"]["properties"]
+
+
+# --------------------------------------------------------------------------- a whole run
+
+
+def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    run = tmp_path / "runs" / "toy-1"
+    assert unpad("runs").out.startswith("nothing has run here yet")
+
+    trained = unpad("train", recipe, "train.max_epochs=1")
+    assert trained.code == 0, trained.err
+    assert "next:  unpad chat toy-1" in trained.out
+    assert "unpad eval toy-1" in trained.out
+    assert len(trained.out.splitlines()) < 60
+    assert {"recipe.yaml", "tokenizer.json", "metrics.jsonl", "metrics.csv", "report.html", "checkpoints"} <= {
+        path.name for path in run.iterdir()
+    }
+
+    plain = unpad("eval", "toy-1")
+    metrics = json.loads(unpad("eval", "toy-1", "--json").out)
+    assert plain.code == 0
+    assert {"loss", "perplexity", "bits_per_char", "bits_per_byte"} <= set(metrics)
+    for name, metric in metrics.items():
+        assert set(metric) == {"value", "low", "high", "num"}
+        assert metric["low"] <= metric["value"] <= metric["high"]
+        assert f"{name} " in plain.out
+        assert f"{metric['value']:.4f}" in plain.out
+
+    one = unpad("generate", "toy-1", "--prompt", "小猫喜欢", "max_new_tokens=5")
+    assert one.code == 0
+    assert one.out.endswith("\n")
+    several = unpad("generate", "toy-1", "max_new_tokens=5", stdin="小猫喜欢\n\n老师看见\n")
+    assert [line.partition(" -> ")[0] for line in several.out.splitlines() if " -> " in line] == ["小猫喜欢", "老师看见"]
+    assert f"小猫喜欢 -> {one.out.strip()}" in several.out
+    assert unpad("generate", "toy-1", "--prompt", "小猫", "temperature=-1").code == 2
+
+    chatted = unpad("chat", "toy-1", "max_new_tokens=5", stdin="你好\n小猫喜欢什么？\n")
+    assert chatted.code == 0
+    assert len(chatted.out.splitlines()) == 2
+
+    assert "toy-1" in unpad("runs").out
+    reported = unpad("report", "toy-1")
+    assert Path(reported.out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and_training(
+    unpad: Shell, tmp_path: Path
+) -> None:
+    toy = write_toy(tmp_path / "toy", tokenizer={"kind": "bpe"})
+    assert unpad("train", toy, "train.max_steps=1", "--out", tmp_path / "first").code == 0
+    tokenizer = tmp_path / "first" / "tokenizer.json"  # any tokenizer.json does; here one trained on the text
+    wanted = {
+        "data.text": tmp_path / "toy" / "texts.jsonl", "tokenizer.kind": "file", "tokenizer.path": tokenizer,
+        "model.width": 32, "model.blocks": 3, "model.heads": 4, "model.kv_heads": 2, "model.context": 24,
+        "model.hidden": 40, "model.eps": 1e-5, "model.dropout": 0.0,
+        "plan.strategy": "dynamic", "plan.batch_size": 4, "plan.tokens_per_step": 1, "plan.max_tokens": 16,
+        "plan.stride": 8, "plan.cross_documents": "true",
+        "optim.lr": 1e-4, "optim.schedule": "constant", "optim.clip": 0.5,
+        "train.max_epochs": 2, "train.patience": "null", "train.seed": 42, "train.threads": 1, "precision": "fp32",
+    }  # fmt: skip
+    run = tmp_path / "llm"
+    done = unpad("train", "llm", *(f"{key}={value}" for key, value in wanted.items()), "--out", run)
+    assert done.code == 0, done.err
+    resolved = load_recipe(str(run / "recipe.yaml")).model_dump(mode="json")
+    for key, value in wanted.items():
+        found: Any = resolved
+        for part in key.split("."):
+            found = found[part]
+        found = found[0]["path"] if key == "data.text" else found
+        assert json.dumps(found) == str(value) or str(found) == str(value), key
+    tokens = {int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*")}
+    assert len(tokens) == 2, "one checkpoint per epoch"
+    assert (run / "checkpoints" / "best").is_dir()
+    assert (run / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
+    vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
+    from unpad.run import load
+
+    model = load(run).model
+    assert model.embed.weight.shape == (len(vocabulary), 32)
+    assert len(model.blocks) == 3
+
+
+def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_epoch(
+    unpad: Shell, tmp_path: Path
+) -> None:
+    recipe = write_toy(tmp_path / "toy", stages=[], checkpoint={"every": None})
+    assert unpad("train", recipe, "train.max_epochs=2", "--out", tmp_path / "run").code == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    held_out = [row for row in rows if row["kind"] == "eval"]
+    assert [row["epoch"] for row in epochs] == [1, 2]
+    assert [row["step"] for row in held_out] == [row["step"] for row in epochs]
+    steps = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").glob("step-*")}
+    assert steps == {row["step"] for row in epochs}
+    assert [row["heldout_loss"] for row in epochs] == [row["loss"] for row in held_out]
+    assert all(row["loss"] != row["heldout_loss"] for row in epochs)
+    last = json.loads(unpad("eval", tmp_path / "run", "--json").out)
+    parts = [last[f"{name}_loss"]["value"] for name in ("text", "chat")]
+    assert min(parts) < min(row["loss"] for row in held_out) < max(parts), "both kinds of text, weighted by targets"
+
+
+def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.png")
+    assert planned.code == 0, planned.err
+    values = json.loads(planned.out)
+    assert {"strategies", "ledger"} <= set(values)
+    assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    proved = unpad("prove", recipe, "--json")
+    assert proved.code == 0, proved.err
+    certificate = json.loads(proved.out)
+    assert certificate["passed"] is True
+    assert all({"name", "kernel", "measured", "bound", "passed"} <= set(line) for line in certificate["lines"])
+    assert not list(tmp_path.glob("runs*")), "neither command leaves a run behind"
+
+
+def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    planned = unpad("plan", recipe).out
+    for word in ("fixed", "dynamic", "bucket", "budget", "pack *", "rows", "trained", "█", "bucket width:"):
+        assert word in planned, word
+    proved = unpad("prove", recipe).out
+    assert "plan pack = alone" in proved
+    assert re.search(r"all \d+ lines hold", proved)
+
+
+def test_a_failed_proof_is_code_1(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unpad.nn import attention
+
+    right = attention._group_attention
+    monkeypatch.setattr(attention, "_group_attention", lambda q, k, v, group, causal: right(q, k, v, group, False))
+    outcome = unpad("prove", write_toy(tmp_path / "toy"))
+    assert outcome.code == 1
+    assert "FAIL " in outcome.out
+    assert "lines FAILED" in outcome.out
+
+
+def test_numbers_without_end_are_still_json(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unpad.evaluate.text import Metric
+
+    endless = {"perplexity": Metric(float("inf"), 1e300, float("inf"), 3)}
+    monkeypatch.setattr("unpad.evaluate.run.evaluate_run", lambda *_: (endless, []))
+    shown = unpad("eval", "any", "--json").out
+    values = json.loads(shown, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert values["perplexity"] == {"value": "inf", "low": 1e300, "high": "inf", "num": 3}
+
+
+def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m unpad.cli recipes | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stderr == ""

@@ -1,0 +1,89 @@
+"""A layout says where sequences are, and its length groups hold every token exactly once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.layout import PaddedLayout, build_layout
+
+LENGTHS = st.lists(st.integers(0, 60), max_size=40)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS)
+def test_groups_hold_every_token_once_and_in_place(lengths: list[int]) -> None:
+    layout = build_layout(np.array(lengths, np.int64))
+    total = sum(lengths)
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
+    tokens = torch.arange(total)
+    ordered = tokens if layout.by_length is None else tokens[layout.by_length]
+    seen: list[int] = []
+    for group in layout.groups:
+        rectangle = ordered[group.start : group.stop] if group.cells is None else ordered[group.cells]
+        assert rectangle.numel() == group.num_seqs * group.longest
+        real = rectangle if group.real is None else rectangle[group.real]
+        assert real.numel() == group.stop - group.start
+        seen += real.tolist()
+        rows = sequence[rectangle].view(group.num_seqs, group.longest)
+        assert bool((rows == rows[:, :1]).all()), "a row holds one sequence"
+        if group.key_mask is not None:
+            assert group.key_mask.sum(1).tolist() == [lengths[i] for i in rows[:, 0].tolist()]
+            assert group.real is not None
+            assert group.real.tolist() == group.key_mask.flatten().nonzero()[:, 0].tolist()
+    assert sorted(seen) == list(range(total))
+    out = torch.tensor(seen, dtype=torch.int64)
+    assert torch.equal(out if layout.undo is None else out[layout.undo], tokens)
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS)
+def test_boundaries_are_the_running_sum_of_lengths(lengths: list[int]) -> None:
+    layout = build_layout(np.array(lengths, np.int64))
+    assert layout.cu_seqlens.dtype == torch.int32
+    assert layout.cu_seqlens.tolist() == np.cumsum([0, *lengths]).tolist()
+    assert layout.max_seqlen == max(lengths, default=0)
+    assert layout.num_seqs == len(lengths)
+    assert layout.lengths().tolist() == lengths
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
+def test_nothing_but_empty_sequences_is_a_layout_without_groups(lengths: list[int]) -> None:
+    layout = build_layout(np.array(lengths, np.int64))
+    assert layout.groups == ()
+    assert layout.num_seqs == len(lengths)
+    assert layout.max_seqlen == 0
+
+
+def test_empty_sequences_between_others_keep_their_boundaries() -> None:
+    layout = build_layout(np.array([0, 3, 0, 5, 0]))
+    assert layout.cu_seqlens.tolist() == [0, 0, 3, 3, 8, 8]
+    assert sum(group.num_seqs for group in layout.groups) == 2
+
+
+def test_runs_that_are_longest_first_already_are_not_moved() -> None:
+    assert build_layout(np.array([9, 9, 4, 1, 0])).by_length is None
+    assert build_layout(np.array([4, 9])).by_length is not None
+
+
+def test_a_negative_length_is_refused() -> None:
+    with pytest.raises(AssertionError, match="negative"):
+        build_layout(np.array([3, -1]))
+
+
+def test_a_rectangle_counts_its_real_cells() -> None:
+    mask = torch.tensor([[True, True, False], [False, True, False], [False, False, False]])
+    layout = PaddedLayout(mask)
+    assert layout.num_seqs == 3
+    assert layout.lengths().tolist() == [2, 1, 0]
+
+
+def test_moving_to_the_processor_is_the_layout_itself() -> None:
+    layout = build_layout(np.array([2, 3]))
+    assert layout.to(torch.device("cpu")) is layout
+    elsewhere = layout.to(torch.device("meta"))
+    assert elsewhere.groups == ()
+    assert elsewhere.max_seqlen == 3
