@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unpad.evaluate.text import DocumentSums, Metric, document_nll, interval, resampling_weights, summarise
+from unpad.evaluate.text import DocumentSums, Metric, document_nll, interval, resample, summarise
 from unpad.recipe import Recipe, load_recipe
 from unpad.run import RECIPE, find_run, load, open_tokenizer
 from unpad.sources.files import expand
@@ -149,8 +149,9 @@ def read_texts(recipe: Recipe, tokens: TokenSet) -> list[str]:
 
 def difference(ours: DocumentSums, theirs: DocumentSums) -> Metric:
     """Bits per character of one model less those of another on the same documents, resampled together."""
-    bits, weights = (ours.nll - theirs.nll) / math.log(2), resampling_weights(len(ours.nll), seed=0)
-    samples = (weights @ bits) / np.maximum(weights @ ours.chars, 1)
+    bits = (ours.nll - theirs.nll) / math.log(2)
+    resampled, chars = resample([bits, ours.chars], seed=0)
+    samples = resampled / np.maximum(chars, 1)
     return interval(bits.sum() / max(ours.chars.sum(), 1), samples, len(bits))
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from unpad.plan.groups import length_groups
-from unpad.plan.plan import STRATEGIES, plan
-from unpad.recipe import PlanSettings
+from unpad.plan.plan import plan
+from unpad.recipe import PlanSettings, strategy_names
 
 NUM_SEQUENCES = 1_000_000
 
@@ -86,7 +86,7 @@ def main() -> None:
     print(f"Python {platform.python_version()}, numpy {np.__version__}.\n")
     print("| strategy | seconds | CPU seconds | peak MiB | before planning | steps | micro-batches | pad share |")
     print("|---|---|---|---|---|---|---|---|")
-    for strategy in STRATEGIES:
+    for strategy in strategy_names():
         command = [sys.executable, __file__, strategy]
         runs = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(5)]
         median = sorted(runs, key=lambda run: run["seconds"])[2]

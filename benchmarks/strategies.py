@@ -36,9 +36,9 @@ def markdown(result: Bench, command: str) -> str:
             f"the longest {data['longest']}. Medians and quartiles of {result.rounds} rounds of {result.seconds:g} s: "
             "all rows take turns in one process, each from a copy",
             'of the same model, and waiting for the loader is part of the time. "times as fast" is the median of the',
-            "rounds' own ratios. Tokens are real ones; a pass is one forward and backward. Memory is what training adds",
-            "to the process: a model copy, gradients, optimizer state, and the activations of the largest micro-batch.",
-            "The recipe's own batch size gives small passes; with plan.batch_size=N every padded row gets larger ones.",
+            "rounds' own ratios. Tokens are real ones; a pass is one forward and backward. Memory is what training",
+            "adds to the process: a model copy, gradients, optimizer state, and the activations of the largest pass.",
+            "The recipe's batch size makes small passes; plan.batch_size=N gives padded strategies larger ones.",
             "",
             f"Machine: {processor}, load {machine['load']:.1f} before from other work; threads {machine['threads']};",
             f"{machine['precision']} ({machine['precision_reason']}); torch {machine['torch']}, "

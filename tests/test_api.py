@@ -18,9 +18,8 @@ from unpad.batch import RaggedBatch, from_sequences
 from unpad.errors import RecipeError
 from unpad.loader import load_steps
 from unpad.models.decoder import PRESETS, Decoder
-from unpad.plan.plan import STRATEGIES
 from unpad.plan.plan import plan as make_plan
-from unpad.recipe import PlanSettings
+from unpad.recipe import PlanSettings, strategy_names
 from unpad.step import accumulate
 
 WEIGHTS = {"cross_entropy": 1.0}
@@ -96,14 +95,12 @@ def test_texts_are_kept_beside_the_run_as_training_read_them(tmp_path: Path) -> 
 # --------------------------------------------------------------------------- batches for another loop
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", strategy_names())
 def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> None:
     model = tiny_model().eval()
     sequences = random_sequences([5, 12, 2, 1, 20, 9, 9])
     masks = [[i % 3 != 1 for i in range(len(s))] for s in sequences]
-    alone = gradients(
-        model, [[from_sequences([s], [m])] for s, m in zip(sequences, masks, strict=True) if any(m[1:])]
-    )
+    alone = gradients(model, [[from_sequences([s], [m])] for s, m in zip(sequences, masks, strict=True) if any(m[1:])])
     settings: dict[str, Any] = {"tokens_per_step": 15, "tokens_per_micro": 12, "batch_size": 2, "row_tokens": 20}
     batched = gradients(model, list(unpad.batches(sequences, masks, strategy=strategy, **settings)))
     for name, grad in alone.items():

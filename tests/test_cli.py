@@ -295,7 +295,10 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert one.code == 0
     assert one.out.endswith("\n")
     several = unpad("generate", "toy-1", "max_new_tokens=5", stdin="小猫喜欢\n\n老师看见\n")
-    assert [line.partition(" -> ")[0] for line in several.out.splitlines() if " -> " in line] == ["小猫喜欢", "老师看见"]
+    assert [line.partition(" -> ")[0] for line in several.out.splitlines() if " -> " in line] == [
+        "小猫喜欢",
+        "老师看见",
+    ]
     assert f"小猫喜欢 -> {one.out.strip()}" in several.out
     assert unpad("generate", "toy-1", "--prompt", "小猫", "temperature=-1").code == 2
 

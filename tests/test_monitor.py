@@ -12,7 +12,8 @@ import pytest
 from rich.console import Console
 
 from unpad.history import read_rows
-from unpad.monitor import COLUMNS, Monitor, StepRecord, Timers, load_metrics, peak_memory, perplexity, process_memory
+from unpad.memory import peak_memory, process_memory
+from unpad.monitor import COLUMNS, Monitor, StepRecord, Timers, load_metrics, perplexity
 
 STEPS_PER_EPOCH = 5
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.toy import write_toy
 import unpad.preview as module
+from tests.toy import write_toy
 from unpad.errors import RecipeError
 from unpad.monitor import Timers
-from unpad.plan.plan import STRATEGIES
 from unpad.preview import Preview, Trial, preview
-from unpad.recipe import load_recipe
+from unpad.recipe import load_recipe, strategy_names
 from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 
 ROWS = ["plan.row_tokens=64"]
@@ -42,7 +41,7 @@ def shown(result: Preview) -> str:
 def test_the_json_has_a_row_per_strategy_and_a_ledger(made: tuple[Preview, str]) -> None:
     values: dict[str, Any] = json.loads(json.dumps(made[0].to_json(), allow_nan=False))
     assert set(values) == {"strategies", "ledger", "lengths", "advice", "corpus", "stages"}
-    assert [row["name"] for row in values["strategies"]] == list(STRATEGIES)
+    assert [row["name"] for row in values["strategies"]] == strategy_names()
     for stage in values["stages"]:
         assert {"name", "epochs", "strategies", "ledger", "lengths", "advice"} <= set(stage)
         for row in stage["strategies"]:
@@ -61,7 +60,7 @@ def test_every_number_equals_a_recount_over_the_plans_of_training(
 ) -> None:
     result, recipe = made
     monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
-    for name in STRATEGIES:
+    for name in strategy_names():
         setup = setup_of(recipe, f"plan.strategy={name}")
         real = computed = 0
         for stage, part in zip(setup.stages, result.stages, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from unpad.batch import RaggedBatch
 from unpad.errors import PlanError
 from unpad.loader import TokenSource, load_micro
 from unpad.monitor import Timers
-from unpad.plan.plan import STRATEGIES, Micro
+from unpad.plan.plan import Micro
 from unpad.prove import Alone, Certificate, Variant, certify
 from unpad.prove_recipe import prove_recipe
-from unpad.recipe import load_recipe
+from unpad.recipe import load_recipe, strategy_names
 from unpad.setup import Setup, prepare_setup
 
 SMALL = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "tokenizer.vocab_size=600"]
@@ -45,7 +46,7 @@ def test_the_packaged_recipes_pass(name: str, precision: str) -> None:
     certificate = prove_recipe(name, [*SMALL, f"precision={precision}"])
     assert certificate.passed, failed(certificate)
     names = [line.name for line in certificate.lines]
-    for strategy in STRATEGIES:
+    for strategy in strategy_names():
         assert f"plan {strategy} = alone" in names
     for claim in (
         "labels stay within their sequence", "padded left = alone", "split into micro-batches, one empty = alone",
@@ -114,9 +115,7 @@ def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = module._sample
-    monkeypatch.setattr(
-        module, "_sample", lambda setup: (ids := sample(setup))[setup.tokens.lengths[ids] < 100]
-    )
+    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.tokens.lengths[ids] < 100])
     certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
     unproven = [line for line in certificate.lines if line.passed is None]
     assert [line.kernel for line in unproven] == ["group sdpa"]
@@ -131,7 +130,7 @@ def test_an_expected_kernel_that_no_line_ran_is_printed_not_proven() -> None:
     bounds = batch.layout.cu_seqlens.tolist()  # type: ignore[union-attr]
     alone = [
         Alone([*batch.input_ids[a:b].tolist(), int(batch.labels[b - 1])], [True] * (b - a + 1))
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+        for a, b in pairwise(bounds)
     ]
     certificate = certify(
         tiny_model(torch.float32), alone, [Variant("packed", [batch], [[0, 1]])], expected_kernels={"varlen flash"}

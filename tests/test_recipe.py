@@ -94,9 +94,9 @@ def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
     text = "\n".join(lines)
     assert len(text) < 306
     path = write(text)
-    began = time.perf_counter()
+    began = time.process_time()
     assert "too large or too deeply nested" in refusal(path).what
-    assert time.perf_counter() - began < 0.1
+    assert time.process_time() - began < 0.1
 
 
 def test_unknown_keys_and_recipes_list_the_nearest(write: object) -> None:

@@ -43,7 +43,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 
 def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from unpad.train import train; from unpad.monitor import peak_memory\n"
+        "import sys; from pathlib import Path; from unpad.train import train; from unpad.memory import peak_memory\n"
         "train('zh_chat', Path(sys.argv[1]), ['profile=low_power', 'train.max_steps=2', 'data.holdout=0.002'])\n"
         "print('peak', peak_memory())"
     )
@@ -160,7 +160,7 @@ def test_weights_of_an_earlier_run_begin_the_next(tmp_path: Path) -> None:
     run(recipe, tmp_path / "first", "train.max_epochs=1")
     setup = setup_of(recipe, f"train.init_from={tmp_path / 'first'}", "train.seed=5")
     assert same_tensors(dict(setup.model.state_dict()), weights(tmp_path / "first"))
-    with pytest.raises(CheckpointError, match="parameter .* is"):
+    with pytest.raises(CheckpointError, match=r"parameter .* is"):
         setup_of(recipe, f"train.init_from={tmp_path / 'first'}", "model.width=32")
 
 

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from unpad import storage
 from unpad.batch import RaggedBatch
+from unpad.errors import PlanError
 from unpad.loader import load_steps
 from unpad.plan.plan import Plan
 from unpad.plan.plan import plan as make_plan
-from unpad.recipe import PlanSettings
+from unpad.recipe import PlanSettings, checked
 from unpad.run import LoadedRun, load
 from unpad.train import free_folder
 from unpad.train import train as run_training
@@ -43,7 +44,7 @@ def plan(lengths: Sequence[int] | np.ndarray, *, seed: int = 0, epoch: int = 0, 
         lengths: positions the model sees per sequence, (num_seqs,).
         settings: fields of the recipe's `plan` section, such as strategy="pack", tokens_per_step=4096.
     """
-    return make_plan(np.asarray(lengths, np.int64), PlanSettings(**settings), seed=seed, epoch=epoch)
+    return make_plan(np.asarray(lengths), checked(PlanSettings, settings), seed=seed, epoch=epoch)
 
 
 def batches(
@@ -65,6 +66,14 @@ def batches(
     """
     made = plan([max(len(s) - 1, 0) for s in sequences], seed=seed, epoch=epoch, **settings)
     masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
+    for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=False)):
+        if len(sequence) != len(mask):
+            what = f"sequence {index} has {len(sequence)} tokens, its loss mask {len(mask)}"
+            raise PlanError(what, fix="give one mask value per token")
+    if len(sequences) != len(masks):
+        raise PlanError(
+            f"there are {len(sequences)} sequences and {len(masks)} loss masks", fix="give one per sequence"
+        )
     tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
     yield from load_steps(tokens, made, pad_id=0, device=torch.device("cpu"))
 
@@ -136,7 +145,8 @@ def _train_texts(
     storage.write_atomic(source, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
     overrides = [
         f"data.text={source}", "stages=[]", "data.chat=[]", f"optim.lr={lr}", f"train.max_epochs={epochs}",
-        "plan.tokens_per_step=1", *plan, *([f"train.patience={patience}"] if patience is not None else []),
+        "plan.tokens_per_step=1", "train.eval_every=null", "checkpoint.every=null", *plan,
+        *([f"train.patience={patience}"] if patience is not None else []),
     ]  # fmt: skip
     return run_training("zh_chat", folder, overrides, console=Console(quiet=True)).epochs
 

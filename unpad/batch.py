@@ -57,7 +57,7 @@ class RaggedBatch:
         return self.target_index.numel()
 
     def to(self, device: torch.device) -> RaggedBatch:
-        if device.type == "cpu":
+        if self.position_ids.device == device:
             return self
         moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, layout=self.layout.to(device), **moved)
@@ -78,7 +78,7 @@ class RaggedBatch:
             target_index=loss_mask.nonzero().flatten(),
             inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds[tokens],
             seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
-        )
+        ).to(self.position_ids.device)
 
     def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
         """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.

@@ -23,13 +23,13 @@ import torch
 from unpad.batch import RaggedBatch
 from unpad.errors import PlanError, RecipeError
 from unpad.loader import load_micro, load_steps
-from unpad.monitor import Timers, peak_memory, process_memory
+from unpad.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.monitor import Timers
 from unpad.optim import freeze, make_optimizer
 from unpad.plan.plan import Plan
-from unpad.preview import _clear_peak, _return_freed_memory
 from unpad.recipe import Stage, load_recipe
-from unpad.setup import WEIGHTS, Setup, epoch_plan, prepare_setup, stage_sequences
-from unpad.step import LossScaler, train_step
+from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
+from unpad.step import WEIGHTS, LossScaler, train_step
 from unpad.tokens.corpus import KINDS
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -106,7 +106,7 @@ class Bench:
             f"torch {machine['torch']}, {machine['precision']}, {machine['device']}, threads: {machine['threads']}",
             f"{self.recipe}: {data['parameters']:,} parameters; {data['sequences']:,} training sequences of "
             f"{data['mean_tokens']:.1f} tokens, the longest {data['longest']}",
-            f"{self.rounds} rounds of {self.seconds:g} s each: median (quartiles) of real tokens per second;",
+            f"{self.rounds} rounds of {self.seconds:g} s: median and quartiles. Tokens are real ones, never padding;",
             "memory: of a model copy, gradients, optimizer state and the activations of the largest micro-batch",
             "",
             *_table("strategy", self.strategies),
@@ -253,9 +253,9 @@ def _memory(variant: _Variant) -> tuple[int, int]:
     on_gpu = setup.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(setup.device)
-    _return_freed_memory()
+    return_freed_memory()
     base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
-    _clear_peak()
+    restart_peak()
     _Trainer(setup).update([load_micro(setup.tokens, micro, setup.tokenizer.pad_id).to(setup.device)])
     return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
 
@@ -323,9 +323,16 @@ def _values(row: Row, first: Row) -> dict[str, Any]:
 
 def _table(title: str, rows: list[Row]) -> list[str]:
     width = max(len(title), *(len(row.name) for row in rows))
-    lines = [
-        f"{title:<{width}}{'tokens/s':>10}{'quartiles':>17}{'times':>8}{'padding':>9}{'per pass':>10}{'per update':>12}{'memory':>10}"
-    ]
+    columns = {
+        "tokens/s": 10,
+        "quartiles": 17,
+        "times": 8,
+        "padding": 9,
+        "per pass": 10,
+        "per update": 12,
+        "memory": 10,
+    }
+    lines = [f"{title:<{width}}" + "".join(f"{name:>{size}}" for name, size in columns.items())]
     for row in rows:
         rate, times = row.rate(), row.times(rows[0])
         quartiles = f"{rate.low:,.0f} to {rate.high:,.0f}"

@@ -25,7 +25,7 @@ from unpad import storage
 from unpad.errors import CheckpointError, NonFiniteError
 from unpad.storage import check_space
 
-__all__ = ["State", "check_space", "load", "load_newest", "save", "save_named"]
+__all__ = ["State", "load", "load_newest", "save", "save_named"]
 
 MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
 STATE_FORMAT = 1
@@ -50,7 +50,7 @@ class State:
 # --------------------------------------------------------------------------- save
 
 
-def save(folder: Path, state: State, keep: int, protect: Iterable[str] = ()) -> Path:
+def save(folder: Path, state: State, keep: int) -> Path:
     """Write `folder/step-<step>` and then delete the oldest checkpoints, so that the newest `keep` up to it remain.
 
     Oldest is by number, never by time of change. Checkpoints of later steps, which a run that fell back to an earlier
@@ -59,7 +59,6 @@ def save(folder: Path, state: State, keep: int, protect: Iterable[str] = ()) -> 
     Args:
         folder: the run's checkpoints folder; made if missing.
         keep: checkpoints that remain, the new one included; at least 1.
-        protect: names of folders that are not deleted.
 
     Returns:
         The new folder.
@@ -74,10 +73,9 @@ def save(folder: Path, state: State, keep: int, protect: Iterable[str] = ()) -> 
     steps = _step_folders(folder)
     done = sorted(step for step in steps if step <= state.step)
     for step in done[:-keep]:
-        if steps[step].name not in protect:
-            for path in (steps[step], storage.replaced(steps[step])):
-                if path.exists():
-                    storage.remove_folder(path)
+        for path in (steps[step], storage.replaced(steps[step])):
+            if path.exists():
+                storage.remove_folder(path)
     return target
 
 
@@ -119,7 +117,7 @@ def _to_files(state: State) -> dict[str, bytes]:
             raise NonFiniteError(
                 f"the parameter {name.removeprefix('model.')} holds NaN or infinite values; it is not saved",
                 where=f"step {state.step}",
-                fix="resume from the checkpoint before, with a lower optim.lr or train.on_nonfinite=skip",
+                fix="start again from the checkpoint before with train.init_from=RUN and a lower optim.lr",
             )
         parts[MODEL][name.removeprefix("model.")] = tensor
     record = {"format": STATE_FORMAT, "step": state.step, "values": state.values}

@@ -107,4 +107,4 @@ def nearest(name: str, known: list[str]) -> str:
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"
-    return "known: " + ", ".join(sorted(known))
+    return "known: " + ", ".join(sorted(known)) if known else "there is none to choose from"

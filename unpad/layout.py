@@ -5,7 +5,9 @@ Built once, on the loader's side. Models pass a layout along; only attention loo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +37,14 @@ class LengthGroup:
     real: Tensor | None = None
     key_mask: Tensor | None = None
 
+    def to(self, device: torch.device) -> LengthGroup:
+        return replace(self, **_moved(self, device))
+
+
+def _moved(holder: object, device: torch.device) -> dict[str, Any]:
+    """The tensors among an object's fields, on `device`."""
+    return {name: value.to(device) for name, value in vars(holder).items() if isinstance(value, Tensor)}
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -63,10 +73,9 @@ class Layout:
         return self.cu_seqlens.diff().long()
 
     def to(self, device: torch.device) -> Layout:
-        """Move to `device`; an accelerator's kernels read `cu_seqlens` alone."""
-        if device.type == "cpu":
+        if self.cu_seqlens.device == device:
             return self
-        return Layout(self.cu_seqlens.to(device), self.max_seqlen, ())
+        return replace(self, groups=tuple(group.to(device) for group in self.groups), **_moved(self, device))
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,7 @@ def build_layout(lengths: np.ndarray) -> Layout:
     descending = descending[: np.count_nonzero(descending)]  # empty sequences have no cells
     starts = np.concatenate([[0], np.cumsum(descending)])
     offsets = length_groups(descending)
-    groups = tuple(_group(descending[a:b], int(starts[a])) for a, b in zip(offsets[:-1], offsets[1:], strict=True))
+    groups = tuple(_group(descending[a:b], int(starts[a])) for a, b in pairwise(offsets))
     by_length = undo = None
     if np.any(np.diff(order) < 0):
         flat = np.repeat(cu_seqlens[order[: descending.size]] - starts[:-1], descending) + np.arange(starts[-1])

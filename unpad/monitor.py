@@ -10,9 +10,6 @@ import csv
 import io
 import json
 import math
-import os
-import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,24 +74,6 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
-
-
-def process_memory() -> int:
-    """Resident bytes of this process now; the peak where the system does not say."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return peak_memory()
-
-
-def peak_memory() -> int:
-    """Largest resident bytes of this process so far."""
-    try:  # ru_maxrss starts from the parent's peak after fork and exec; VmHWM does not
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Timers:

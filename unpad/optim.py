@@ -68,7 +68,10 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tenso
         prefix = f"optim.{name}."
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if state:
-            optimizer.state[parameter] = {key: value.clone() for key, value in state.items()}
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device if key != "step" else value.device, copy=True)
+                for key, value in state.items()
+            }
 
 
 def learning_rate(settings: Optim, step: int, total_steps: int, steps_per_epoch: int) -> float:

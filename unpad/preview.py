@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,16 +16,15 @@ from rich.table import Table
 from unpad import storage
 from unpad.errors import RecipeError
 from unpad.loader import load_micro
-from unpad.monitor import Timers, process_memory
+from unpad.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.monitor import Timers
 from unpad.optim import make_optimizer
 from unpad.plan.ledger import Ledger
 from unpad.plan.plan import Micro, Plan, plan
 from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
-from unpad.recipe import Stage, load_recipe
-from unpad.setup import WEIGHTS, Setup, describe, prepare_setup, stage_sequences
-from unpad.step import train_step
-
-CLEAR_PEAK = Path("/proc/self/clear_refs")
+from unpad.recipe import PlanSettings, Stage, load_recipe
+from unpad.setup import Setup, describe, prepare_setup, stage_sequences
+from unpad.step import WEIGHTS, train_step
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,8 @@ class StagePreview:
     rows: list[StrategyRow]
     trials: dict[str, Trial]
     epochs: int
-    strategy: str
+    settings: PlanSettings
+    lr: float
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
@@ -76,8 +74,7 @@ class Preview:
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
-            settings = recipe.plan.model_copy(update={"strategy": stage.strategy})
-            part = to_json(stage.rows, stage.lengths, settings, recipe.optim.lr)
+            part = to_json(stage.rows, stage.lengths, stage.settings, stage.lr)
             for row, values in zip(stage.rows, part["strategies"], strict=True):
                 if not row.refused:
                     trial = stage.trials[row.name]
@@ -130,11 +127,12 @@ def _stage(setup: Setup, stage: Stage) -> StagePreview:
             chosen = recipe.plan.model_copy(update={"strategy": row.name})
             trials[row.name] = _try(setup, stage, plan(positions, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
-    return StagePreview(stage.name, positions[ids], rows, trials, epochs, recipe.plan.strategy)
+    lr = recipe.optim.lr * recipe.optim.lr_scale
+    return StagePreview(stage.name, positions[ids], rows, trials, epochs, recipe.plan, lr)
 
 
 def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
-    """Measure the peak memory of the plan's largest micro-batch, then the time of its first step, on a copy of the model."""
+    """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
     recipe = setup.recipe.for_stage(stage)
     model = copy.deepcopy(setup.model).train()
     optimizer = make_optimizer(model, recipe.optim)
@@ -145,39 +143,17 @@ def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
         train_step(model, batches, optimizer, weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip)
         return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
 
-    _return_freed_memory()
+    return_freed_memory()
     base = process_memory()
     if made.num_steps == 0:  # every token is dropped, as the ledger says
         return Trial(0, 0.0, 0, base, base)
     index = int(np.argmax(made.micro_cells))
     step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
-    _clear_peak()
+    restart_peak()
     largest, _ = update([made.step(step)[index - int(made.step_offsets[step])]])
-    peak = max(_peak(), base)
+    peak = max(peak_memory(), base)
     tokens, seconds = update(made.step(0))
     return Trial(tokens, seconds, largest, peak, base)
-
-
-def _return_freed_memory() -> None:
-    """Give what is freed back to the system, where the C library can, so that the next peak starts from what is in use."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
-def _clear_peak() -> None:
-    try:
-        CLEAR_PEAK.write_text("5")  # Linux: the peak restarts from what is in use now
-    except OSError:
-        pass
-
-
-def _peak() -> int:
-    try:
-        status = Path("/proc/self/status").read_text()
-        return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return process_memory()
 
 
 def _together(rows: list[StrategyRow]) -> StrategyRow:
@@ -225,7 +201,7 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
     trial = stage.trials[row.name]
     ledger = row.ledger
     return [
-        row.name + (" *" if row.name == stage.strategy else ""),
+        row.name + (" *" if row.name == stage.settings.strategy else ""),
         f"{row.pad_share:.1%}",
         f"{row.steps:,}",
         *(_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")),
@@ -250,8 +226,8 @@ def _duration(seconds: float) -> str:
 
 
 def _notes(stage: StagePreview, setup: Setup) -> list[str]:
-    chosen = next(row for row in stage.rows if row.name == stage.strategy)
-    advice = to_json(stage.rows, stage.lengths, setup.recipe.plan, setup.recipe.optim.lr)["advice"]
+    chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
+    advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr)["advice"]
     size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
     lines = [
@@ -265,7 +241,8 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
         f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
-        f"learning rate for batches of {setup.recipe.plan.batch_size}: {rate['low']:.1e} to {rate['high']:.1e} ({rate['why']})",
+        f"learning rate for batches of {stage.settings.batch_size}: {rate['low']:.1e} to {rate['high']:.1e}"
+        f" ({rate['why']})",
         _memory_advice(stage.trials[chosen.name]),
     ]
     return lines
@@ -275,17 +252,9 @@ def _memory_advice(trial: Trial) -> str:
     per_token = max(trial.peak_bytes - trial.base_bytes, 0) / max(trial.largest_tokens, 1)
     if per_token == 0:
         return f"a micro-batch of {trial.largest_tokens:,} tokens needs no memory beyond what is in use"
-    free = _available_bytes()
+    free = available_memory()
     largest = int(0.8 * free / per_token)
     return (
         f"a token of a micro-batch takes {per_token / 1024:.0f} KiB: with {free / 2**30:.1f} GiB free, "
         f"plan.tokens_per_micro can be up to about {largest:,}"
     )
-
-
-def _available_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 4 << 30

@@ -10,21 +10,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unpad.batch import RaggedBatch, from_padded, from_sequences
+from unpad.batch import RaggedBatch, Side, from_padded, from_sequences
+from unpad.errors import ProofError
 from unpad.layout import Layout, PaddedLayout
 from unpad.nn.attention import kernel_names
-from unpad.step import accumulate, autocast
+from unpad.step import WEIGHTS, accumulate, autocast
 
 EXACT = 1e-10
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
-WEIGHTS = {"cross_entropy": 1.0}
+SIDES: tuple[Side, Side] = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Certificate:
         verdict = (
             f"{failed} of {len(self.lines)} lines FAILED" if failed else f"all {len(self.lines) - missing} lines hold"
         )
-        return [*lines, verdict + (f"; {missing} kernels NOT PROVEN" if missing else "")]
+        return [*lines, verdict + (f"; {missing} NOT PROVEN" if missing else "")]
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": self.passed, "lines": [asdict(line) for line in self.lines]}
@@ -104,10 +106,17 @@ def prove(
     """Prove a model on a batch of token sequences, ready for any training loop.
 
     Args:
-        model: has `losses(batch)` and `forward(batch) -> (total_tokens, dim)`, such as `models/decoder.py`.
+        model: a model as in `models/`: `forward(batch) -> (total_tokens, dim)`, `losses(batch)` with a term named
+            cross_entropy, `count_targets(batch)`, and an `embed` module for tokens.
         batch: a flat run of token sequences.
         precision: what training will run in.
+        device: where to compute; by default where the model is.
+
+    Raises:
+        ProofError: the batch is padded, or holds no target; there would be nothing to prove.
     """
+    if not isinstance(batch.layout, Layout) or batch.num_targets == 0:
+        raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
     batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
     sequences = _sequences_of(batch)
     whole = list(range(len(sequences)))
@@ -130,16 +139,16 @@ def certify(
         variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
         expected_kernels: attention kernels the run will use; one that no line ran is NOT PROVEN.
     """
-    device = device or torch.device("cpu")
+    device = device or next(model.parameters()).device
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [from_sequences([s.tokens], [s.counts]).to(device) for s in sequences]
     truth = _one_at_a_time(exact, alone)
-    base = variants[0].micros[0].to(device)
+    base = _in_one_batch(sequences).to(device)
     causal = bool(getattr(getattr(model, "config", None), "causal", True))
     lines = [
         _labels_line(sequences, variants),
         _repeat_line(exact, base),
-        *(_equal_line(exact, truth, variant, device) for variant in [*variants, *_more_variants(sequences, base)]),
+        *(_equal_line(exact, truth, variant, device) for variant in [*variants, *_more_variants(base)]),
         _cross_gradient_line(exact, base),
         _pad_contents_line(exact, base),
     ]
@@ -157,14 +166,10 @@ def certify(
 
 
 def _sequences_of(batch: RaggedBatch) -> list[Alone]:
-    assert isinstance(batch.layout, Layout) and batch.input_ids is not None, "prove takes a flat run of token sequences"
+    assert isinstance(batch.layout, Layout) and batch.input_ids is not None, "checked by prove"
     bounds = batch.layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
-    return [
-        Alone([*ids[a:b], labels[b - 1]], [False, *counts[a:b]])
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-        if b > a
-    ]
+    return [Alone([*ids[a:b], labels[b - 1]], [False, *counts[a:b]]) for a, b in pairwise(bounds) if b > a]
 
 
 def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch]) -> Measurement:
@@ -236,10 +241,13 @@ def _errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]
 # --------------------------------------------------------------------------- part one: fp64
 
 
-def _more_variants(sequences: list[Alone], base: RaggedBatch) -> list[Variant]:
+def _in_one_batch(sequences: list[Alone]) -> RaggedBatch:
+    return from_sequences([s.tokens for s in sequences], [s.counts for s in sequences])
+
+
+def _more_variants(packed: RaggedBatch) -> list[Variant]:
     """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
-    whole = list(range(len(sequences)))
-    packed = from_sequences([s.tokens for s in sequences], [s.counts for s in sequences]).to(base.position_ids.device)
+    whole = list(range(packed.num_seqs))
     longest = packed.layout.max_seqlen if isinstance(packed.layout, Layout) else 0
     shuffled = whole[1::2] + whole[::2]
     third = max(len(whole) // 3, 1)
@@ -313,13 +321,16 @@ def _cross_gradient_line(model: nn.Module, batch: RaggedBatch) -> Line:
     worst = 0.0
     embeds = _embeds(model, batch)
     bounds = batch.layout.cu_seqlens.tolist() if isinstance(batch.layout, Layout) else []
-    for a, b in list(zip(bounds[:-1], bounds[1:], strict=True))[:4]:
+    for a, b in list(pairwise(bounds))[:4]:
         leaf = embeds.detach().requires_grad_()
         hidden = model(replace(batch, input_ids=None, inputs_embeds=leaf))
         (gradient,) = torch.autograd.grad(hidden[a:b].square().sum(), leaf)
         outside = torch.cat([gradient[:a], gradient[b:]])
         worst = max(worst, float(outside.abs().max()) if outside.numel() else 0.0)
-    return Line("no gradient crosses between sequences", "", worst, 0.0, worst == 0)
+    name = "no gradient crosses between sequences"
+    if batch.num_seqs < 2:  # nothing to cross to
+        return Line(name, "", None, None, None)
+    return Line(name, "", worst, 0.0, worst == 0)
 
 
 def _embeds(model: nn.Module, batch: RaggedBatch) -> Tensor:
@@ -329,11 +340,14 @@ def _embeds(model: nn.Module, batch: RaggedBatch) -> Tensor:
 
 @torch.no_grad()
 def _pad_contents_line(model: nn.Module, batch: RaggedBatch) -> Line:
-    one, other = batch.pad("right", pad_id=0), batch.pad("right", pad_id=1)
-    assert isinstance(one.layout, PaddedLayout)
-    mask = one.layout.attention_mask.flatten()
-    difference = float((model(one) - model(other))[mask].abs().max()) if mask.any() else 0.0
-    return Line("what padding holds is invisible", "padded sdpa", difference, 0.0, difference == 0)
+    """Padding on the left is what a causal model could see; on the right what any other could."""
+    worst = 0.0
+    for side in SIDES:
+        one, other = batch.pad(side, pad_id=0), batch.pad(side, pad_id=1)
+        assert isinstance(one.layout, PaddedLayout)
+        real = (model(one) - model(other))[one.layout.attention_mask.flatten()]
+        worst = max(worst, float(real.abs().max()) if real.numel() else 0.0)
+    return Line("what padding holds is invisible", "padded sdpa", worst, 0.0, worst == 0)
 
 
 @torch.no_grad()
@@ -353,7 +367,7 @@ def _change_tokens(
     """Replace one token of every sequence, or of sequence `only`; return the batch and the places."""
     assert batch.input_ids is not None and isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()
-    spans = [(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True) if b > a]
+    spans = [(a, b) for a, b in pairwise(bounds) if b > a]
     places = [where(a, b) for index, (a, b) in enumerate(spans) if only in (None, index)]
     ids = batch.input_ids.clone()
     # Token 0 or 1, whichever it is not: ids that every vocabulary has.

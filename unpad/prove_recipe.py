@@ -13,9 +13,9 @@ from unpad.layout import build_layout
 from unpad.loader import load_micro
 from unpad.monitor import Timers
 from unpad.nn.attention import kernel_names
-from unpad.plan.plan import STRATEGIES, Micro, plan
+from unpad.plan.plan import Micro, plan
 from unpad.prove import Alone, Certificate, Variant, certify
-from unpad.recipe import PlanSettings, load_recipe
+from unpad.recipe import PlanSettings, load_recipe, strategy_names
 from unpad.setup import Setup, prepare_setup, stage_sequences
 
 # fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
@@ -30,7 +30,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     setup.model.label_smoothing = recipe.train.label_smoothing
     sample = _sample(setup)
     truth, index = _alone(setup, sample)
-    names = ("pack", *(name for name in STRATEGIES if name != "pack"))
+    names = ("pack", *(name for name in strategy_names() if name != "pack"))
     variants = [_variant(setup, strategy, sample, index) for strategy in names]
     return certify(
         setup.model, truth, variants,

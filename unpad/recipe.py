@@ -9,10 +9,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from unpad.errors import RecipeError, nearest
 
@@ -21,6 +30,9 @@ RECIPES = PACKAGE / "recipes"
 MAX_RECIPE_BYTES = 1 << 20
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 MAX_YAML_NODES = 20_000  # an alias bomb of 300 bytes expands to millions
+
+
+SectionType = TypeVar("SectionType", bound=BaseModel)
 
 
 class Section(BaseModel):
@@ -104,8 +116,21 @@ class Augment(Section):
 # --------------------------------------------------------------------------- plan, optimisation, training
 
 
+def strategy_names() -> list[str]:
+    """Names of the batching strategies: the files of plan/strategies/."""
+    return sorted(path.stem for path in (PACKAGE / "plan" / "strategies").glob("[a-z]*.py"))
+
+
+def _known_strategy(name: str) -> str:
+    if name not in strategy_names():
+        raise ValueError(f'there is no strategy "{name}"; {nearest(name, strategy_names())}')
+    return name
+
+
 class PlanSettings(Section):
-    strategy: Literal["fixed", "dynamic", "bucket", "budget", "pack", "rows"] = "pack"
+    strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema({"enum": strategy_names()})] = Field(
+        "pack", description="A file of plan/strategies/."
+    )
     tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer update.")
     tokens_per_micro: int = Field(
         4096, ge=1, description="Tokens per forward pass; limits memory, never changes results."
@@ -154,7 +179,7 @@ class Train(Section):
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skips: int = Field(10, ge=0)
     grad_norm_warning: float = Field(10.0, gt=0)
-    threads: int | None = Field(None, ge=1, description="Processor threads; default all cores.")
+    threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default all cores.")
 
 
 class Checkpoint(Section):
@@ -180,6 +205,22 @@ class Stage(Section):
     plan: dict[str, Any] = {}
     optim: dict[str, Any] = {}
     train: dict[str, Any] = {}
+
+
+def checked(section: type[SectionType], values: dict[str, Any]) -> SectionType:
+    """Build one section from values that a caller of the Python interface gave.
+
+    Raises:
+        RecipeError: a field is unknown or its value does not fit.
+    """
+    try:
+        return section(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise RecipeError(f'unknown field "{name}"', fix=nearest(name, list(section.model_fields))) from None
+        raise RecipeError(f"{name}: {first['msg'].removeprefix('Value error, ')}", fix="correct this value") from None
 
 
 STAGE_TRAIN_KEYS = {
@@ -224,9 +265,10 @@ class Recipe(Section):
         if len(set(names)) != len(names):
             raise ValueError(f"stages share a name: {names}")
         for index, stage in enumerate(self.stages):
-            wrong = set(stage.train) - STAGE_TRAIN_KEYS
+            wrong = [f"train.{key}" for key in sorted(set(stage.train) - STAGE_TRAIN_KEYS)]
+            wrong += ["plan.cross_documents"] if "cross_documents" in stage.plan else []
             if wrong:
-                raise ValueError(f"stage {stage.name}: train.{min(wrong)} belongs to the whole run, not to a stage")
+                raise ValueError(f"stage {stage.name}: {wrong[0]} belongs to the whole run, not to a stage")
             try:
                 self.for_stage(stage)
             except ValidationError as error:

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from unpad import checkpoint
-from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.errors import CheckpointError, RecipeError, SourceError, UnpadError, nearest
 from unpad.generate import complete, stream
 from unpad.history import read_rows
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
-from unpad.recipe import Generate, Recipe, load_recipe
+from unpad.recipe import Generate, Recipe, checked, load_recipe
 from unpad.report import run_state
 from unpad.sources.example import Turn
+from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
 from unpad.tokens.encode import encode_prompt
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -29,13 +30,14 @@ RECIPE, TOKENIZER, COMMAND = "recipe.yaml", "tokenizer.json", "run.json"
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model with everything needed to use it."""
+    """A trained model with everything needed to use it; `data` is the fingerprint of what it was trained on."""
 
     folder: Path
     recipe: Recipe
     model: Decoder
     tokenizer: Tokenizer
     step: int
+    data: str
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
         """Continue plain texts, or answer questions when the run was trained on conversations.
@@ -43,8 +45,13 @@ class LoadedRun:
         Args:
             prompts: one text each; their lengths may differ, and each gets what it would get alone.
             settings: fields of the recipe's `generate` section, such as temperature=0.8.
+
+        Raises:
+            RecipeError: a setting is unknown or out of range, or `prompts` is one string.
         """
-        chosen = Generate(**{**self.recipe.generate.model_dump(), **settings})
+        if isinstance(prompts, str):
+            raise RecipeError("prompts is one string", fix="give a list of prompts")
+        chosen = checked(Generate, {**self.recipe.generate.model_dump(), **settings})
         ids = [self.prompt_ids(prompt) for prompt in prompts]
         return [completion.text for completion in complete(self.model, self.tokenizer, ids, chosen)]
 
@@ -54,9 +61,24 @@ class LoadedRun:
             return encode_prompt([Turn("user", prompt)], self.tokenizer, self.recipe.data.template)
         return [self.tokenizer.bos_id, *self.tokenizer.encode_batch([prompt])[0]]
 
+    def tokens(self) -> TokenSet:
+        """The data of the run, encoded as it was for training.
+
+        Raises:
+            SourceError: a file changed since; what was held out may have been trained on.
+        """
+        tokens, _ = open_tokens(self.recipe, self.tokenizer)[:2]
+        if tokens.fingerprint() != self.data:
+            raise SourceError(
+                "the data changed since this run was trained, so what it held out is not known any more",
+                where=str(self.folder),
+                fix="put the files back, or train again",
+            )
+        return tokens
+
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is made, whole characters only."""
-        chosen = Generate(**{**self.recipe.generate.model_dump(), **settings})
+        chosen = checked(Generate, {**self.recipe.generate.model_dump(), **settings})
         return stream(self.model, self.tokenizer, self.prompt_ids(prompt), chosen)
 
 
@@ -101,8 +123,8 @@ def open_tokenizer(folder: Path) -> Tokenizer:
     return load_tokenizer(path.read_bytes())
 
 
-def newest_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
-    """The best weights by held-out value, or the newest where nothing was held out; also the step they come from."""
+def newest_weights(folder: Path) -> tuple[dict[str, Tensor], checkpoint.State]:
+    """The best weights by held-out value, or the newest where nothing was held out; also their checkpoint."""
     checkpoints = folder / "checkpoints"
     if (checkpoints / "best").exists() or (checkpoints / ".old-best").exists():
         state = checkpoint.load(checkpoints / "best", ["model.*"])
@@ -114,7 +136,7 @@ def newest_weights(folder: Path) -> tuple[dict[str, Tensor], int]:
             )
         state = loaded[0]
     weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
-    return weights, state.step
+    return weights, state
 
 
 def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
@@ -128,10 +150,16 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     recipe = load_recipe(str(folder / RECIPE), list(overrides))
     tokenizer = open_tokenizer(folder)
     model = build_model(model_config(recipe.model), tokenizer.vocab_size)
-    weights, step = newest_weights(folder)
+    weights, state = newest_weights(folder)
     put_weights(model, weights, str(folder))
     assert isinstance(model, Decoder)
-    return LoadedRun(folder, recipe, model.eval(), tokenizer, step)
+    return LoadedRun(folder, recipe, model.eval(), tokenizer, state.step, state.values["data"])
+
+
+def open_tokens(recipe: Recipe, tokenizer: Tokenizer | None) -> tuple[TokenSet, Tokenizer, CorpusReport]:
+    """Read and encode the data of a recipe; with plan.cross_documents its documents are joined end to end."""
+    tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
+    return tokens.joined() if recipe.plan.cross_documents else tokens, tokenizer, report
 
 
 def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
@@ -145,7 +173,7 @@ def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) 
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             raise CheckpointError(
-                f"parameter {name} is {found.get(name, 'missing')} there and {expected.get(name, 'missing')} in the model",
+                f"parameter {name}: {found.get(name, 'missing')} there, {expected.get(name, 'missing')} in the model",
                 where=where,
                 fix="use the model section and the tokenizer that these weights were trained with",
             )
@@ -156,8 +184,12 @@ def describe_runs() -> list[str]:
     """One line per run under runs/, newest first."""
     lines = []
     for folder in list_runs():
-        command = " ".join([read_command(folder)["recipe"], *read_command(folder)["overrides"]])
-        state = run_state(folder, list(read_rows(folder / "events.jsonl")))
+        try:
+            saved = read_command(folder)
+            command = " ".join([saved["recipe"], *saved["overrides"]])
+            state = run_state(folder, list(read_rows(folder / "events.jsonl")))
+        except UnpadError as error:
+            state, command = "damaged", error.what
         lines.append(f"{folder.name:<24}{state:<10}{command}")
     return lines or ["nothing has run here yet; start with: unpad train zh_chat"]
 

@@ -17,12 +17,10 @@ from unpad.monitor import Timers
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
 from unpad.recipe import Recipe, Stage
-from unpad.run import find_run, newest_weights, open_tokenizer, put_weights
+from unpad.run import find_run, newest_weights, open_tokenizer, open_tokens, put_weights
 from unpad.step import choose_precision
-from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet, prepare
+from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet
 from unpad.tokens.tokenizer import Tokenizer
-
-WEIGHTS = {"cross_entropy": 1.0}  # of the terms that train; every other term is only reported
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,7 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
     if start is not None and tokenizer is None:
         tokenizer = open_tokenizer(start)
     with timers("tokenise"):
-        tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
-        if recipe.plan.cross_documents:
-            tokens = tokens.joined()
+        tokens, tokenizer, report = open_tokens(recipe, tokenizer)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, tokenizer.vocab_size)

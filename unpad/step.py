@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unpad.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError
 from unpad.losses import Terms
+from unpad.memory import peak_memory
 
 
 class Trainable(Protocol):
@@ -28,6 +29,7 @@ class Trainable(Protocol):
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
 
 
+WEIGHTS = {"cross_entropy": 1.0}  # weight of every term that trains; any other term is only reported
 Precision = str  # "fp32", "bf16" or "fp16": what matrix products run in; weights and optimizer stay fp32
 
 
@@ -179,11 +181,7 @@ def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> Except
 
 
 def _peak_memory() -> int:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated()
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()
 
 
 def non_finite(result: StepResult, step: int, names: list[str]) -> NonFiniteError:
@@ -192,5 +190,6 @@ def non_finite(result: StepResult, step: int, names: list[str]) -> NonFiniteErro
     return NonFiniteError(
         f"loss {result.terms.get('nll', float('nan')):.4g}, gradient norm {result.grad_norm:.4g} at step {step}",
         where=f"examples {shown}",
-        fix="lower optim.lr or optim.clip, use precision=fp32, or set train.on_nonfinite=skip to leave such steps out",
+        fix="start anew from these weights: train.init_from=RUN with a lower optim.lr or optim.clip, precision=fp32, "
+        "or train.on_nonfinite=skip",
     )

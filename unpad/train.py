@@ -22,14 +22,15 @@ from unpad.batch import RaggedBatch
 from unpad.errors import Interrupted, PlanError, RecipeError, ResumeError, Terminated, UnpadError
 from unpad.evaluate.text import document_nll
 from unpad.loader import load_steps
+from unpad.memory import process_memory
 from unpad.models import model_config
-from unpad.monitor import Monitor, StepRecord, Timers, process_memory
+from unpad.monitor import Monitor, StepRecord, Timers
 from unpad.optim import check_schedule, freeze, learning_rate, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.plan.plan import Plan
 from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
 from unpad.run import COMMAND, RECIPE, RUNS, TOKENIZER, open_tokenizer, put_weights, read_command
-from unpad.setup import WEIGHTS, Setup, describe, epoch_plan, prepare_setup, stage_sequences
-from unpad.step import LossScaler, StepResult, non_finite, train_step
+from unpad.setup import Setup, describe, epoch_plan, prepare_setup, stage_sequences
+from unpad.step import WEIGHTS, LossScaler, StepResult, non_finite, train_step
 
 
 @dataclass

@@ -84,9 +84,7 @@ def test_rotary_scores_depend_on_the_distance_alone(i: int, j: int, shift: int, 
     frequencies = rotary_frequencies(16, 10000.0, "linear" if factor > 1 else "none", factor)
 
     def score(a: int, b: int) -> Tensor:
-        turned = [
-            rotate(x, *rotary_table(torch.tensor([p]), frequencies, torch.float64)) for x, p in ((q, a), (k, b))
-        ]
+        turned = [rotate(x, *rotary_table(torch.tensor([p]), frequencies, torch.float64)) for x, p in ((q, a), (k, b))]
         return (turned[0] * turned[1]).sum(-1)
 
     torch.testing.assert_close(score(i, j), score(i + shift, j + shift), rtol=1e-9, atol=1e-9)
@@ -194,8 +192,9 @@ def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
     made: dict[str, Callable[[Tensor, Any], Tensor]] = {
         "attention": lambda x, layout: attention(x, layout, None, None, 0)
     }
-    for name, norm in (("rmsnorm", RMSNorm(8, 1e-6)), ("layernorm", LayerNorm(8, 1e-5))):
-        made[name] = lambda x, _, norm=randomize(norm): norm(x)  # type: ignore[misc]
+    norms = {"rmsnorm": randomize(RMSNorm(8, 1e-6)), "layernorm": randomize(LayerNorm(8, 1e-5))}
+    for name, norm in norms.items():
+        made[name] = lambda x, _, norm=norm: norm(x)  # type: ignore[misc]
     for activation in FORMULAS:
         forward = randomize(FeedForward(BlockConfig(**SIZES, activation=activation)))
         made[activation] = lambda x, _, forward=forward: forward(x)  # type: ignore[misc]
@@ -214,7 +213,7 @@ def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name: str) -
     alone = torch.cat([layer(part, build_layout(np.array([len(part)]))) for part in x.split(lengths)])
     torch.testing.assert_close(layer(x, layout), alone, rtol=1e-12, atol=1e-12)
     for side in ("left", "right"):
-        padded, mask = to_padded(x, layout, side, pad_to=9)  # type: ignore[arg-type]
+        padded, mask = to_padded(x, layout, side, pad_to=9)
         rectangle = layer(padded.flatten(0, 1), PaddedLayout(mask)).unflatten(0, mask.shape)
         torch.testing.assert_close(from_padded(rectangle, mask), alone, rtol=1e-12, atol=1e-12)
 
@@ -337,9 +336,9 @@ def test_the_vocabulary_decides_the_embedding_and_the_head() -> None:
 
 def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number() -> None:
     model = tiny_model().eval()
-    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         model(from_sequences([[1, VOCAB, 2]]))
-    with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         model.losses(from_sequences([[1, 2, VOCAB]]))
 
 

@@ -4,14 +4,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.errors import PlanError
-from unpad.plan.bucket import bucket, budget
-from unpad.plan.plan import STRATEGIES, Plan, plan
+from unpad.plan.plan import Plan, plan
 from unpad.plan.report import length_correlation
-from unpad.plan.rows import best_fit_decreasing
-from unpad.recipe import PlanSettings
+from unpad.plan.strategies import bucket, budget
+from unpad.plan.strategies.rows import best_fit_decreasing
+from unpad.recipe import PlanSettings, strategy_names
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=60)
-ALL = tuple(STRATEGIES)
+ALL = tuple(strategy_names())
 
 
 def many(num: int, seed: int = 0) -> np.ndarray:
@@ -147,7 +147,7 @@ def test_fixed_pads_to_the_cap_and_dynamic_to_the_longest_of_the_batch():
 def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
     lengths = np.array(lengths, np.int64)
     chosen = PlanSettings(bucket_width=width, batch_size=batch_size)
-    made = bucket(lengths, chosen, np.random.default_rng(0))
+    made = bucket.group(lengths, chosen, np.random.default_rng(0))
     for start, stop in zip(made.micro_offsets, made.micro_offsets[1:], strict=False):
         part = lengths[made.order[start:stop]]
         assert 1 <= len(part) <= batch_size
@@ -158,7 +158,7 @@ def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
 @settings(deadline=None)
 def test_lengths_width_minus_one_and_width_are_in_different_buckets(width):
     lengths = np.array([width - 1, width, 2 * width - 1])
-    made = bucket(lengths, PlanSettings(bucket_width=width), np.random.default_rng(0))
+    made = bucket.group(lengths, PlanSettings(bucket_width=width), np.random.default_rng(0))
     batches = [set(made.order[a:b].tolist()) for a, b in zip(made.micro_offsets, made.micro_offsets[1:], strict=False)]
     assert sorted(batches, key=min) == [{0}, {1, 2}]
 
@@ -173,7 +173,7 @@ def test_lengths_do_not_drift_over_an_epoch(strategy):
 @settings(deadline=None)
 def test_budget_holds_for_padded_tokens(lengths, limit):
     lengths = np.array(lengths, np.int64)
-    made = budget(lengths, PlanSettings(tokens_per_micro=limit), np.random.default_rng(0))
+    made = budget.group(lengths, PlanSettings(tokens_per_micro=limit), np.random.default_rng(0))
     for start, stop, pad_to in zip(made.micro_offsets, made.micro_offsets[1:], made.pad_to, strict=False):
         assert pad_to == lengths[made.order[start:stop]].max()
         assert pad_to * (stop - start) <= limit or stop - start == 1
@@ -236,7 +236,7 @@ def test_drop_last_leaves_out_a_short_last_step_and_says_so(strategy):
     made = plan(lengths, chosen.model_copy(update={"drop_last": True}), seed=0, epoch=0, targets=targets)
     last = triples(kept.step(kept.num_steps - 1))
     tokens = sum(stop - start for _, start, stop in last)
-    if tokens >= 120:
+    if tokens + 7 > 120:  # full: not even the shortest would fit
         assert made.num_steps == kept.num_steps
         return
     assert made.num_steps == kept.num_steps - 1

@@ -6,7 +6,6 @@ import numpy as np
 
 from unpad.errors import SourceError
 from unpad.run import LoadedRun
-from unpad.tokens.corpus import prepare
 
 OPENING_TOKENS = 12
 SHORTEST = 2 * OPENING_TOKENS
@@ -18,7 +17,7 @@ def heldout_openings(run: LoadedRun, num: int) -> list[str]:
     Raises:
         SourceError: no held-out text is long enough to be cut.
     """
-    tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
+    tokens = run.tokens()
     ids = np.flatnonzero((tokens.split == 1) & (tokens.kind == 0) & (tokens.lengths >= SHORTEST))
     if ids.size == 0:
         raise SourceError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unpad.evaluate.text import Metric, interval, resampling_weights
+from unpad.evaluate.text import Metric, interval, resample
 from unpad.generate import complete
 from unpad.run import LoadedRun
 from unpad.tokens.corpus import TokenSet
@@ -46,7 +46,7 @@ def with_keywords(tokens: TokenSet, split: int, seed: int, most: int = MAX_QUEST
 def accuracy(replies: list[Reply], seed: int = 0) -> Metric:
     """Share of replies with all their keywords, with a bootstrap interval over questions."""
     right = np.array([reply.right for reply in replies], np.float64)
-    return interval(right.mean(), resampling_weights(len(right), seed) @ right / len(right), len(right))
+    return interval(right.mean(), resample([right], seed)[0] / len(right), len(right))
 
 
 def _question(tokens: TokenSet, index: int) -> list[int]:

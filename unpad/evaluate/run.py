@@ -9,7 +9,7 @@ from unpad.errors import SourceError
 from unpad.evaluate.replies import accuracy, answer, with_keywords
 from unpad.evaluate.text import Metric, document_nll, summarise
 from unpad.run import LoadedRun, load
-from unpad.tokens.corpus import KINDS, TokenSet, prepare
+from unpad.tokens.corpus import KINDS, TokenSet
 
 
 def evaluate_run(name: str, num_replies: int = 0) -> tuple[dict[str, Metric], list[str]]:
@@ -29,7 +29,7 @@ def evaluate_run(name: str, num_replies: int = 0) -> tuple[dict[str, Metric], li
         SourceError: nothing is held out.
     """
     run = load(name)
-    tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
+    tokens = run.tokens()
     used = run.recipe.stages[-1].use if run.recipe.stages else KINDS
     kinds = [k for k, kind in enumerate(KINDS) if kind in used and np.any((tokens.split == 1) & (tokens.kind == k))]
     if not kinds:

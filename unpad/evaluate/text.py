@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -96,25 +96,37 @@ def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
     Intervals are 95 % percentile bootstraps over documents (Efron 1979), because tokens of one document are not
     independent.
     """
-    weights = resampling_weights(len(sums.nll), seed)
-    ratios = {"loss": sums.targets, "bits_per_char": sums.chars, "bits_per_byte": sums.num_bytes}
+    nll, targets, chars, num_bytes = resample([sums.nll, sums.targets, sums.chars, sums.num_bytes], seed)
+    ratios = {
+        "loss": (sums.targets, targets),
+        "bits_per_char": (sums.chars, chars),
+        "bits_per_byte": (sums.num_bytes, num_bytes),
+    }
     metrics = {}
-    for name, divisor in ratios.items():
+    for name, (divisor, resampled) in ratios.items():
         scale = 1.0 if name == "loss" else 1 / math.log(2)
-        samples = scale * (weights @ sums.nll) / np.maximum(weights @ divisor, 1)
+        samples = scale * nll / np.maximum(resampled, 1)
         metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll))
     loss = metrics["loss"]
     metrics["perplexity"] = Metric(_exp(loss.value), _exp(loss.low), _exp(loss.high), loss.num)
     return metrics
 
 
-def resampling_weights(num: int, seed: int) -> np.ndarray:
-    """How often each of `num` items occurs in each resample, (NUM_RESAMPLES, num) float32."""
+def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
+    """Sums of each column over resamples of its items, drawn with replacement and together.
+
+    Args:
+        columns: arrays (num,) of numbers that belong to the same items.
+
+    Returns:
+        (len(columns), NUM_RESAMPLES) float64.
+    """
     rng = np.random.default_rng(seed)
-    rows: Iterable[np.ndarray] = (
-        np.bincount(rng.integers(0, num, num), minlength=num).astype(np.float32) for _ in range(NUM_RESAMPLES)
-    )
-    return np.stack(list(rows)) if num else np.zeros((NUM_RESAMPLES, 0), np.float32)
+    num = len(columns[0])
+    values = np.stack(columns).astype(np.float64)  # (columns, num)
+    draws = (np.bincount(rng.integers(0, num, num), minlength=num) for _ in range(NUM_RESAMPLES if num else 0))
+    sums = [values @ times for times in draws]  # one resample at a time: all together would not fit for many items
+    return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
 
 
 def interval(value: float, samples: np.ndarray, num: int) -> Metric:

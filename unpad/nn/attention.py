@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ def kernel_names(dtype: torch.dtype, device: torch.device, layout: Layout | Padd
     """Names of the kernels that `ragged_attention` runs for inputs of this kind; the proof prints them."""
     if isinstance(layout, PaddedLayout):
         return {"padded sdpa"}
-    if device.type == "cuda":
-        return {"varlen flash" if dtype in HALF else "reference"}
+    if device.type == "cuda" and dtype in HALF:
+        return {"varlen flash"}
     return {"group matmul" if _uses_matmul(dtype, group.longest) else "group sdpa" for group in layout.groups}
 
 
@@ -43,7 +44,7 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout | PaddedLay
     """
     if isinstance(layout, PaddedLayout):
         return _padded(q, k, v, layout.attention_mask, causal)
-    if q.is_cuda:
+    if q.is_cuda and q.dtype in HALF:  # the flash kernel knows half precision only
         return _varlen(q, k, v, layout, causal)
     return _grouped(q, k, v, layout, causal)
 
@@ -53,7 +54,7 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal:
     k, v = _share_heads(q, k, v)
     outputs = [q[:0]]
     bounds = layout.cu_seqlens.tolist()
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / math.sqrt(q.shape[-1])
         if causal:
             future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
@@ -70,7 +71,7 @@ def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
 
 
-# --------------------------------------------------------------------------- processor: length groups
+# --------------------------------------------------------------------------- length groups
 
 
 def _uses_matmul(dtype: torch.dtype, longest: int) -> bool:
@@ -124,14 +125,13 @@ def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, caus
 
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
-    if q.dtype not in HALF:
-        return reference_attention(q, k, v, layout, causal)  # the flash kernel knows half precision only
-    from torch.nn.attention.varlen import varlen_attn
+    from torch.nn.attention.varlen import varlen_attn  # asks for a GPU build of torch when imported
 
-    k, v = _share_heads(q, k, v)
+    bounds, size = layout.cu_seqlens, layout.max_seqlen
     window = (-1, 0) if causal else (-1, -1)
-    size = layout.max_seqlen
-    out = varlen_attn(q, k, v, layout.cu_seqlens, layout.cu_seqlens, size, size, window_size=window)
+    gqa = q.shape[1] != k.shape[1]
+    # num_splits=1: a sequence's output must not depend on what else is in the batch.
+    out = varlen_attn(q, k, v, bounds, bounds, size, size, window_size=window, enable_gqa=gqa, num_splits=1)
     assert isinstance(out, Tensor)
     return out
 

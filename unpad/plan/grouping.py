@@ -92,3 +92,19 @@ def reorder_runs(offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np
     counts = np.diff(offsets)[order]
     moved = offsets_of(counts)
     return np.arange(moved[-1]) + np.repeat(offsets[order] - moved[:-1], counts), moved
+
+
+def shuffled(
+    lengths: np.ndarray, order: np.ndarray, offsets: np.ndarray, tokens_per_step: int, rng: np.random.Generator
+) -> Grouping:
+    """Padded batches in random order, so that their lengths do not drift over the epoch."""
+    index, offsets = reorder_runs(offsets, rng.permutation(len(offsets) - 1))
+    return padded(lengths, order[index], offsets, tokens_per_step)
+
+
+def padded(lengths: np.ndarray, order: np.ndarray, offsets: np.ndarray, tokens_per_step: int) -> Grouping:
+    """Pad each batch to its longest piece; a step is batches in a row until they hold `tokens_per_step` real tokens."""
+    ordered = lengths[order]
+    longest = np.maximum.reduceat(ordered, offsets[:-1]) if len(ordered) else np.zeros(0, np.int64)
+    steps = runs_reaching(sum_runs(ordered, offsets), tokens_per_step)
+    return Grouping(order, offsets, steps, longest.astype(np.int32), np.zeros(len(longest), np.int32))

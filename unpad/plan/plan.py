@@ -6,24 +6,15 @@ A plan is data made by a pure function. It does not know ranks: rank r of W take
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 
-from unpad.plan.bucket import bucket, budget
 from unpad.plan.grouping import Grouping, sum_runs
 from unpad.plan.ledger import Ledger, entry
-from unpad.plan.pack import pack
-from unpad.plan.pad import dynamic, fixed
 from unpad.plan.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
-from unpad.plan.rows import rows
 from unpad.recipe import PlanSettings
-
-Strategy = Callable[[np.ndarray, PlanSettings, np.random.Generator], Grouping]
-STRATEGIES: dict[str, Strategy] = {
-    "fixed": fixed, "dynamic": dynamic, "bucket": bucket, "budget": budget, "pack": pack, "rows": rows,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +144,8 @@ def plan(
         lengths, seq_ids, settings.max_tokens, settings.overflow, settings.stride, targets
     )
     rng = np.random.default_rng([seed, epoch])
-    grouping = STRATEGIES[settings.strategy](pieces.lengths, settings, rng)
+    strategy = import_module(f"unpad.plan.strategies.{settings.strategy}")
+    grouping: Grouping = strategy.group(pieces.lengths, settings, rng)
     kept = pieces
     if settings.drop_last:
         grouping, left_out = _without_short_last_step(grouping, pieces.lengths, settings.tokens_per_step)
@@ -166,13 +158,14 @@ def plan(
 
 
 def _without_short_last_step(grouping: Grouping, lengths: np.ndarray, tokens: int) -> tuple[Grouping, np.ndarray]:
-    """Leave out a last step of fewer than `tokens` real tokens; also return its pieces, (num_pieces,) bool."""
+    """Leave out a last step that has room left in `tokens`; also return its pieces, (num_pieces,) bool."""
     order, micro_offsets, step_offsets, pad_to, fill_to = grouping
     left_out = np.zeros(len(lengths), bool)
     if len(step_offsets) > 1:
         micros = step_offsets[-2]
         last = order[micro_offsets[micros] :]
-        if lengths[last].sum() < tokens:
+        # A step of whole sequences seldom reaches the number exactly: it is full when no other piece would fit.
+        if lengths[last].sum() < tokens and lengths[last].sum() + lengths.min() <= tokens:
             left_out[last] = True
             kept = order[: micro_offsets[micros]]
             return Grouping(

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from unpad.errors import PlanError
-from unpad.plan.bucket import bucket
 from unpad.plan.groups import attention_cells, length_groups
 from unpad.plan.ledger import Ledger
 from unpad.plan.pieces import TargetCount
-from unpad.plan.plan import STRATEGIES, Plan, plan
-from unpad.recipe import PlanSettings
+from unpad.plan.plan import Plan, plan
+from unpad.plan.strategies import bucket
+from unpad.recipe import PlanSettings, strategy_names
 
-ALL = tuple(STRATEGIES)
 BARS = " ▏▎▍▌▋▊▉█"
 
 
@@ -59,11 +58,10 @@ def compare(
     max_tokens: int | None = None,
     targets: TargetCount | None = None,
     seq_ids: np.ndarray | None = None,
-    strategies: Sequence[str] = ALL,
 ) -> list[StrategyRow]:
     """Plan epoch 0 with each strategy; arguments as in `plan`. A strategy that refuses the lengths says why."""
     result = []
-    for name in strategies:
+    for name in strategy_names():
         chosen = settings.model_copy(update={"strategy": name})
         try:
             made = plan(lengths, chosen, seed=seed, epoch=0, max_tokens=max_tokens, seq_ids=seq_ids, targets=targets)
@@ -179,7 +177,7 @@ def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8) -> WidthAdvice
     shares = {}
     for width in (8, 16, 32):
         settings = PlanSettings(bucket_width=width, batch_size=batch_size)
-        grouping = bucket(lengths, settings, np.random.default_rng(0))
+        grouping = bucket.group(lengths, settings, np.random.default_rng(0))
         cells = int((grouping.pad_to * np.diff(grouping.micro_offsets)).sum())
         shares[width] = 1 - int(lengths.sum()) / cells if cells else 0.0
     value = 8 if median < 50 else 16 if median <= 100 else 32

@@ -11,7 +11,7 @@ from unpad.plan.grouping import Grouping, follow, offsets_of, runs_within
 from unpad.recipe import PlanSettings
 
 
-def rows(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
+def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
     """Fill rows of `row_tokens` best fit first, shuffle them, and take them in turn.
 
     A step is rows of at most `tokens_per_step` real tokens; a micro-batch is at most `tokens_per_micro` // `row_tokens`

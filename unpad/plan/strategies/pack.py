@@ -8,7 +8,7 @@ from unpad.plan.grouping import Grouping, runs_within
 from unpad.recipe import PlanSettings
 
 
-def pack(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
+def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
     """Fill steps with shuffled pieces up to `tokens_per_step`, then cut each step into micro-batches.
 
     Inside a step the pieces are sorted by length, longest first, because attention groups neighbours of like length.
