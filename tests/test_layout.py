@@ -81,9 +81,12 @@ def test_a_rectangle_counts_its_real_cells() -> None:
     assert layout.lengths().tolist() == [2, 1, 0]
 
 
-def test_moving_to_the_processor_is_the_layout_itself() -> None:
-    layout = build_layout(np.array([2, 3]))
+def test_moving_takes_every_tensor_along_and_moves_nothing_that_is_there() -> None:
+    layout = build_layout(np.array([2, 3, 9]))
     assert layout.to(torch.device("cpu")) is layout
     elsewhere = layout.to(torch.device("meta"))
-    assert elsewhere.groups == ()
-    assert elsewhere.max_seqlen == 3
+    holders = [elsewhere, *elsewhere.groups]
+    tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) >= 3
+    assert {value.device.type for value in tensors} == {"meta"}
+    assert (elsewhere.max_seqlen, len(elsewhere.groups)) == (9, len(layout.groups))

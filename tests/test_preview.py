@@ -149,7 +149,7 @@ def test_the_picture_is_a_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_available_bytes", lambda: 10 << 30)
+    monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
     trial = Trial(tokens=1000, seconds=1.0, largest_tokens=500, peak_bytes=700 << 20, base_bytes=200 << 20)
     advice = module._memory_advice(trial)  # a MiB per token, and a fifth of what is free stays free
     assert "takes 1024 KiB" in advice

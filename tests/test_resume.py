@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
+from tests.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad import checkpoint
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
 
@@ -129,7 +129,7 @@ def test_changed_data_is_refused_by_file(tmp_path: Path) -> None:
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path)
+    recipe = write_toy(tmp_path, checkpoint={"every": 100})
     first = run(recipe, tmp_path / "run")
     kept = ("metrics.jsonl", "metrics.csv", "checkpoints/best/MANIFEST.json", "checkpoints/step-00000024/MANIFEST.json")
     before = [(tmp_path / "run" / name).read_bytes() for name in kept]
@@ -137,6 +137,19 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
         again = run(recipe, tmp_path / "run", resume=True)
         assert (again.step, again.epochs, again.heldout_loss) == (first.step, first.epochs, first.heldout_loss)
     assert [(tmp_path / "run" / name).read_bytes() for name in kept] == before
+    assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [24, 24]
+
+
+def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_toy(tmp_path)
+    monkeypatch.setattr(LOOP, "document_nll", scripted_heldout([3.0, 5.0]))  # best at step 6 of 8
+    run(recipe, tmp_path / "run", "train.max_steps=8")
+    best = weights(tmp_path / "run", "best-pretrain")
+    assert same_tensors(weights(tmp_path / "run"), best)
+    run(recipe, tmp_path / "run", resume=True)
+    assert same_tensors(weights(tmp_path / "run"), best)
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over_and_this_is_said(tmp_path: Path) -> None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from tests.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, weights, write_toy
+from tests.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad import checkpoint
 from unpad.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, PlanError, RecipeError
-from unpad.evaluate.text import DocumentSums
 from unpad.models.decoder import Decoder
 from unpad.step import StepResult
 
@@ -39,17 +37,6 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(LOOP, "train_step", watched)
     return taken
-
-
-def scripted_heldout(losses: list[float]) -> Callable[..., DocumentSums]:
-    """Stands for the held-out evaluation: the given losses, one per check."""
-    following: Iterator[float] = iter(losses)
-
-    def document_nll(*args: object, **options: object) -> DocumentSums:
-        one = np.ones(1, np.int64)
-        return DocumentSums(np.array([next(following)]), one, one, one)
-
-    return document_nll
 
 
 # --------------------------------------------------------------------------- course of a run
@@ -110,7 +97,7 @@ def test_patience_counts_checks_and_the_best_weights_come_back(
     assert [row["best"] for row in rows(tmp_path / "run", "eval")] == [True, False, True, False, False]
     assert same_tensors(weights(tmp_path / "run"), snapshots[3]["weights"])
     [stop] = events(tmp_path / "run", "early_stop")
-    assert "best 4.8000 at step 3, stopped at step 5, epoch 0 of 50" in stop["message"]
+    assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
 
 
 def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
@@ -140,6 +127,20 @@ def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path: Path) -
     assert smooth[0]["values"]["cross_entropy"] != smooth[0]["loss"]
     assert plain[0]["values"]["cross_entropy"] == plain[0]["loss"]
     assert smooth[2]["loss"] != plain[2]["loss"]
+
+
+def test_a_rate_that_changes_by_epoch_is_constant_within_epochs_of_any_length(tmp_path: Path) -> None:
+    recipe = write_toy(
+        tmp_path, stages=[], plan={"tokens_per_step": 120}, optim={"per": "epoch"}, train={"max_epochs": 3},
+        data={"chat": None},
+    )  # fmt: skip
+    run(recipe, tmp_path / "run")
+    train_rows = rows(tmp_path / "run", "train")
+    epochs = [[row["lr"] for row in train_rows if row["epoch"] == epoch] for epoch in (1, 2, 3)]
+    assert [len(set(rates)) for rates in epochs] == [1, 1, 1]
+    assert len({len(rates) for rates in epochs}) == 2
+    assert epochs[0][0] == pytest.approx(0.01)
+    assert epochs[2][0] == pytest.approx(0.0001)
 
 
 # --------------------------------------------------------------------------- guards
@@ -287,7 +288,7 @@ def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: py
     began = time.perf_counter()
     result = run(recipe, tmp_path / "run", "stages.pretrain.train.max_epochs=8")
     wall = time.perf_counter() - began
-    assert [line.split()[0] for line in result.lines] == list(parts)
+    assert {line.split()[0] for line in result.lines} == set(parts)
     assert parts.keys() >= {"tokenise", "load", "train", "evaluate", "save", "log", "other"}
     assert sum(parts.values()) == pytest.approx(wall, rel=0.05)
     assert parts["other"] < 0.15 * wall

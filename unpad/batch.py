@@ -92,10 +92,12 @@ class RaggedBatch:
         def rectangle(values: Tensor | None, fill: float) -> Tensor | None:
             return None if values is None else to_padded(values, self.layout, side, pad_to, fill)[0].flatten(0, 1)
 
-        real, mask = to_padded(torch.ones_like(self.loss_mask), self.layout, side, pad_to, 0)
+        _, mask = to_padded(torch.ones_like(self.loss_mask), self.layout, side, pad_to, 0)
         loss_mask = rectangle(self.loss_mask, 0)
         position_ids, labels = rectangle(self.position_ids, 0), rectangle(self.labels, 0)
-        assert loss_mask is not None and position_ids is not None and labels is not None
+        assert loss_mask is not None
+        assert position_ids is not None
+        assert labels is not None
         return RaggedBatch(
             layout=PaddedLayout(mask),
             position_ids=position_ids,

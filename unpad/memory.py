@@ -22,7 +22,7 @@ def peak_memory() -> int:
     """Largest resident bytes since `restart_peak`, or since the process began."""
     try:
         # Not ru_maxrss: a forked or executed process inherits its parent's.
-        return next(int(line.split()[1]) * 1024 for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith("VmHWM")) * 1024
     except (OSError, StopIteration):
         return _largest_ever()
 
@@ -43,7 +43,7 @@ def return_freed_memory() -> None:
 
 
 class HeapKeeper:
-    """Keeps the heap from growing with the variety of shapes: batches of ever new sizes leave holes that are not reused.
+    """Keeps the heap from growing with the variety of shapes: batches of ever new sizes leave holes in it.
 
     Once the process is half as large again as after its first step, what is free goes back to the system. That costs a
     fraction of a second, seldom.

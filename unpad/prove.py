@@ -166,7 +166,8 @@ def certify(
 
 
 def _sequences_of(batch: RaggedBatch) -> list[Alone]:
-    assert isinstance(batch.layout, Layout) and batch.input_ids is not None, "checked by prove"
+    assert isinstance(batch.layout, Layout), "checked by prove"
+    assert batch.input_ids is not None, "prove changes tokens"
     bounds = batch.layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
     return [Alone([*ids[a:b], labels[b - 1]], [False, *counts[a:b]]) for a, b in pairwise(bounds) if b > a]
@@ -365,7 +366,8 @@ def _change_tokens(
     batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
 ) -> tuple[RaggedBatch, list[int]]:
     """Replace one token of every sequence, or of sequence `only`; return the batch and the places."""
-    assert batch.input_ids is not None and isinstance(batch.layout, Layout)
+    assert batch.input_ids is not None
+    assert isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()
     spans = [(a, b) for a, b in pairwise(bounds) if b > a]
     places = [where(a, b) for index, (a, b) in enumerate(spans) if only in (None, index)]

@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 import unpad
-from unpad.errors import RecipeError
+from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.monitor import Timers
+from unpad.optim import check_schedule, freeze
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
 from unpad.recipe import Recipe, Stage
-from unpad.run import find_run, newest_weights, open_tokenizer, open_tokens, put_weights
+from unpad.run import find_run, open_tokenizer, open_tokens
 from unpad.step import choose_precision
 from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet
 from unpad.tokens.tokenizer import Tokenizer
@@ -53,17 +54,14 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     asked = "fp32" if recipe.profile == "low_power" else recipe.precision
     precision, reason = choose_precision(asked, device)
-    start = find_run(recipe.train.init_from) if recipe.train.init_from else None
-    if start is not None and tokenizer is None:
-        tokenizer = open_tokenizer(start)
+    if recipe.train.init_from and tokenizer is None:
+        tokenizer = open_tokenizer(find_run(recipe.train.init_from))
     with timers("tokenise"):
         tokens, tokenizer, report = open_tokens(recipe, tokenizer)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, tokenizer.vocab_size)
         assert isinstance(model, Decoder)
-        if start is not None:
-            put_weights(model, newest_weights(start)[0], str(start))
     environment = {
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
@@ -78,6 +76,49 @@ def _blas() -> str:
     config = torch.__config__.show()
     names = ("MKL", "OpenBLAS", "Accelerate")
     return next((name for name in names if f"BLAS_INFO={name.lower()}" in config), "built in")
+
+
+def resolved(recipe: Recipe) -> Recipe:
+    """The recipe with every field of its model section spelled out, so that a run keeps it when a default changes.
+
+    Raises:
+        RecipeError: the model section does not fit.
+    """
+    return recipe.model_copy(update={"model": model_config(recipe.model).model_dump(mode="json")})
+
+
+def check_stages(setup: Setup) -> None:
+    """Refuse now what a later stage would refuse after hours.
+
+    Raises:
+        RecipeError: freezing, schedule or patience of a stage does not fit; PlanError: its plan has no step.
+    """
+    before = 0
+    for stage in setup.stages:
+        recipe = setup.recipe.for_stage(stage)
+        if stage_sequences(setup, stage, 0).size == 0 or recipe.train.max_epochs == 0:
+            continue
+        freeze(setup.model, recipe.train.freeze)
+        if recipe.train.patience is not None and stage_sequences(setup, stage, 1).size == 0:
+            fix = "set data.holdout above 0, or train.patience=null"
+            raise RecipeError(
+                f"stage {stage.name} has patience but nothing is held out", where="train.patience", fix=fix
+            )
+        epoch_steps = epoch_plan(setup, stage, 0).num_steps
+        if epoch_steps == 0:
+            fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
+            raise PlanError(f"stage {stage.name} has no step: the plan drops every token", where="plan", fix=fix)
+        last = last_step(recipe, before, epoch_steps)
+        if last > before:
+            check_schedule(recipe.optim, last - before, epoch_steps)
+        before = max(last, before)
+
+
+def last_step(recipe: Recipe, before: int, epoch_steps: int) -> int:
+    """The last step of a stage that begins after step `before` of the run, by its recipe and the length of an epoch."""
+    train = recipe.train
+    by_epochs = None if train.max_epochs is None else before + epoch_steps * train.max_epochs
+    return min(end for end in (by_epochs, train.max_steps) if end is not None)
 
 
 def _check_lengths_given(recipe: Recipe, stage: Stage) -> None:

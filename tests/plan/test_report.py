@@ -31,7 +31,7 @@ def cells_of(micro) -> int:
     if micro.pad_to:
         return len(sizes) * micro.pad_to**2
     if micro.fill_to > sum(sizes):
-        sizes.append(micro.fill_to - sum(sizes))
+        sizes += [1] * (micro.fill_to - sum(sizes))  # filler is sequences of one token
     sizes = np.array(sorted(sizes, reverse=True))
     return attention_cells(sizes, length_groups(sizes))
 

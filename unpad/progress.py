@@ -1,0 +1,177 @@
+"""Where a run stands, what it saves of that, and how it goes on from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unpad import checkpoint, storage
+from unpad.errors import ResumeError
+from unpad.optim import optimizer_tensors
+from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
+from unpad.run import COMMAND, RECIPE, TOKENIZER, put_weights, read_command
+from unpad.setup import Setup, resolved, stage_sequences
+from unpad.step import LossScaler
+
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Together with weights and optimizer this is all a checkpoint holds: every random number is
+    drawn from (seed, epoch) or (seed, step), so there is no generator state to keep."""
+
+    step: int = 0  # updates of the whole run
+    stage: int = 0
+    stage_step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0  # updates done within the epoch
+    best: float | None = None  # held-out loss, per stage
+    best_step: int = 0
+    checks_without_progress: int = 0
+    num_skipped: int = 0
+    scaler: LossScaler = field(default_factory=LossScaler)
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Progress:
+        return cls(**{**values, "scaler": LossScaler(**values["scaler"])})
+
+    def next_stage(self) -> None:
+        self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
+        self.best, self.best_step, self.checks_without_progress = None, 0, 0
+
+
+# --------------------------------------------------------------------------- save
+
+
+def save_checkpoint(setup: Setup, progress: Progress, optimizer: torch.optim.AdamW) -> Path:
+    """Write everything the run needs to continue from here."""
+    state = _state(setup, progress)
+    state.tensors |= optimizer_tensors(setup.model, optimizer)
+    return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
+
+
+def save_best(setup: Setup, progress: Progress) -> None:
+    """Write the weights as the best of the stage the run is in; of the last stage they are the run's."""
+    stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
+    checkpoint.save_named(setup.folder / CHECKPOINTS, best_name(setup, stage), _state(setup, progress))
+
+
+def best_name(setup: Setup, stage: Stage) -> str:
+    return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
+
+
+def put_best_back(setup: Setup, stage: Stage, progress: Progress) -> None:
+    """Give the model the best weights of the stage; the newest stay where nothing was held out.
+
+    The newest checkpoint still holds the end of the stage: a resume comes back here, or goes on if the end has moved.
+    """
+    if progress.best is not None:
+        best = checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), ["model.*"])
+        _put(setup, best)
+
+
+def _state(setup: Setup, progress: Progress) -> checkpoint.State:
+    tensors = {f"model.{name}": value for name, value in setup.model.state_dict().items()}
+    values = {
+        "progress": asdict(progress),
+        "data": setup.tokens.fingerprint(),
+        "files": dict(setup.tokens.file_hashes),
+        "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision")},
+    }
+    return checkpoint.State(progress.step, tensors, values)
+
+
+def _put(setup: Setup, state: checkpoint.State) -> None:
+    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    put_weights(setup.model, weights, str(setup.folder))
+
+
+def write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
+    storage.write_atomic(setup.folder / TOKENIZER, setup.tokenizer.to_bytes())
+    command = {"recipe": name, "overrides": list(overrides)}
+    storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+    storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
+
+
+# --------------------------------------------------------------------------- resume
+
+
+def resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[list[str], Recipe, list[str]]:
+    """The overrides and recipe of a resumed run: those of the command that began it, the new ones after them.
+
+    Returns:
+        Overrides, recipe, and a line for each field that changed.
+
+    Raises:
+        ResumeError: a field differs that a run cannot change on its way.
+    """
+    saved = load_recipe(str(folder / RECIPE))
+    together = [*(o for o in read_command(folder)["overrides"] if o not in overrides), *overrides]
+    recipe = resolved(load_recipe(name, together))
+    changed = differences(saved, recipe)
+    refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
+    if refused:
+        listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
+        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start anew with train.init_from")
+    ends = ("max_steps", "max_epochs")
+    notes = [
+        f"{key} is {new}, was {old}" + (": schedule recomputed" if key.endswith(ends) else "")
+        for key, (old, new) in changed.items()
+    ]
+    return together, recipe, notes
+
+
+def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
+    """Put the weights of the newest sound checkpoint into the model.
+
+    Returns:
+        Where the run stands, its checkpoint (None when it stopped before its first), and what to warn of.
+
+    Raises:
+        ResumeError: the data changed since the run began.
+        CheckpointError: no checkpoint is sound.
+    """
+    loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS)
+    if loaded is None:
+        return Progress(), None, []
+    state, warnings = loaded
+    if state.values["data"] != setup.tokens.fingerprint():
+        changed = _changed_files(state.values["files"], dict(setup.tokens.file_hashes))
+        raise ResumeError(
+            f"the data changed since the run began: {changed}",
+            where=str(setup.folder),
+            fix="put the files back, or start anew with train.init_from",
+        )
+    for key, value in state.values["environment"].items():
+        if setup.environment.get(key) != value:
+            warnings.append(
+                f"{key} is {setup.environment.get(key)}, was {value}: the run continues, but not bit for bit as before"
+            )
+    _put(setup, state)
+    progress = Progress.from_values(state.values["progress"])
+    _mend_best(setup, progress)
+    return progress, state, warnings
+
+
+def _mend_best(setup: Setup, progress: Progress) -> None:
+    """Make `best` agree with the checkpoint, whose weights the model now holds.
+
+    The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. Where
+    nothing is held out, `best` is the end of an earlier run that now goes on.
+    """
+    if progress.best is not None and progress.best_step == progress.step:
+        save_best(setup, progress)
+    best = setup.folder / CHECKPOINTS / "best"
+    if best.exists() and stage_sequences(setup, setup.stages[-1], 1).size == 0:
+        storage.remove_folder(best)
+
+
+def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
+    names = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+    return ", ".join(names[:5]) or "the split or the encoding differs"
