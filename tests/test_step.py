@@ -36,7 +36,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+# Adam divides a gradient by its own size: below eps that would show the rounding of gradients that are nearly zero.
+@pytest.mark.parametrize(("dtype", "eps", "tolerance"), [(torch.float64, 1e-6, 1e-12), (torch.float32, 1e-3, 1e-6)])
 @settings(deadline=None, max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=9),
@@ -44,13 +45,13 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     seed=st.integers(0, 9),
 )
 def test_any_split_into_micro_batches_is_the_same_adam_step(
-    dtype: torch.dtype, tolerance: float, lengths: list[int], cuts: set[int], seed: int
+    dtype: torch.dtype, eps: float, tolerance: float, lengths: list[int], cuts: set[int], seed: int
 ) -> None:
     batch = random_batch([20, *lengths], seed)
     bounds = sorted({0, batch.num_seqs, *(cut for cut in cuts if cut < batch.num_seqs)})
     parts = [batch.select(range(a, b)) for a, b in pairwise(bounds)]
     whole, split = tiny_model(dtype), tiny_model(dtype)
-    optimizers = [make_optimizer(model, Optim(lr=1e-3, eps=1e-6)) for model in (whole, split)]
+    optimizers = [make_optimizer(model, Optim(lr=1e-3, eps=eps)) for model in (whole, split)]
     for _ in range(2):
         one = step(whole, [batch], optimizer=optimizers[0])
         many = step(split, [batch.select([]), *parts], optimizer=optimizers[1])
@@ -58,9 +59,7 @@ def test_any_split_into_micro_batches_is_the_same_adam_step(
         assert one.terms == pytest.approx(many.terms, rel=tolerance)
         assert one.grad_norm == pytest.approx(many.grad_norm, rel=max(tolerance, 1e-12) * 10)
     for name, value in values(whole).items():
-        torch.testing.assert_close(
-            values(split)[name], value, rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        assert (values(split)[name] - value).abs().max() <= tolerance, name
 
 
 def test_the_divisor_is_the_step_s_own_number_of_targets() -> None:

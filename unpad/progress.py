@@ -66,14 +66,21 @@ def best_name(setup: Setup, stage: Stage) -> str:
     return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
 
 
-def put_best_back(setup: Setup, stage: Stage, progress: Progress) -> None:
-    """Give the model the best weights of the stage; the newest stay where nothing was held out.
+def keeps_best(setup: Setup, stage: Stage) -> bool:
+    """Whether the stage ends with the weights of its best held-out check; its last ones where nothing is held out."""
+    return setup.recipe.for_stage(stage).train.weights == "best" and stage_sequences(setup, stage, 1).size > 0
+
+
+def end_stage(setup: Setup, stage: Stage, progress: Progress) -> None:
+    """Leave the weights that the stage ends with in the model and in its `best` folder.
 
     The newest checkpoint still holds the end of the stage: a resume comes back here, or goes on if the end has moved.
     """
-    if progress.best is not None:
-        best = checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), ["model.*"])
-        _put(setup, best)
+    if keeps_best(setup, stage):
+        if progress.best is not None:
+            _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), ["model.*"]))
+    else:
+        save_best(setup, progress)
 
 
 def _state(setup: Setup, progress: Progress) -> checkpoint.State:
@@ -163,12 +170,13 @@ def _mend_best(setup: Setup, progress: Progress) -> None:
     """Make `best` agree with the checkpoint, whose weights the model now holds.
 
     The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. Where
-    nothing is held out, `best` is the end of an earlier run that now goes on.
+    a stage ends with its last weights, `best` is the end of a run that now goes on.
     """
-    if progress.best is not None and progress.best_step == progress.step:
+    current, last = setup.stages[min(progress.stage, len(setup.stages) - 1)], setup.stages[-1]
+    if keeps_best(setup, current) and progress.best is not None and progress.best_step == progress.step:
         save_best(setup, progress)
     best = setup.folder / CHECKPOINTS / "best"
-    if best.exists() and stage_sequences(setup, setup.stages[-1], 1).size == 0:
+    if best.exists() and not keeps_best(setup, last):
         storage.remove_folder(best)
 
 

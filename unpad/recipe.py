@@ -176,6 +176,9 @@ class Train(Section):
     log_every: int = Field(10, ge=1, description="Updates between lines on the screen; the files get every update.")
     patience: int | None = Field(None, ge=1, description="Held-out checks without progress before a stage stops early.")
     min_delta: float = Field(0.0, ge=0)
+    weights: Literal["best", "last"] = Field(
+        "best", description="What a stage ends with: the weights of its best held-out check, or its last."
+    )
     on_nonfinite: Literal["stop", "skip"] = "stop"
     max_skips: int = Field(10, ge=0)
     grad_norm_warning: float = Field(10.0, gt=0)
@@ -224,7 +227,7 @@ def checked(section: type[SectionType], values: dict[str, Any]) -> SectionType:
 
 
 STAGE_TRAIN_KEYS = {
-    "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning",
+    "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning", "weights",
 }  # fmt: skip
 
 

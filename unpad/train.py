@@ -26,7 +26,8 @@ from unpad.plan.plan import Plan
 from unpad.progress import (
     CHECKPOINTS,
     Progress,
-    put_best_back,
+    end_stage,
+    keeps_best,
     restore,
     resumed_recipe,
     save_best,
@@ -157,10 +158,10 @@ def _run_stages(
             has_best = False
             if _has_work(setup, stage, progress, monitor):
                 epochs, heldout = _run_stage(setup, stage, progress, state, monitor, timers, signals)
-                has_best = progress.best is not None
+                has_best = True
             state = None
             progress.next_stage()
-    if not has_best:  # the last stage held nothing out or had nothing to do: the weights as they are
+    if not has_best:  # the last stage had nothing to do: the weights as they are
         save_best(setup, progress)
     rows = timers.summary(time.perf_counter() - began)
     monitor.event("timers", rows=rows)
@@ -231,7 +232,7 @@ def _run_stage(
             if progress.epoch_step == 0 or _is_over(course):
                 break
         signals.raise_if_received(setup.folder)
-    put_best_back(setup, stage, progress)
+    end_stage(setup, stage, progress)
     return progress.epoch + (progress.epoch_step > 0), progress.best
 
 
@@ -247,7 +248,9 @@ def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
     stopping = signals.received is not None
     if _due(recipe.checkpoint.every, progress.step, ends_epoch) or improved or stopping or _is_over(course):
         _save(course)
-    if improved:  # after the checkpoint, so that what is best is never ahead of where a resume begins
+    if improved and keeps_best(
+        course.setup, course.stage
+    ):  # after the checkpoint, so that what is best is never ahead of where a resume begins
         with course.timers("save"):
             save_best(course.setup, progress)
     signals.raise_if_received(course.setup.folder)
