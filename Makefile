@@ -13,6 +13,8 @@ demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=100
 	@$(VENV)/bin/unpad eval $(RUN) --replies 1
+	@echo "next:  $(VENV)/bin/unpad chat demo                     talk to it"
+	@echo "       $(VENV)/bin/unpad train zh_chat data.chat=FILE  teach it your own conversations; README.md has the rest"
 
 test: $(VENV)/.installed-dev
 	@$(VENV)/bin/python -m pytest
