@@ -11,7 +11,7 @@ RUN = runs/demo
 .PHONY: demo test lint clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
-	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=100
+	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
 	@$(VENV)/bin/unpad eval $(RUN) --replies 1
 	@echo "next:  $(VENV)/bin/unpad chat demo                     talk to it"
 	@echo "       $(VENV)/bin/unpad train zh_chat data.chat=FILE  teach it your own conversations; README.md has the rest"
