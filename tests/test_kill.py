@@ -210,14 +210,15 @@ def test_the_command_itself_saves_on_ctrl_c(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "unpad.cli", "train", str(recipe), "train.max_steps=100000", "--out", str(folder)]
     stages = [f"stages.{name}.train.max_epochs=100000" for name in ("pretrain", "tune")]
-    process = subprocess.Popen([*command, *stages], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not ((folder / "metrics.jsonl").is_file() and (folder / "metrics.jsonl").stat().st_size):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=120)
+    with subprocess.Popen([*command, *stages], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not ((folder / "metrics.jsonl").is_file() and (folder / "metrics.jsonl").stat().st_size):
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate()
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert "stopped by Ctrl-C; everything up to here is saved" in error
     assert "--resume" in error

@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimizer, generators, counters and plan position, in safetensors and JSON.
+"""Checkpoints: weights, optimizer, counters and plan position, in safetensors and JSON.
 
     checkpoints/step-00000120/   model.safetensors  optim.safetensors  state.json  MANIFEST.json
     checkpoints/best/            the same four files
@@ -38,7 +38,7 @@ class State:
 
     Args:
         step: optimizer updates done.
-        tensors: flat names: "model.<parameter>", and any other ("optim.<parameter>.exp_avg", "rng.cpu") beside them.
+        tensors: flat names: "model.<parameter>", and any other ("optim.<parameter>.exp_avg") beside them.
         values: JSON values: stage, epoch, position in the plan, counters, fingerprints. Numbers are finite, keys text.
     """
 

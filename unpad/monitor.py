@@ -34,7 +34,7 @@ COLUMNS = (
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
 # The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
-SHOWN_EVENTS = ("early_stop", "resumed", "skipped_step", "warning")
+SHOWN_EVENTS = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
 SHOWN_ON_TERMINAL = (*SHOWN_EVENTS, "checkpoint")
 
 

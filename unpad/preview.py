@@ -23,7 +23,7 @@ from unpad.plan.ledger import Ledger
 from unpad.plan.plan import Micro, Plan, plan
 from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
 from unpad.recipe import PlanSettings, Stage, load_recipe
-from unpad.setup import Setup, describe, prepare_setup, stage_sequences
+from unpad.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
 from unpad.step import WEIGHTS, train_step
 
 
@@ -112,23 +112,16 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
 
 def _stage(setup: Setup, stage: Stage) -> StagePreview:
     recipe = setup.recipe.for_stage(stage)
-    ids = stage_sequences(setup, stage, 0)
-    positions = np.maximum(setup.tokens.lengths - 1, 0)
-    known: dict[str, Any] = {
-        "seed": recipe.train.seed,
-        "max_tokens": setup.model.config.longest,
-        "targets": setup.tokens.count_targets,
-        "seq_ids": ids,
-    }
-    rows = compare(positions, recipe.plan, **known)
+    lengths, settings, known = plan_inputs(setup, stage, 0)
+    rows = compare(lengths, settings, **known)
     trials = {}
     for row in rows:
         if not row.refused:
-            chosen = recipe.plan.model_copy(update={"strategy": row.name})
-            trials[row.name] = _try(setup, stage, plan(positions, chosen, epoch=0, **known))
+            chosen = settings.model_copy(update={"strategy": row.name})
+            trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
-    return StagePreview(stage.name, positions[ids], rows, trials, epochs, recipe.plan, lr)
+    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr)
 
 
 def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:

@@ -57,7 +57,7 @@ def save_checkpoint(setup: Setup, progress: Progress, optimizer: torch.optim.Ada
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
-    """Write the weights as the best of the stage the run is in; of the last stage they are the run's."""
+    """Write the model's weights as those that the stage the run is in ends with; the last stage's are the run's."""
     stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
     checkpoint.save_named(setup.folder / CHECKPOINTS, best_name(setup, stage), _state(setup, progress))
 
@@ -119,7 +119,8 @@ def resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[list[
         ResumeError: a field differs that a run cannot change on its way.
     """
     saved = load_recipe(str(folder / RECIPE))
-    together = [*(o for o in read_command(folder)["overrides"] if o not in overrides), *overrides]
+    given = {override.partition("=")[0] for override in overrides}
+    together = [*(o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given), *overrides]
     recipe = resolved(load_recipe(name, together))
     changed = differences(saved, recipe)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}

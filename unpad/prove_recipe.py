@@ -39,8 +39,8 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
 
 
 def _settings(setup: Setup, strategy: str) -> PlanSettings:
-    """The recipe's plan with everything in one step, and micro-batches small enough that there are several."""
-    recipe = setup.recipe.plan
+    """The last stage's plan with everything in one step, and micro-batches small enough that there are several."""
+    recipe = _plan_of_run(setup)
     longest = _longest(setup)
     return recipe.model_copy(
         update={
@@ -54,8 +54,12 @@ def _settings(setup: Setup, strategy: str) -> PlanSettings:
     )
 
 
+def _plan_of_run(setup: Setup) -> PlanSettings:
+    return setup.recipe.for_stage(setup.stages[-1]).plan
+
+
 def _longest(setup: Setup) -> int:
-    limits = (setup.model.config.longest, setup.recipe.plan.max_tokens or 1 << 30)
+    limits = (setup.model.config.longest, _plan_of_run(setup).max_tokens or 1 << 30)
     return min(*limits, int(max(setup.tokens.lengths.max() - 1, 1)))
 
 
@@ -64,7 +68,7 @@ def _sample(setup: Setup) -> np.ndarray:
     ids = np.unique(np.concatenate([stage_sequences(setup, stage, 0) for stage in setup.stages]))
     lengths = setup.tokens.lengths[ids] - 1
     usable = (lengths >= 1) & (setup.tokens.num_targets[ids] > 0)
-    if setup.recipe.plan.overflow == "drop":
+    if _plan_of_run(setup).overflow == "drop":
         usable &= lengths <= _longest(setup)
     if not usable.any():
         fix = "raise plan.max_tokens, or set plan.overflow=split"

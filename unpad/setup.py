@@ -17,7 +17,7 @@ from unpad.monitor import Timers
 from unpad.optim import check_schedule, freeze
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
-from unpad.recipe import Recipe, Stage
+from unpad.recipe import PlanSettings, Recipe, Stage
 from unpad.run import find_run, open_tokenizer, open_tokens
 from unpad.step import choose_precision
 from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet
@@ -136,6 +136,12 @@ def stage_sequences(setup: Setup, stage: Stage, split: int) -> np.ndarray:
 
 def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
     """The plan of one epoch: a pure function of the data, the recipe and the epoch."""
+    lengths, settings, known = plan_inputs(setup, stage, epoch)
+    return plan(lengths, settings, epoch=epoch, **known)
+
+
+def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:
+    """What the planner is given for one epoch: positions per sequence, settings, and its other arguments."""
     recipe = setup.recipe.for_stage(stage)
     ids = stage_sequences(setup, stage, 0)
     weights = setup.tokens.weights
@@ -144,19 +150,17 @@ def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
     settings = recipe.plan
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
-    return plan(
-        np.maximum(setup.tokens.lengths - 1, 0),
-        settings,
-        seed=recipe.train.seed,
-        epoch=epoch,
-        max_tokens=setup.model.config.longest,
-        seq_ids=ids,
-        targets=setup.tokens.count_targets,
-    )
+    known = {
+        "seed": recipe.train.seed,
+        "max_tokens": setup.model.config.longest,
+        "seq_ids": ids,
+        "targets": setup.tokens.count_targets,
+    }
+    return np.maximum(setup.tokens.lengths - 1, 0), settings, known
 
 
 def describe(setup: Setup) -> list[str]:
-    """What a run prints before it starts: the choices it made and why, the data, and the plan."""
+    """What a run prints before it starts: the data, and the choices it made and why."""
     environment = setup.environment
     parameters = sum(p.numel() for p in setup.model.parameters())
     return [

@@ -57,9 +57,10 @@ class StepResult:
 
     Args:
         terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
-        num_targets: targets of the trained terms.
+        num_targets: labels that count, of all micro-batches.
         grad_norm: global L2 norm before clipping.
-        updated: False when the step was skipped because a loss or gradient was not finite.
+        updated: False when nothing was updated because a loss or gradient was not finite; a step without targets has
+            nothing to update and is no fault.
     """
 
     terms: dict[str, float]

@@ -91,20 +91,19 @@ def train(
     timers, began = Timers(), time.perf_counter()
     recipe = resolved(load_recipe(name, list(overrides)))
     with ExitStack() as stack:
-        if folder.exists():  # a new one is made when the data has proved sound
+        locked = folder.exists()  # a new one is made when the data has proved sound
+        if locked:
             stack.enter_context(storage.RunLock(folder))
-        exists = (folder / RECIPE).is_file()
-        if exists and not resume:
-            fix = "continue it with --resume, or choose another --out"
-            raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
+        exists = _holds_run(folder, resume)
         notes = [] if exists or not resume else ["there is no run to resume here: this is a new one"]
         if exists:
             overrides, recipe, notes = resumed_recipe(name, list(overrides), folder)
         setup = prepare_setup(recipe, folder, open_tokenizer(folder) if exists else None, timers)
         check_stages(setup)
-        if not folder.exists():
+        if not locked:
             storage.make_folder(folder)
             stack.enter_context(storage.RunLock(folder))
+            _holds_run(folder, resume=False)  # another process may have begun one there meanwhile
         for place in (folder, folder / CHECKPOINTS):
             if place.is_dir():
                 storage.clean_leftovers(place)
@@ -130,6 +129,15 @@ def train(
             raise
         finally:
             monitor.close()
+
+
+def _holds_run(folder: Path, resume: bool) -> bool:
+    """Whether there is a run in the directory; refused when this is to be a new one."""
+    exists = (folder / RECIPE).is_file()
+    if exists and not resume:
+        fix = "continue it with --resume, or choose another --out"
+        raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
+    return exists
 
 
 def _tell_beginning(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:
@@ -200,10 +208,10 @@ def _run_stage(
     timers: Timers,
     signals: Signals,
 ) -> tuple[int, float | None]:
-    """Train one stage to its end and leave its best weights in the model.
+    """Train one stage to its end and leave the weights it ends with in the model.
 
     Returns:
-        Epochs run, and the best held-out loss.
+        Epochs run, and the best held-out loss of the stage.
     """
     recipe = setup.recipe.for_stage(stage)
     frozen = freeze(setup.model, recipe.train.freeze)
@@ -218,6 +226,9 @@ def _run_stage(
     epoch_steps = first.num_steps  # the schedule counts in these wherever the stage stands: epochs differ in length
     before = progress.step - progress.stage_step
     last = last_step(recipe, before, epoch_steps)
+    if _is_over(course):
+        message = f"{stage.name}: it ended at step {progress.step}; more epochs, or more steps, would make it go on"
+        monitor.event("nothing_to_do", message=message, name=stage.name)
     monitor.stage(stage.name, last, epoch_steps=epoch_steps, frozen=frozen, ledger=first.ledger.to_json())
     while not _is_over(course):
         with timers("plan"):
@@ -400,7 +411,11 @@ def free_folder(name: str, resume: bool) -> Path:
         RecipeError: there is no run to resume.
     """
     stem = Path(name).stem
-    taken = {int(p.name.rpartition("-")[2]): p for p in RUNS.glob(f"{stem}-*") if p.name.rpartition("-")[2].isdigit()}
+    taken = {
+        int(p.name.removeprefix(stem + "-")): p
+        for p in RUNS.glob(f"{stem}-*")
+        if p.name.removeprefix(stem + "-").isdigit()
+    }
     if not resume:
         return RUNS / f"{stem}-{max(taken, default=0) + 1}"
     begun = [number for number, path in taken.items() if (path / RECIPE).is_file()]
