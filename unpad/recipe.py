@@ -73,8 +73,8 @@ class Template(Section):
 class Data(Section):
     text: Sources = []
     chat: Sources = []
-    images: Sources = []
-    vqa: Sources = []
+    images: Sources = Field([], description="Not read yet: this version trains on text and conversations.")
+    vqa: Sources = Field([], description="Not read yet.")
     root: str | None = Field(None, description="Folder that relative paths start from; default the working directory.")
     holdout: float = Field(
         0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed."
@@ -86,6 +86,12 @@ class Data(Section):
     template: Template = Template()
     on_bad_row: Literal["stop", "quarantine"] = "stop"
     max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that quarantine may set aside.")
+
+    @model_validator(mode="after")
+    def _known_kinds(self) -> Data:
+        if self.images or self.vqa:
+            raise ValueError("images and vqa are not read yet; this version trains on data.text and data.chat")
+        return self
 
 
 class Tokenizer(Section):

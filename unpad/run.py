@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -149,10 +149,9 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     folder = find_run(name)
     recipe = load_recipe(str(folder / RECIPE), list(overrides))
     tokenizer = open_tokenizer(folder)
-    model = build_model(model_config(recipe.model), tokenizer.vocab_size)
+    model = cast(Decoder, build_model(model_config(recipe.model), tokenizer.vocab_size))
     weights, state = newest_weights(folder)
     put_weights(model, weights, str(folder))
-    assert isinstance(model, Decoder)
     return LoadedRun(folder, recipe, model.eval(), tokenizer, state.step, state.values["data"])
 
 
