@@ -1,6 +1,6 @@
 """One architecture per file; `model.kind` in a recipe names the file, so there is no registry to edit.
 
-A model file has `Config`, a pydantic section, and one `nn.Module` named after the file, built from (config, vocab_size).
+A model file has `Config`, a pydantic section, and an `nn.Module` named after the file, built from (config, vocab_size).
 Training needs its `losses`, `count_targets` and `label_smoothing` and the config's `longest`; evaluation `token_nll`;
 the proof also `embed` and batches with `inputs_embeds`; generation a cache in `forward`, and `logits`.
 """
