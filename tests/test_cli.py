@@ -54,7 +54,6 @@ class Shell:
 def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     """The command in an empty working directory with a cache of its own."""
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("UNPAD_DEBUG", raising=False)
     for name, value in LONG_HELP.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

@@ -37,9 +37,12 @@ Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks of errors.")]
 console = Console(highlight=False, soft_wrap=True)
 
 
+_asked_for_traces = False
+
+
 def _debug(debug: bool) -> None:
-    if debug:
-        os.environ["UNPAD_DEBUG"] = "1"
+    global _asked_for_traces  # main() prints what a verb raises, and only the verb has read the option
+    _asked_for_traces = debug
 
 
 def _print_json(value: Any) -> None:
@@ -257,10 +260,14 @@ def bench(recipe: RecipeArgument = "zh_chat", overrides: Overrides = None, as_js
 
 def main() -> None:
     """Run a verb; errors a user can cause are three lines and an exit code, not a traceback."""
+    _debug(False)
     try:
-        app(standalone_mode=True)
+        try:
+            app(standalone_mode=True)
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone is expected, and not while the interpreter ends
     except UnpadError as error:
-        if os.environ.get("UNPAD_DEBUG"):
+        if _asked_for_traces:
             traceback.print_exc()
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
