@@ -96,7 +96,7 @@ def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
     path = write(text)
     began = time.process_time()
     assert "too large or too deeply nested" in refusal(path).what
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - began < 1  # walking three million nodes would take far longer
 
 
 def test_unknown_keys_and_recipes_list_the_nearest(write: object) -> None:
