@@ -1,0 +1,32 @@
+"""Compile the native kernels where they can run; everything else about the package is in pyproject.toml.
+
+Only Linux on x86-64 with gcc or clang is tried. A build that fails is no error: unpad then trains through torch alone.
+"""
+
+import platform
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+NATIVE = Path("unpad") / "native"
+
+
+def kernels() -> list[Extension]:
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return []
+    return [
+        Extension(
+            "unpad.native._kernels",
+            sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
+            depends=sorted(str(path) for path in NATIVE.glob("*.h")),
+            language="c++",
+            # Scores of a padded cell are -inf on purpose, so no -ffast-math.
+            extra_compile_args=["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-Wall", "-Wno-unknown-pragmas"],
+            extra_link_args=["-fopenmp"],
+            optional=True,
+        )
+    ]
+
+
+setup(ext_modules=kernels())

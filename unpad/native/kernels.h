@@ -1,0 +1,129 @@
+/* The C interface of the native kernels: plain pointers and sizes, no header of torch.
+ *
+ * Every function takes `dtype`, the type of activations: UNPAD_BF16 (AVX-512 BF16 instructions) or UNPAD_DOUBLE (the
+ * same code, one number at a time, which the proof runs). "Wide" below is the type sums are kept in: float for bf16,
+ * double for double. Arrays are contiguous unless a stride is given; nothing is kept between calls. Results depend on
+ * nothing but the arguments: no atomics, no sum whose order a scheduler decides.
+ */
+#ifndef UNPAD_KERNELS_H
+#define UNPAD_KERNELS_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1 };
+
+/* 1 when the processor has the instructions these kernels are compiled for. */
+int unpad_supported(void);
+
+/* Attention within each sequence of a flat run (attention.cpp). */
+struct unpad_attention {
+    int64_t num_seqs;
+    int64_t total_tokens;
+    int64_t heads;
+    int64_t kv_heads; /* divides heads; key head h serves query heads h * heads / kv_heads and on */
+    int64_t head_dim; /* even, 16 to 128, a multiple of 16 for UNPAD_BF16 */
+    double scale;     /* of the scores, usually 1 / sqrt(head_dim) */
+    double dropout;   /* share of attention weights set to zero, the others divided by 1 - dropout */
+    uint64_t seed;    /* of dropout; unpad_keep in simd.h says which weights stay */
+    int32_t causal;
+    int32_t num_threads;
+};
+
+/* cu_seqlens (num_seqs + 1) int32; qkv (total_tokens, heads + 2 * kv_heads, head_dim): queries, keys, values;
+ * cos, sin (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is turned by
+ * its token's angle first; both NULL for none. key_bias (total_tokens) wide or NULL is added to the scores of a key
+ * and may be -inf as long as each query sees a key that is finite.
+ * Writes out (total_tokens, heads, head_dim) and log_z (heads, total_tokens) wide, the log of each softmax's sum. */
+void unpad_attention_forward(
+    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+    const void* sin, const void* key_bias, void* out, void* log_z);
+
+/* Writes grad_qkv like qkv, and grad_key_bias (kv_heads, total_tokens) wide where it is not NULL: the caller adds up
+ * the heads. */
+void unpad_attention_backward(
+    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+    const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
+    void* grad_key_bias);
+
+/* One query per row against a cache of keys and values (decode.cpp).
+ * lengths (num_rows) int64: keys of a row. q (num_rows, heads, head_dim); keys, values (num_rows, kv_heads, capacity,
+ * head_dim), of which the first lengths[row] count; row r reads cache row rows[r], or r where rows is NULL.
+ * Writes out (num_rows, heads, head_dim). */
+void unpad_decode_attention(
+    int dtype, const struct unpad_attention* sizes, int64_t num_rows, int64_t capacity, const int64_t* rows,
+    const int64_t* lengths, const void* q, const void* keys, const void* values, void* out);
+
+/* Residual add and normalisation over channels (norm.cpp). */
+struct unpad_norm {
+    int64_t total_tokens;
+    int64_t width;
+    double eps;
+    double dropout; /* of delta, before it is added */
+    uint64_t seed;
+    int32_t centred; /* 1 LayerNorm, 0 RMSNorm */
+    int32_t num_threads;
+};
+
+/* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width) wide;
+ * delta (total_tokens, width) or NULL for nothing to add, and then sum is not written; weight, bias (width) wide, bias
+ * NULL for none; y (total_tokens, width); stats (total_tokens, 2) wide: mean and 1 / root of each token. */
+void unpad_add_norm_forward(
+    int dtype, const struct unpad_norm* sizes, const void* residual, const void* delta, const void* weight,
+    const void* bias, void* sum, void* y, void* stats);
+
+/* grad_residual (total_tokens, width) wide = grad_sum + gradient through the norm, grad_sum NULL for none; grad_delta
+ * (total_tokens, width) the same through dropout, NULL when there was no delta; grad_weight, grad_bias (width) wide. */
+void unpad_add_norm_backward(
+    int dtype, const struct unpad_norm* sizes, const void* grad_y, const void* grad_sum, const void* sum,
+    const void* stats, const void* weight, void* grad_residual, void* grad_delta, void* grad_weight, void* grad_bias);
+
+/* Activations (activation.cpp). x (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, the gate
+ * first; y (total_tokens, hidden). */
+enum { UNPAD_RELU = 0, UNPAD_GELU = 1, UNPAD_GEGLU = 2, UNPAD_SWIGLU = 3 };
+
+void unpad_activation_forward(
+    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, void* y);
+
+void unpad_activation_backward(
+    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
+    void* grad_x);
+
+/* Cross-entropy (cross_entropy.cpp). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
+ * sum, (softmax - target) * scale, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
+ * row's smoothed and plain negative log-likelihood, in nats. */
+void unpad_cross_entropy(
+    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, double scale, int want_grad, int num_threads,
+    void* logits, const int64_t* labels, void* loss, void* nll);
+
+/* One tensor of an optimizer (adamw.cpp); parameters and moments are float. */
+struct unpad_parameter {
+    int64_t numel;
+    float* value;
+    float* exp_avg;
+    float* exp_avg_sq;
+    const void* grad;
+    uint16_t* copy; /* bf16, receives the new value; NULL for none */
+    double lr;
+    double weight_decay;
+    int64_t step;        /* from 1 */
+    int32_t grad_is_bf16; /* else float */
+    int32_t reserved;
+};
+
+/* Sum of squares of all gradients. */
+double unpad_grad_square_sum(const struct unpad_parameter* parameters, int64_t count, int num_threads);
+
+/* AdamW with decoupled decay; gradients are multiplied by grad_scale on the way. */
+void unpad_adamw(
+    const struct unpad_parameter* parameters, int64_t count, double beta1, double beta2, double eps, double grad_scale,
+    int num_threads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,83 @@
+"""Load the compiled kernels, where there are any and the processor can run them.
+
+`enabled()` is what callers ask before they take the native path; `describe()` is what a run prints.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SWITCH = "UNPAD_NATIVE"
+DTYPES = {torch.bfloat16: 0, torch.float64: 1}  # of activations, as in kernels.h
+_switched_off = False
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or why there is none."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return None, f"switched off by {SWITCH}=0"
+    found = sorted(Path(__file__).parent.glob("_kernels*.so"))
+    if not found:
+        return None, "not compiled: the installation found no C++ compiler, or no Linux on x86-64"
+    try:
+        library = ctypes.CDLL(str(found[0]))
+    except OSError as error:
+        return None, f"{found[0].name} cannot be loaded: {error}"
+    if not library.unpad_supported():
+        return None, "this processor has no AVX-512 BF16"
+    if len(_openmp_runtimes()) > 1:  # two pools of threads would wait for each other's cores
+        return None, f"two OpenMP runtimes are loaded: {', '.join(sorted(_openmp_runtimes()))}"
+    return library, "AVX-512 BF16"
+
+
+def _openmp_runtimes() -> set[str]:
+    """Files of OpenMP runtimes in this process; torch has loaded its own by now."""
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        files = {line.split()[-1] for line in maps if "/" in line}
+    return {file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp"))}
+
+
+def library() -> ctypes.CDLL:
+    """The compiled kernels; ask `enabled` first."""
+    loaded, reason = _load()
+    assert loaded is not None, reason
+    return loaded
+
+
+def enabled() -> bool:
+    """Whether the native kernels are there and switched on."""
+    return not _switched_off and _load()[0] is not None
+
+
+def describe() -> str:
+    """The path that kernels take in this process, for the log."""
+    loaded, reason = _load()
+    return f"native kernels ({reason})" if loaded is not None else f"torch kernels ({reason})"
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """Compute without the native kernels inside; for comparing the two paths."""
+    global _switched_off
+    before, _switched_off = _switched_off, True
+    try:
+        yield
+    finally:
+        _switched_off = before
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Address of a contiguous tensor's first number, for ctypes; None stays NULL."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), "kernels read contiguous memory"
+    return tensor.data_ptr()
