@@ -393,10 +393,14 @@ def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
 
 
 def test_a_failed_proof_is_code_1(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unpad.native import library
     from unpad.nn import attention
 
+    monkeypatch.setattr(library, "enabled", lambda: False)
     right = attention._group_attention
-    monkeypatch.setattr(attention, "_group_attention", lambda q, k, v, group, causal: right(q, k, v, group, False))
+    monkeypatch.setattr(
+        attention, "_group_attention", lambda q, k, v, group, causal, extras: right(q, k, v, group, False, extras)
+    )
     outcome = unpad("prove", write_toy(tmp_path / "toy"))
     assert outcome.code == 1
     assert "FAIL " in outcome.out

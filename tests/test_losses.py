@@ -13,100 +13,96 @@ from unpad import losses
 from unpad.losses import cross_entropy, token_nll
 
 
-def problem(
-    num: int, with_bias: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """hidden (num, 5), weight (11, 5), bias (11,) or None, labels (num,)."""
+def problem(num: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden (num, 5), weight (11, 5), labels (num,)."""
     generator = torch.Generator().manual_seed(seed)
-    hidden, weight, bias = (
+    hidden, weight = (
         torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
-        for shape in ((num, 5), (11, 5), (11,))
+        for shape in ((num, 5), (11, 5))
     )
-    return hidden, weight, bias if with_bias else None, torch.randint(0, 11, (num,), generator=generator)
+    return hidden, weight, torch.randint(0, 11, (num,), generator=generator)
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "CHUNK_CELLS", 1)  # 64 rows, the least
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 1)  # 64 rows, the least
 
 
 @settings(deadline=None, max_examples=40)
 @given(
     num=st.integers(0, 200),
-    with_bias=st.booleans(),
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
     seed=st.integers(0, 99),
 )
-def test_value_and_gradients_equal_the_plain_loss(num: int, with_bias: bool, smoothing: float, seed: int) -> None:
-    hidden, weight, bias, labels = problem(num, with_bias, seed=seed)
-    inputs = [hidden, weight] if bias is None else [hidden, weight, bias]
-    logits = F.linear(hidden, weight, bias)
+def test_value_and_gradients_equal_the_plain_loss(num: int, smoothing: float, seed: int) -> None:
+    hidden, weight, labels = problem(num, seed=seed)
+    inputs = [hidden, weight]
+    logits = F.linear(hidden, weight)
     expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
     expected_grads = torch.autograd.grad(expected * 3.5, inputs)
-    loss, nll = cross_entropy(hidden, weight, bias, labels, smoothing)
+    loss, nll = cross_entropy(hidden, weight, labels, smoothing)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-10)
     torch.testing.assert_close(nll, F.cross_entropy(logits, labels, reduction="sum"), rtol=1e-12, atol=1e-10)
     assert not nll.requires_grad
     for found, wanted in zip(torch.autograd.grad(loss * 3.5, inputs), expected_grads, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-    each = token_nll(hidden.detach(), weight.detach(), None if bias is None else bias.detach(), labels)
+    each = token_nll(hidden.detach(), weight.detach(), labels)
     torch.testing.assert_close(each, F.cross_entropy(logits, labels, reduction="none").detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_label_smoothing_has_its_closed_form() -> None:
     """Uniform logits: every target costs log(vocabulary), smoothed or not; else (1 - e) nll + e mean(-log p)."""
     hidden, weight = (values.detach() for values in problem(7)[:2])
-    labels = problem(7)[3]
-    loss, nll = cross_entropy(hidden * 0, weight, None, labels, 0.3)
+    labels = problem(7)[2]
+    loss, nll = cross_entropy(hidden * 0, weight, labels, 0.3)
     assert float(loss) == pytest.approx(float(nll)) == pytest.approx(7 * torch.log(torch.tensor(11.0)).item())
-    loss, nll = cross_entropy(hidden, weight, None, labels, 0.3)
+    loss, nll = cross_entropy(hidden, weight, labels, 0.3)
     log_p = (hidden @ weight.t()).log_softmax(-1)
     assert float(loss) == pytest.approx(0.7 * float(nll) + 0.3 * float(-log_p.mean(-1).sum()))
 
 
 def test_no_target_costs_nothing_and_has_zero_gradients() -> None:
-    hidden, weight, bias, labels = problem(0)
-    loss, nll = cross_entropy(hidden, weight, bias, labels)
+    hidden, weight, labels = problem(0)
+    loss, nll = cross_entropy(hidden, weight, labels)
     assert loss.item() == nll.item() == 0.0
     loss.backward()
     assert hidden.grad.shape == (0, 5)
     assert torch.equal(weight.grad, torch.zeros_like(weight))
-    assert torch.equal(bias.grad, torch.zeros_like(bias))
-    assert token_nll(hidden.detach(), weight.detach(), None, labels).shape == (0,)
+    assert token_nll(hidden.detach(), weight.detach(), labels).shape == (0,)
 
 
 def test_frozen_inputs_get_no_gradient_and_the_others_the_same() -> None:
-    hidden, weight, bias, labels = problem(100)
-    expected = torch.autograd.grad(cross_entropy(hidden, weight, bias, labels)[0], [hidden, weight])
+    hidden, weight, labels = problem(100)
+    expected = torch.autograd.grad(cross_entropy(hidden, weight, labels)[0], [hidden, weight])
     for keep in (0, 1):
         inputs = [hidden.detach(), weight.detach()]
         inputs[keep].requires_grad_()
-        loss, _ = cross_entropy(inputs[0], inputs[1], bias.detach(), labels)
+        loss, _ = cross_entropy(inputs[0], inputs[1], labels)
         loss.backward()
         torch.testing.assert_close(inputs[keep].grad, expected[keep])
         assert inputs[1 - keep].grad is None
     with torch.no_grad():
-        assert not cross_entropy(hidden, weight, bias, labels)[0].requires_grad
+        assert not cross_entropy(hidden, weight, labels)[0].requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_at_least_fp32_and_gradients_have_the_inputs_dtype(dtype: torch.dtype) -> None:
-    hidden, weight, bias, labels = problem(300, dtype=dtype)
-    exact = F.cross_entropy(F.linear(hidden.double(), weight.double(), bias.double()), labels, reduction="sum")
-    loss, nll = cross_entropy(hidden, weight, bias, labels)
+    hidden, weight, labels = problem(300, dtype=dtype)
+    exact = F.cross_entropy(F.linear(hidden.double(), weight.double()), labels, reduction="sum")
+    loss, nll = cross_entropy(hidden, weight, labels)
     assert loss.dtype == nll.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=1e-6 if dtype == torch.float32 else 3e-3)
     loss.backward()
-    assert (hidden.grad.dtype, weight.grad.dtype, bias.grad.dtype) == (dtype, dtype, dtype)
+    assert (hidden.grad.dtype, weight.grad.dtype) == (dtype, dtype)
 
 
 def test_the_size_of_the_chunks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden, weight, bias, labels = problem(500)
+    hidden, weight, labels = problem(500)
     found = []
-    for cells in (1, 11 * 100, 11 * 500, 1 << 22):
-        monkeypatch.setattr(losses, "CHUNK_CELLS", cells)
-        loss, _ = cross_entropy(hidden, weight, bias, labels, 0.1)
-        found.append((loss.detach(), *torch.autograd.grad(loss, [hidden, weight, bias])))
+    for size in (1, 11 * 8 * 100, 11 * 8 * 500, 1 << 25):
+        monkeypatch.setattr(losses, "CHUNK_BYTES", size)
+        loss, _ = cross_entropy(hidden, weight, labels, 0.1)
+        found.append((loss.detach(), *torch.autograd.grad(loss, [hidden, weight])))
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

@@ -38,17 +38,19 @@ def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
 
 
 def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leak(q: Tensor, k: Tensor, v: Tensor, layout: Layout | PaddedLayout, causal: bool) -> Tensor:
+    def leak(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
+        out = attention.self_attention(qkv, layout, heads, causal, **options)
         if isinstance(layout, PaddedLayout) or layout.num_seqs < 2:
-            return attention.ragged_attention(q, k, v, layout, causal)
-        out = attention.ragged_attention(q, k, v, layout, causal).clone()
+            return out
+        out, kv_heads = out.clone(), (qkv.shape[1] - heads) // 2
+        q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
         start = int(layout.cu_seqlens[1])
         pair = build_layout(np.array([2]))
         across = slice(start - 1, start + 1)
         out[start : start + 1] = reference_attention(q[across], k[across], v[across], pair, causal)[1:]
         return out
 
-    monkeypatch.setattr(block, "ragged_attention", leak)
+    monkeypatch.setattr(block, "self_attention", leak)
     names = failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
     assert "packed = alone" in names
     assert "no gradient crosses between sequences" in names
@@ -104,27 +106,22 @@ def test_a_mean_of_micro_batch_means_is_caught(monkeypatch: pytest.MonkeyPatch) 
 def test_dropout_left_on_is_caught() -> None:
     model = tiny_model(torch.float32, dropout=0.3)
 
-    class AlwaysOn(torch.nn.Dropout):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.nn.functional.dropout(x, self.p, training=True)
-
     for part in model.blocks:
-        part.dropout = AlwaysOn(0.3)
+        part.norm_2.register_forward_pre_hook(lambda norm, _: setattr(norm, "training", True))
     names = failed(prove(model, random_batch(LENGTHS)))
     assert "the same batch twice is bit-equal (no dropout left on)" in names
 
 
 def test_right_padding_that_changes_results_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     right = attention._padded
-    monkeypatch.setattr(
-        attention, "_padded", lambda q, k, v, mask, causal: right(q, k, v, torch.ones_like(mask), causal)
-    )
+    monkeypatch.setattr(attention, "_padded", lambda q, k, v, mask, *rest: right(q, k, v, torch.ones_like(mask), *rest))
     names = failed(prove(tiny_model(torch.float32, causal=False), random_batch(LENGTHS)))
     assert {"padded right = alone", "padded left = alone", "what padding holds is invisible"} <= set(names)
 
 
 def test_a_causal_mask_that_is_open_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        block, "ragged_attention", lambda q, k, v, layout, causal: attention.ragged_attention(q, k, v, layout, False)
-    )
+    def open_mask(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
+        return attention.self_attention(qkv, layout, heads, False, **options)
+
+    monkeypatch.setattr(block, "self_attention", open_mask)
     assert "a token never changes an earlier output" in failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))

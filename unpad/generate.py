@@ -24,6 +24,7 @@ from unpad.errors import NonFiniteError, RecipeError
 from unpad.layout import Layout
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import KeyValueCache
+from unpad.nn.linear import keep_copies
 from unpad.step import Precision, autocast
 from unpad.tokens.tokenizer import DecodeStream, Tokenizer
 
@@ -150,7 +151,7 @@ def _running(model: Decoder, precision: Precision) -> Iterator[None]:
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), autocast(precision, _device(model)):
+        with torch.inference_mode(), autocast(precision, _device(model)), keep_copies():
             yield
     finally:
         model.train(was_training)

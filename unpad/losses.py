@@ -7,28 +7,32 @@ depends on how sequences were batched.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unpad.native import library
+from unpad.native.cross_entropy import cross_entropy_ as native_cross_entropy
+from unpad.nn.linear import computing_copy
+
 Terms = dict[str, tuple[Tensor, int]]
 
-# Logits of one chunk take this many cells; (targets, vocabulary) never exists as a whole.
-CHUNK_CELLS = 1 << 22
+# What the logits of one chunk may take with everything made of them; (targets, vocabulary) never exists as a whole.
+CHUNK_BYTES = 32 << 20
 
 
 def cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float = 0.0
+    hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropy of `hidden @ weight.T + bias` against `labels`, made chunk by chunk.
+    """Sum of the cross-entropy of `hidden @ weight.T` against `labels`, made chunk by chunk.
 
     The gradient is formed in the forward pass, so nothing of size (targets, vocabulary) is kept.
 
     Args:
-        hidden: (num_targets, dim), at target positions only.
-        weight: (vocab_size, dim) of the same dtype.
-        bias: (vocab_size,) or None.
+        hidden: (num_targets, dim), at target positions only; its dtype is the one to compute in.
+        weight: (vocab_size, dim).
         labels: (num_targets,) int64.
         label_smoothing: share of each target spread evenly over the vocabulary (Szegedy et al. 2016, arXiv 1512.00567).
 
@@ -36,70 +40,75 @@ def cross_entropy(
         The smoothed sum, which has a gradient, and the plain sum of negative log-likelihoods, which has none.
         Both are scalars in nats, in fp32 or wider.
     """
-    return _CrossEntropy.apply(hidden, weight, bias, labels, label_smoothing)
+    return _CrossEntropy.apply(hidden, weight, labels, label_smoothing)
 
 
-def token_nll(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood of every target, (num_targets,) in nats, fp32 or wider; for evaluation, without gradient.
 
     Arguments as in `cross_entropy`.
     """
-    rows = max(64, CHUNK_CELLS // weight.shape[0])
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    parts = [hidden.new_zeros(0, dtype=wide)]
-    for x, y in zip(hidden.split(rows), labels.split(rows), strict=True):
-        logits = (x @ weight.t()).to(wide)
-        if bias is not None:
-            logits += bias
-        parts.append(logits.logsumexp(-1) - logits.gather(1, y[:, None])[:, 0])
+    low = computing_copy(weight, hidden.dtype)
+    parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
+    for x, y in _chunks(hidden, labels, weight.shape[0]):
+        parts.append(_score(x @ low.t(), y, 0.0, want_grad=False)[1])
     return torch.cat(parts)
+
+
+def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    wide = torch.promote_types(hidden.dtype, torch.float32).itemsize
+    # Natively the gradient takes the logits' place; torch also holds both, and log-probabilities in the wide dtype.
+    per_cell = hidden.itemsize if library.runs(hidden) else 2 * hidden.itemsize + wide
+    rows = max(64, CHUNK_BYTES // (per_cell * vocab_size))
+    return zip(hidden.split(rows), labels.split(rows), strict=True)
+
+
+def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Smoothed and plain loss of every row, both (rows,), and their gradient, (rows, vocab_size) in the logits' dtype.
+
+    The logits are overwritten; without `want_grad` the third is of no use.
+    """
+    if library.runs(logits):
+        loss, nll = native_cross_entropy(logits, labels, smoothing, 1.0, want_grad)
+        return loss, nll, logits
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    nll = -log_p.gather(1, labels[:, None])[:, 0]
+    loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1) if smoothing else nll
+    if not want_grad:
+        return loss, nll, logits
+    grad = log_p.exp_()  # softmax, then minus the smoothed target
+    if smoothing:
+        grad -= smoothing / grad.shape[1]
+    grad.scatter_add_(1, labels[:, None], grad.new_full((len(labels), 1), smoothing - 1))
+    return loss, nll, grad.to(logits.dtype)
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
-        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        low = computing_copy(weight, hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=wide) if need_weight else None
-        grad_bias = torch.zeros_like(bias, dtype=wide) if need_bias and bias is not None else None
+        grad_weight: Tensor | None = None
         loss, nll = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
-        vocab_size = weight.shape[0]
-        rows = max(64, CHUNK_CELLS // vocab_size)
-        for x, y, at in zip(hidden.split(rows), labels.split(rows), range(0, len(labels), rows), strict=False):
-            logits = (x @ weight.t()).to(wide)  # (rows, vocab_size)
-            if bias is not None:
-                logits += bias
-            log_z = logits.logsumexp(-1, keepdim=True)
-            chunk_nll = (log_z[:, 0] - logits.gather(1, y[:, None])[:, 0]).sum()
-            nll += chunk_nll
-            loss += (1 - smoothing) * chunk_nll
-            if smoothing:
-                loss += smoothing * (log_z[:, 0] - logits.mean(-1)).sum()
-            if not (need_hidden or need_weight or need_bias):
-                continue
-            grad = logits.sub_(log_z).exp_()  # softmax, then minus the smoothed target
-            if smoothing:
-                grad -= smoothing / vocab_size
-            grad.scatter_add_(1, y[:, None], grad.new_full((len(y), 1), smoothing - 1))
-            if grad_bias is not None:
-                grad_bias += grad.sum(0)
-            low = grad.to(weight.dtype)
+        at = 0
+        for x, y in _chunks(hidden, labels, weight.shape[0]):
+            row_loss, row_nll, grad = _score(x @ low.t(), y, smoothing, need_hidden or need_weight)
+            loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
             if grad_hidden is not None:
-                torch.matmul(low, weight, out=grad_hidden[at : at + len(y)])
-            if grad_weight is not None:
-                grad_weight += low.t() @ x
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
+                torch.matmul(grad, low, out=grad_hidden[at : at + len(y)])
+            if need_weight:
+                part = grad.t() @ x
+                # One chunk stays in low precision; several are summed in a wider one.
+                grad_weight = part if grad_weight is None else grad_weight.to(wide).add_(part)
+            at += len(y)
+        if need_weight and grad_weight is None:
+            grad_weight = torch.zeros_like(low)
+        ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        scaled = (
-            None if grad is None else (grad * grads[0]).to(dtype)
-            for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
-        )
-        return (*scaled, None, None)
+        return (*(None if saved is None else saved * grads[0] for saved in ctx.saved_tensors), None, None)

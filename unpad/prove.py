@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from unpad.batch import RaggedBatch, Side, from_padded, from_sequences
 from unpad.errors import ProofError
 from unpad.layout import Layout, PaddedLayout
-from unpad.nn.attention import kernel_names
+from unpad.native import library
+from unpad.nn.attention import by_definition, kernel_names
 from unpad.step import WEIGHTS, accumulate, autocast
 
 EXACT = 1e-10
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
+NATIVE_ERROR = 1.2  # native kernels may be this much further from fp64 than torch's in the same precision
 SIDES: tuple[Side, Side] = ("left", "right")
 
 
@@ -142,13 +144,15 @@ def certify(
     device = device or next(model.parameters()).device
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [from_sequences([s.tokens], [s.counts]).to(device) for s in sequences]
-    truth = _one_at_a_time(exact, alone)
+    with library.switched_off(), by_definition():
+        truth = _one_at_a_time(exact, alone)
     base = _in_one_batch(sequences).to(device)
     causal = bool(getattr(getattr(model, "config", None), "causal", True))
     lines = [
         _labels_line(sequences, variants),
         _repeat_line(exact, base),
         *(_equal_line(exact, truth, variant, device) for variant in [*variants, *_more_variants(base)]),
+        *_torch_line(exact, truth, variants[0], device),
         _cross_gradient_line(exact, base),
         _pad_contents_line(exact, base),
     ]
@@ -264,13 +268,23 @@ def _more_variants(packed: RaggedBatch) -> list[Variant]:
 def _equal_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> Line:
     got = _measure(model, variant, len(truth.outputs), device, "fp32")
     error = max(_errors(got, truth))
-    return Line(f"{variant.name} = alone", _kernels(variant, torch.float64, device), error, EXACT, error <= EXACT)
+    return Line(
+        f"{variant.name} = alone", _kernels(model, variant, torch.float64, device), error, EXACT, error <= EXACT
+    )
 
 
-def _kernels(variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+def _torch_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> list[Line]:
+    """The same without native kernels, where the lines before ran with them."""
+    if not library.enabled():
+        return []
+    with library.switched_off():
+        return [_equal_line(model, truth, replace(variant, name=f"{variant.name}, torch alone"), device)]
+
+
+def _kernels(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
     names: set[str] = set()
     for batch in variant.micros:
-        names |= kernel_names(dtype, device, batch.layout)
+        names |= kernel_names(dtype, device, batch.layout, model.config.head_dim)  # type: ignore[union-attr, arg-type]
     return ", ".join(sorted(names))
 
 
@@ -385,11 +399,17 @@ def _own_precision_lines(
 ) -> tuple[list[Line], set[str]]:
     own = copy.deepcopy(model).float().to(device).eval()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    kernels = _kernels(variant, dtype, device)
-    got = _measure(own, variant, len(truth.outputs), device, precision)
+    kernels = _kernels(own, variant, dtype, device)
+    measured = _errors(_measure(own, variant, len(truth.outputs), device, precision), truth)
     names = ("outputs", "loss terms", "gradients")
-    errors = zip(names, _errors(got, truth), BOUNDS[precision], strict=True)
+    errors = zip(names, measured, BOUNDS[precision], strict=True)
     lines = [Line(f"{precision} {name} against fp64", kernels, e, bound, e <= bound) for name, e, bound in errors]
+    if "native" in kernels:
+        with library.switched_off():
+            by_torch = _errors(_measure(own, variant, len(truth.outputs), device, precision), truth)[2]
+        ratio = measured[2] / max(by_torch, 1e-30)
+        name = f"{precision} gradient error over that of torch's kernels"
+        lines.append(Line(name, kernels, ratio, NATIVE_ERROR, ratio <= NATIVE_ERROR))
     lines.append(_isolation_line(own, variant, precision, device, kernels))
     return lines, set(kernels.split(", ")) if kernels else set()
 

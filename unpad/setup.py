@@ -14,6 +14,7 @@ from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.monitor import Timers
+from unpad.native import library
 from unpad.optim import check_schedule, freeze
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
@@ -66,6 +67,7 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
+        "kernels": library.describe() if device.type == "cpu" else "torch kernels",
     }  # fmt: skip
     return Setup(
         recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
@@ -168,5 +170,7 @@ def describe(setup: Setup) -> list[str]:
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"vocabulary {setup.tokenizer.vocab_size:,}, context {setup.model.config.longest}",
         f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
-        f"{environment['device']}, {environment['threads']} threads, {environment['matmul']} and {environment['blas']}",
+        f"{environment['device']}, {environment['threads']} threads, "
+        f"{environment['matmul']} and {environment['blas']}, "
+        f"{environment['kernels']}",
     ]

@@ -17,6 +17,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError
 from unpad.losses import Terms
 from unpad.memory import peak_memory
+from unpad.optim import gradient_norm, update
 
 
 class Trainable(Protocol):
@@ -126,7 +127,7 @@ def accumulate(
 def train_step(
     model: Trainable,
     micros: Sequence[RaggedBatch],
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.AdamW,
     *,
     weights: dict[str, float],
     precision: Precision,
@@ -144,17 +145,14 @@ def train_step(
     scale = scaler.scale if scaler else 1.0
     try:
         sums, counts = accumulate(model, micros, weights, precision, scale)
-        parameters = [p for p in model.parameters() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if scale != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale)
-        norm = torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+        norm = gradient_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
         if updated and gradients:
-            if clip is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
-            optimizer.step()
+            update(optimizer, norm, clip)
     except RuntimeError as error:
         raise _out_of_memory(error, micros) from None
     if scaler:

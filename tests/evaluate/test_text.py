@@ -43,11 +43,12 @@ def model_of(vocab_size: int, **fields: Any) -> Decoder:
 
 def unigram_model(vocab_size: int, **fields: Any) -> tuple[Decoder, torch.Tensor]:
     """A model whose head ignores everything before a token; its distribution is known by hand."""
-    model = model_of(vocab_size, tied=False, bias=True, **fields)
+    model = model_of(vocab_size, tied=False, norm="layernorm", **fields)
     log_p = torch.randn(vocab_size, dtype=torch.float64).log_softmax(-1)
     assert model.head is not None
-    model.head.weight.data.zero_()
-    model.head.bias.data = log_p.float()
+    model.norm.weight.data.zero_()  # hidden states are the norm's bias: 1 in the first channel
+    model.norm.bias.data.zero_()[0] = 1
+    model.head.weight.data.zero_()[:, 0] = log_p.float()
     return model, log_p
 
 
@@ -106,7 +107,7 @@ def test_an_even_distribution_has_the_perplexity_of_the_vocabulary(corpus: tuple
     tokens, vocab_size = corpus
     model, _ = unigram_model(vocab_size)
     assert model.head is not None
-    model.head.bias.data.zero_()
+    model.head.weight.data.zero_()
     values = summarise(measure(model, tokens, np.arange(5)))
     assert values["perplexity"].value == pytest.approx(vocab_size, rel=1e-5)
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.losses import Terms, cross_entropy, token_nll
-from unpad.nn.block import Block, BlockConfig, Cache, Rotary, compute_dtype, init_weights
-from unpad.nn.norm import make_norm
-from unpad.nn.rope import ContextMethod, rotary_frequencies, rotary_table, sinusoidal_table
+from unpad.nn.block import Block, BlockConfig, Cache, init_weights
+from unpad.nn.linear import compute_dtype, computing_copy
+from unpad.nn.norm import Norm
+from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
 PRESETS: dict[str, dict[str, Any]] = {
     # A small Chinese GPT: sinusoidal positions scaled against the embedding, and a norm before the head.
@@ -85,53 +86,52 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(vocab_size, config.width)
         self.position_embed = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
-        self.norm = make_norm(config.norm, config.width, config.eps)
-        self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=config.bias)
+        self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
+        self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=False)
         self.dropout = nn.Dropout(config.embed_dropout)
         self.label_smoothing = 0.0
         init_weights(self, config.blocks)
 
     def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
-        """Hidden states after the last norm, (total_tokens, width).
+        """Hidden states after the last norm, (total_tokens, width), in the computing dtype.
 
         Raises:
             RecipeError: a position lies outside the model's context.
         """
-        x = self._embed(batch)
+        x, delta = self._embed(batch), None
         rotary = self._rotary(batch.position_ids, x.dtype)
         for index, block in enumerate(self.blocks):
-            x = block(x, batch.layout, rotary, cache, index)
-        return self.norm(x)
+            x, delta = block(x, delta, batch.layout, rotary, cache, index)
+        hidden: Tensor = self.norm(x, delta)[1]
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
-        weight, bias = self._head(hidden)
-        out = hidden.to(weight.dtype) @ weight.t()
-        out = out.to(torch.promote_types(out.dtype, torch.float32))
-        return out if bias is None else out + bias
+        dtype = compute_dtype(hidden)
+        out = hidden.to(dtype) @ computing_copy(self._head, dtype).t()
+        return out.to(torch.promote_types(dtype, torch.float32))
 
     def losses(self, batch: RaggedBatch) -> Terms:
         """Terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing."""
         hidden = self(batch).index_select(0, batch.target_index)  # (num_targets, width)
-        weight, bias = self._head(hidden)
         labels = batch.labels.index_select(0, batch.target_index)
-        loss, nll = cross_entropy(hidden.to(weight.dtype), weight, bias, labels, self.label_smoothing)
+        loss, nll = cross_entropy(hidden, self._head, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
     @torch.no_grad()
     def token_nll(self, batch: RaggedBatch) -> Tensor:
         """Negative log-likelihood of every target of the batch, (num_targets,) in nats."""
         hidden = self(batch).index_select(0, batch.target_index)
-        weight, bias = self._head(hidden)
-        return token_nll(hidden.to(weight.dtype), weight, bias, batch.labels.index_select(0, batch.target_index))
+        return token_nll(hidden, self._head, batch.labels.index_select(0, batch.target_index))
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
-    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        weight = self.embed.weight if self.head is None else self.head.weight
-        return weight.to(compute_dtype(hidden)), None if self.head is None else self.head.bias
+    @property
+    def _head(self) -> Tensor:
+        """(vocab_size, width)."""
+        return self.embed.weight if self.head is None else self.head.weight
 
     def _embed(self, batch: RaggedBatch) -> Tensor:
         positions = batch.position_ids

@@ -58,6 +58,11 @@ def enabled() -> bool:
     return not _switched_off and _load()[0] is not None
 
 
+def runs(x: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether kernels take a tensor like this one; `dtype` is the computing dtype where it is not the tensor's own."""
+    return x.device.type == "cpu" and (dtype or x.dtype) in DTYPES and enabled()
+
+
 def describe() -> str:
     """The path that kernels take in this process, for the log."""
     loaded, reason = _load()

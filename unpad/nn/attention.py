@@ -1,12 +1,16 @@
 """Attention within each sequence of a flat run, on whatever the machine has.
 
-`ragged_attention` is the only door. Every kernel behind it gives the same result, forward and backward, as
-`reference_attention`; `unpad prove` shows it for the user's own data.
+`self_attention` is the door for layers, `ragged_attention` its twin in torch for queries, keys and values that lie
+apart. Every kernel behind them gives the same result, forward and backward, as `reference_attention`; `unpad prove`
+shows it for the user's own data.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -14,43 +18,129 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.layout import Layout, LengthGroup, PaddedLayout
+from unpad.native import library
+from unpad.native.attention import native_attention, supports
+from unpad.nn.dropout import draw_seed, kept
+from unpad.nn.rope import Rotary, rotate
 
 # Above this length the processor's fused kernel beats two matrix products and a softmax in bf16, below it loses
 # by up to six times; docs/log.md has the figures.
 MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
+_by_definition = False
 
 
-def kernel_names(dtype: torch.dtype, device: torch.device, layout: Layout | PaddedLayout) -> set[str]:
-    """Names of the kernels that `ragged_attention` runs for inputs of this kind; the proof prints them."""
+@dataclass(frozen=True)
+class Extras:
+    """What changes attention weights besides queries and keys.
+
+    Args:
+        tokens: (total_tokens,) int64, place in the run of each token; dropout draws by it.
+        key_bias: (total_tokens,) or None.
+    """
+
+    tokens: Tensor
+    key_bias: Tensor | None
+    dropout: float
+    seed: int
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> Extras:
+        """The same, its tensors moved as the tokens are."""
+        return replace(self, tokens=move(self.tokens), key_bias=None if self.key_bias is None else move(self.key_bias))
+
+
+def kernel_names(dtype: torch.dtype, device: torch.device, layout: Layout | PaddedLayout, head_dim: int) -> set[str]:
+    """Names of the kernels that `self_attention` runs for inputs of this kind; the proof prints them."""
     if isinstance(layout, PaddedLayout):
         return {"padded sdpa"}
+    if _runs_native(dtype, device, head_dim):
+        return {"native"}
     if device.type == "cuda" and dtype in HALF:
         return {"varlen flash"}
     return {"group matmul" if _uses_matmul(dtype, group.longest) else "group sdpa" for group in layout.groups}
 
 
-def ragged_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout | PaddedLayout, causal: bool) -> Tensor:
+def self_attention(
+    qkv: Tensor,
+    layout: Layout | PaddedLayout,
+    heads: int,
+    causal: bool,
+    *,
+    rotary: Rotary | None = None,
+    key_bias: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
     """Attend within each sequence and nowhere else.
 
     Args:
-        q: (total_tokens, heads, head_dim).
-        k, v: (total_tokens, kv_heads, head_dim); kv_heads divides heads, and each key head serves
-            heads / kv_heads consecutive query heads (Ainslie et al. 2023, arXiv 2305.13245).
+        qkv: (total_tokens, heads + 2 * kv_heads, head_dim), queries, keys and values as one projection makes them;
+            kv_heads divides heads (Ainslie et al. 2023, arXiv 2305.13245).
         causal: a token sees itself and earlier tokens of its sequence; otherwise the whole sequence.
+        rotary: turn queries and keys by `rotary_table`'s angles first.
+        key_bias: (total_tokens,), added to the scores of a key in every head; -inf removes the key.
+        dropout: share of attention weights to set to zero.
 
     Returns:
-        (total_tokens, heads, head_dim), softmax(q k^T / sqrt(head_dim)) v.
+        (total_tokens, heads, head_dim), softmax(q k^T / sqrt(head_dim) + key_bias) v.
     """
+    kv_heads = (qkv.shape[1] - heads) // 2
+    seed = draw_seed() if dropout else 0
+    if isinstance(layout, Layout) and not _by_definition and _runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
+        return native_attention(
+            qkv, layout.cu_seqlens, heads=heads, kv_heads=kv_heads, causal=causal, rotary=rotary, key_bias=key_bias,
+            dropout=dropout, seed=seed,
+        )  # fmt: skip
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+    if rotary is not None:
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+    if _by_definition and isinstance(layout, Layout):
+        assert key_bias is None, "the definition has no key bias"
+        assert dropout == 0, "nor dropout"
+        return reference_attention(q, k, v, layout, causal)
+    return ragged_attention(q, k, v, layout, causal, key_bias=key_bias, dropout=dropout, seed=seed)
+
+
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout | PaddedLayout,
+    causal: bool,
+    *,
+    key_bias: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: int = 0,
+) -> Tensor:
+    """`self_attention` in torch, of positions already turned.
+
+    Args:
+        q: (total_tokens, heads, head_dim).
+        k, v: (total_tokens, kv_heads, head_dim); each key head serves heads / kv_heads consecutive query heads.
+        seed: decides which weights dropout keeps.
+    """
+    extras = None
+    if key_bias is not None or dropout:
+        extras = Extras(torch.arange(q.shape[0], device=q.device), key_bias, dropout, seed)
     if isinstance(layout, PaddedLayout):
-        return _padded(q, k, v, layout.attention_mask, causal)
-    if q.is_cuda and q.dtype in HALF:  # the flash kernel knows half precision only
+        return _padded(q, k, v, layout.attention_mask, causal, extras)
+    if q.is_cuda and q.dtype in HALF and not extras:  # the flash kernel knows half precision only
         return _varlen(q, k, v, layout, causal)
-    return _grouped(q, k, v, layout, causal)
+    return _grouped(q, k, v, layout, causal, extras)
+
+
+@contextmanager
+def by_definition() -> Iterator[None]:
+    """Attend through `reference_attention` inside; the proof's truth shares no kernel with what it judges."""
+    global _by_definition
+    before, _by_definition = _by_definition, True
+    try:
+        yield
+    finally:
+        _by_definition = before
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
-    """The definition, one sequence at a time in plain operations; for tests."""
+    """The definition, one sequence at a time in plain operations; for tests and for the proof's truth."""
     k, v = _share_heads(q, k, v)
     outputs = [q[:0]]
     bounds = layout.cu_seqlens.tolist()
@@ -61,6 +151,10 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal:
             scores = scores.masked_fill(future, -math.inf)
         outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[start:stop]))
     return torch.cat(outputs)
+
+
+def _runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
+    return device.type == "cpu" and library.enabled() and supports(dtype, head_dim)
 
 
 def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,47 +172,59 @@ def _uses_matmul(dtype: torch.dtype, longest: int) -> bool:
     return dtype in HALF and longest <= MATMUL_MAX_LENGTH
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
+def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, extras: Extras | None) -> Tensor:
     if not layout.groups:
         return q
     k, v = _share_heads(q, k, v)
-    if layout.by_length is not None:
-        q, k, v = (x.index_select(0, layout.by_length) for x in (q, k, v))
-    out = torch.cat([_group_attention(q, k, v, group, causal) for group in layout.groups])
+    if (by_length := layout.by_length) is not None:
+        q, k, v = (x.index_select(0, by_length) for x in (q, k, v))
+        extras = extras and extras.map(lambda x: x.index_select(0, by_length))
+    out = torch.cat([_group_attention(q, k, v, group, causal, extras) for group in layout.groups])
     return out if layout.undo is None else out.index_select(0, layout.undo)
 
 
-def _group_attention(q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, causal: bool) -> Tensor:
+def _group_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, causal: bool, extras: Extras | None
+) -> Tensor:
     """Attention of one group as a (num_seqs, heads, longest, head_dim) rectangle; returns its real tokens."""
     heads, head_dim = q.shape[1:]
-    shape = (group.num_seqs, group.longest, heads, head_dim)
 
     def rectangle(x: Tensor) -> Tensor:
         cells = x[group.start : group.stop] if group.cells is None else x.index_select(0, group.cells)
-        return cells.view(shape).transpose(1, 2)  # (num_seqs, heads, longest, head_dim)
+        return cells.unflatten(0, (group.num_seqs, group.longest))
 
+    q, k, v = (rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.
     mask = None if causal or group.key_mask is None else group.key_mask[:, None, None, :]
-    attend = _matmul_attention if _uses_matmul(q.dtype, group.longest) else _sdpa
-    out = attend(rectangle(q), rectangle(k), rectangle(v), mask, causal)
+    if extras or _uses_matmul(q.dtype, group.longest):
+        out = _matmul_attention(q, k, v, mask, causal, extras and extras.map(rectangle))
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     out = out.transpose(1, 2).reshape(-1, heads, head_dim)
     return out if group.real is None else out.index_select(0, group.real)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-
-
-def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-    """softmax(q k^T) v as two matrix products, softmax in fp32."""
+def _matmul_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, extras: Extras | None
+) -> Tensor:
+    """softmax(q k^T) v as two matrix products, softmax in fp32 at least; extras hold (num_seqs, longest) here."""
+    wide = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q @ k.transpose(-1, -2)).float() / math.sqrt(q.shape[-1])
+        scores = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
+        if extras and extras.key_bias is not None:
+            scores = scores + extras.key_bias.to(wide)[:, None, None, :]
         if causal:
             future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
             scores = scores.masked_fill_(future, -math.inf)
         if mask is not None:
             scores = scores.masked_fill_(~mask, -math.inf)
-        return scores.softmax(-1).to(v.dtype) @ v
+        weights = scores.softmax(-1)
+        if extras and extras.dropout:
+            heads = torch.arange(q.shape[1], device=q.device)[:, None, None]
+            rows = extras.tokens[:, None, :, None] * q.shape[1] + heads
+            keep = kept(extras.seed, rows, extras.tokens[:, None, None, :], extras.dropout)
+            weights = torch.where(keep, weights / (1 - extras.dropout), 0)
+        return weights.to(v.dtype) @ v
 
 
 # --------------------------------------------------------------------------- accelerator and rectangles
@@ -136,7 +242,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Te
     return out
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: bool) -> Tensor:
+def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: bool, extras: Extras | None) -> Tensor:
     """Attention of a flattened (batch, seq) rectangle with real cells anywhere in a row."""
     k, v = _share_heads(q, k, v)
     batch, seq = attention_mask.shape
@@ -146,5 +252,8 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: boo
         mask = mask & torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
     # A padding query sees at least itself: a row without keys would be NaN, and spread.
     mask = mask | torch.eye(seq, dtype=torch.bool, device=q.device)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    if extras:
+        out = _matmul_attention(q, k, v, mask, False, extras.map(lambda x: x.unflatten(0, (batch, seq))))
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(0, 1)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, Protocol
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from unpad.layout import Layout, PaddedLayout
-from unpad.nn.attention import ragged_attention
-from unpad.nn.norm import make_norm
-from unpad.nn.rope import rotate
+from unpad.nn.activation import GATED, Kind, activate
+from unpad.nn.attention import self_attention
+from unpad.nn.linear import Linear
+from unpad.nn.norm import Norm
+from unpad.nn.rope import Rotary, rotate
 from unpad.recipe import Section
-
-Rotary = tuple[Tensor, Tensor]
 
 
 class BlockConfig(Section):
@@ -29,9 +26,10 @@ class BlockConfig(Section):
     hidden: int = Field(512, ge=1, description="Channels inside the feed-forward part.")
     norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
     eps: float = Field(1e-6, gt=0)
-    activation: Literal["relu", "gelu", "geglu", "swiglu"] = "swiglu"
+    activation: Kind = "swiglu"
     bias: bool = False
     dropout: float = Field(0.0, ge=0, lt=1, description="On the output of attention and of feed-forward.")
+    attention_dropout: float = Field(0.0, ge=0, lt=1, description="On the weights of attention.")
     causal: bool = True
 
     @model_validator(mode="after")
@@ -63,64 +61,73 @@ class Attention(nn.Module):
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.heads, config.num_kv_heads, config.head_dim
-        self.causal = config.causal
-        self.to_qkv = nn.Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=config.bias)
-        self.to_out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.causal, self.dropout = config.causal, config.attention_dropout
+        self.to_qkv = Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=config.bias)
+        self.to_out = Linear(config.width, config.width, bias=config.bias)
 
     def forward(
         self, x: Tensor, layout: Layout | PaddedLayout, rotary: Rotary | None, cache: Cache | None, index: int
     ) -> Tensor:
         qkv = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
-        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
-        if rotary is not None:
-            cos, sin = rotary
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = ragged_attention(q, k, v, layout, self.causal) if cache is None else cache.attend(index, q, k, v)
+        if cache is None:
+            dropout = self.dropout if self.training else 0.0
+            y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, dropout=dropout)
+        else:
+            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+            if rotary is not None:
+                q, k = rotate(q, *rotary), rotate(k, *rotary)
+            y = cache.attend(index, q, k, v)
         return self.to_out(y.flatten(1))  # (total_tokens, width)
 
 
-ACTIVATIONS: dict[str, Callable[..., Tensor]] = {"relu": F.relu, "gelu": F.gelu, "geglu": F.gelu, "swiglu": F.silu}
-
-
 class FeedForward(nn.Module):
-    """down(act(up x)), or down(act(gate x) * up x) for the gated kinds (Shazeer 2020, arXiv 2002.05202)."""
+    """down(act(up x)), or down(act(gate x) * up x) for the gated kinds."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.gated = config.activation in ("geglu", "swiglu")
-        self.act = ACTIVATIONS[config.activation]
-        self.up = nn.Linear(config.width, config.hidden * (2 if self.gated else 1), bias=config.bias)
-        self.down = nn.Linear(config.hidden, config.width, bias=config.bias)
+        self.activation = config.activation
+        self.up = Linear(config.width, config.hidden * (2 if config.activation in GATED else 1), bias=config.bias)
+        self.down = Linear(config.hidden, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.up(x)
-        if self.gated:
-            gate, value = y.chunk(2, -1)
-            return self.down(self.act(gate) * value)
-        return self.down(self.act(y))
+        return self.down(activate(self.activation, self.up(x)))
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + feed_forward(norm x)."""
+    """x + attention(norm x), then x + feed_forward(norm x).
+
+    A branch's output is added by the norm that comes next, in the next block or after the last, so that the residual
+    stream is read and written once per norm.
+    """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.norm_1 = make_norm(config.norm, config.width, config.eps)
+        self.norm_1 = Norm(config.norm, config.width, config.eps, config.dropout)
         self.attention = Attention(config)
-        self.norm_2 = make_norm(config.norm, config.width, config.eps)
+        self.norm_2 = Norm(config.norm, config.width, config.eps, config.dropout)
         self.feed_forward = FeedForward(config)
-        self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self,
         x: Tensor,
+        delta: Tensor | None,
         layout: Layout | PaddedLayout,
         rotary: Rotary | None = None,
         cache: Cache | None = None,
         index: int = 0,
-    ) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_1(x), layout, rotary, cache, index))
-        return x + self.dropout(self.feed_forward(self.norm_2(x)))
+    ) -> tuple[Tensor, Tensor]:
+        """One block's step along the residual stream.
+
+        Args:
+            x: (total_tokens, width), fp32 or wider.
+            delta: (total_tokens, width), what the block before returned beside x and nobody has added yet.
+
+        Returns:
+            x and delta for the next block; after the last, `Norm` adds them.
+        """
+        x, y = self.norm_1(x, delta)
+        x, y = self.norm_2(x, self.attention(y, layout, rotary, cache, index))
+        return x, self.feed_forward(y)
 
 
 def init_weights(module: nn.Module, num_blocks: int) -> None:
@@ -136,10 +143,3 @@ def init_weights(module: nn.Module, num_blocks: int) -> None:
             continue
         residual = name.endswith(("to_out.weight", "down.weight"))
         nn.init.normal_(parameter, std=0.02 / (2 * max(num_blocks, 1)) ** 0.5 if residual else 0.02)
-
-
-def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype matrix products run in: autocast's where it is on, else the input's."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.get_autocast_dtype(x.device.type)
-    return x.dtype

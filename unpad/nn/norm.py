@@ -1,4 +1,4 @@
-"""Normalisation over channels, accumulated in fp32 at least."""
+"""Residual add and normalisation over channels in one operation, accumulated in fp32 at least."""
 
 from __future__ import annotations
 
@@ -8,33 +8,49 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unpad.native import library
+from unpad.native.norm import add_norm
+from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.linear import compute_dtype
 
-class RMSNorm(nn.Module):
-    """g * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv 1910.07467); (..., dim) to (..., dim)."""
 
-    def __init__(self, dim: int, eps: float) -> None:
+class Norm(nn.Module):
+    """RMSNorm, g * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv 1910.07467), or LayerNorm,
+    g * (x - mean) / sqrt(var + eps) + b (Ba et al. 2016, arXiv 1607.06450), of a residual stream.
+
+    Args:
+        dropout: share of `delta` that training sets to zero.
+    """
+
+    def __init__(self, kind: Literal["layernorm", "rmsnorm"], dim: int, eps: float, dropout: float = 0.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
+        self.bias = nn.Parameter(torch.zeros(dim)) if kind == "layernorm" else None
+        self.eps, self.dropout = eps, dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return F.rms_norm(wide, (x.shape[-1],), self.weight.to(wide.dtype), self.eps)
+    def forward(self, residual: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Add what a branch returned, and normalise the sum for the next branch.
 
+        Args:
+            residual: (total_tokens, dim), fp32 or wider.
+            delta: (total_tokens, dim) in the computing dtype; None at the beginning of the stream.
 
-class LayerNorm(nn.Module):
-    """g * (x - mean) / sqrt(var + eps) + b (Ba et al. 2016, arXiv 1607.06450); (..., dim) to (..., dim)."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.bias = nn.Parameter(torch.zeros(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return F.layer_norm(wide, (x.shape[-1],), self.weight.to(wide.dtype), self.bias.to(wide.dtype), self.eps)
-
-
-def make_norm(kind: Literal["layernorm", "rmsnorm"], dim: int, eps: float) -> nn.Module:
-    return RMSNorm(dim, eps) if kind == "rmsnorm" else LayerNorm(dim, eps)
+        Returns:
+            The new residual, and its normalised form in the computing dtype.
+        """
+        dtype = compute_dtype(residual)
+        share = self.dropout if self.training and delta is not None else 0.0
+        seed = draw_seed() if share else 0
+        if library.runs(residual, dtype):
+            return add_norm(
+                residual, delta, self.weight, self.bias,
+                eps=self.eps, centred=self.bias is not None, dropout=share, seed=seed, dtype=dtype,
+            )  # fmt: skip
+        if delta is not None:
+            residual = residual + dropout(delta, share, seed)
+        weight, bias = self.weight.to(residual.dtype), None if self.bias is None else self.bias.to(residual.dtype)
+        if bias is None:
+            y = F.rms_norm(residual, weight.shape, weight, self.eps)
+        else:
+            y = F.layer_norm(residual, weight.shape, weight, bias, self.eps)
+        return residual, y.to(dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 ContextMethod = Literal["none", "linear", "ntk"]
+Rotary = tuple[Tensor, Tensor]  # what `rotary_table` returns
 
 
 def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, factor: float) -> Tensor:

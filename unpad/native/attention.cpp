@@ -1,0 +1,809 @@
+/* Attention within each sequence of a flat run of tokens, forward and backward.
+ *
+ * A task is one sequence and one key head with all the query heads that it serves, so every number is written by one
+ * task and gradients of keys are summed in a fixed order. A task packs its keys and values once, then takes QUERY_ROWS
+ * queries at a time against KEY_BLOCK keys at a time: scores of a tile stay in registers until they are weights, and
+ * only weights are stored, as bf16. Memory is linear in the length of the longest sequence.
+ *
+ * The code is written once over a "math" type, which gives vectors, the product of pairs, and the two ways of packing:
+ * Bf16Math 16 numbers at a time, DoubleMath one.
+ *
+ * Two packed forms, both of pairs (two numbers next to each other, which one instruction multiplies and adds):
+ *   columns  [panel][channel / 2][PANEL keys]: pairs of channels, keys side by side; scores are made from it;
+ *   pairs    [row / 2][channel]: pairs of rows, channels side by side; sums over rows are made from it.
+ * Rows past the end of a sequence are zero in both.
+ */
+#include "kernels.h"
+#include "simd.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+/* gcc 12 takes the don't-care operand of its own intrinsics for a forgotten one (its bug 105593). */
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+namespace unpad {
+namespace {
+
+constexpr int64_t QUERY_ROWS = 48; /* queries of a block: a multiple of every tile height */
+constexpr int64_t KEY_BLOCK = 256; /* keys of a block: its weights stay in the first cache */
+constexpr int64_t ROW_STEP = 4;    /* rows of a block are padded to a multiple of the lowest tile */
+constexpr double LOG2_E = 1.4426950408889634;
+constexpr double LN_2 = 0.6931471805599453;
+
+/* Scores (in powers of two) no larger than this need no maximum taken off: sums of 2^100 fit the range of a float, and
+ * so does 2^-100. */
+constexpr double SAFE_EXPONENT = 100.0;
+
+#define UNPAD_INLINE inline __attribute__((always_inline))
+
+struct Bf16Math : Bf16 {
+    using Pair = uint32_t; /* the first number in the low half */
+    using PairVec = __m512bh;
+    static constexpr int panel_vecs = 2;
+
+    static PairVec load_pairs(const Pair* p) { return (PairVec)_mm512_loadu_si512(p); }
+    static PairVec broadcast(const Pair* p) {
+        int32_t bits;
+        std::memcpy(&bits, p, sizeof bits); /* p may point to single numbers */
+        return (PairVec)_mm512_set1_epi32(bits);
+    }
+    static Vec dot(PairVec a, PairVec b, Vec sum) { return _mm512_dpbf16_ps(sum, a, b); }
+
+    /* 2^x to 8e-5 relative: what is rounded to bf16 next loses 2e-3. -inf gives 0, NaN stays NaN. */
+    static Vec exp2_short(Vec x) {
+        Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x), 0 for -inf */
+        Vec r = set(0.07802452f); /* least relative error on [0, 1) */
+        r = fma(r, f, set(0.22606717f));
+        r = fma(r, f, set(0.69583350f));
+        r = fma(r, f, set(0.99992520f));
+        return _mm512_scalef_ps(r, x); /* r * 2^floor(x) */
+    }
+
+    /* Two rows of 16 numbers: as pairs, and each row by itself where `rows` is not NULL. */
+    static void store_pairs(Pair* pairs, Element* rows, int64_t stride, Vec even, Vec odd) {
+        const __m512i zip = _mm512_set_epi16(
+            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17,
+            1, 16, 0);
+        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+        _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(zip, both));
+        if (!rows) return;
+        _mm256_storeu_si256((__m256i*)rows, _mm512_castsi512_si256(both));
+        _mm256_storeu_si256((__m256i*)(rows + stride), _mm512_extracti64x4_epi64(both, 1));
+    }
+
+    static void interleave(const Element* even, const Element* odd, Pair* pairs) {
+        __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
+        __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
+        _mm512_storeu_si512(pairs, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+    }
+
+    /* rows (32, head_dim) to one panel of columns. */
+    static void transpose(const Element* rows, int64_t head_dim, Pair* panel) {
+        for (int64_t key = 0; key < 32; key += 16)
+            for (int64_t pair = 0; pair < head_dim / 2; pair += 16)
+                transpose_square(rows + key * head_dim + 2 * pair, head_dim, head_dim / 2 - pair, panel + pair * 32 + key);
+    }
+
+  private:
+    /* 16 rows of up to 16 pairs to up to 16 rows of 16 pairs, 32 apart. */
+    static void transpose_square(const Element* rows, int64_t stride, int64_t num_pairs, Pair* out) {
+        __m512i r[16], t[16];
+        Mask valid = first(num_pairs);
+        for (int i = 0; i < 16; i++) r[i] = _mm512_maskz_loadu_epi32(valid, rows + i * stride);
+        for (int i = 0; i < 8; i++) {
+            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+        }
+        for (int i = 0; i < 16; i += 4)
+            for (int j = 0; j < 2; j++) {
+                r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
+                r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
+            }
+        for (int i = 0; i < 16; i += 8)
+            for (int j = 0; j < 4; j++) {
+                t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0x88);
+                t[i + 4 + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0xdd);
+            }
+        for (int j = 0; j < 8; j++) {
+            r[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
+            r[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
+        }
+        for (int i = 0; i < 16; i++)
+            if (i < num_pairs) _mm512_storeu_si512(out + i * 32, r[i]);
+    }
+};
+
+struct DoubleMath : Double {
+    struct Pair {
+        double first, second;
+    };
+    using PairVec = Pair;
+    static constexpr int panel_vecs = 4;
+
+    static PairVec load_pairs(const Pair* p) { return *p; }
+    static PairVec broadcast(const Pair* p) {
+        Pair pair;
+        std::memcpy(&pair, p, sizeof pair);
+        return pair;
+    }
+    static Vec dot(PairVec a, PairVec b, Vec sum) { return sum + a.first * b.first + a.second * b.second; }
+    static Vec exp2_short(Vec x) { return std::exp2(x); }
+    static void store_pairs(Pair* pairs, Element* rows, int64_t stride, Vec even, Vec odd) {
+        *pairs = {even, odd};
+        if (!rows) return;
+        rows[0] = even;
+        rows[stride] = odd;
+    }
+    static void interleave(const Element* even, const Element* odd, Pair* pairs) { *pairs = {*even, *odd}; }
+    static void transpose(const Element* rows, int64_t head_dim, Pair* panel) {
+        for (int64_t key = 0; key < panel_vecs; key++)
+            for (int64_t pair = 0; pair < head_dim / 2; pair++)
+                panel[pair * panel_vecs + key] = {rows[key * head_dim + 2 * pair], rows[key * head_dim + 2 * pair + 1]};
+    }
+};
+
+inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+/* Memory that grows and is kept for the thread's next task. */
+template <class T>
+class Buffer {
+  public:
+    Buffer() = default;
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+    ~Buffer() { std::free(data_); }
+
+    T* at_least(int64_t count) {
+        if (count <= capacity_) return data_;
+        std::free(data_);
+        data_ = (T*)std::aligned_alloc(64, (size_t)round_up(count * (int64_t)sizeof(T), 64));
+        if (!data_) std::abort();
+        capacity_ = count;
+        return data_;
+    }
+
+  private:
+    T* data_ = nullptr;
+    int64_t capacity_ = 0;
+};
+
+/* --------------------------------------------------------------------------- tiles of products */
+
+/* c[row][vec] += sum over pairs of a[row][pair] * b[pair][vec], all of c in registers. */
+template <class M, int ROWS, int VECS>
+UNPAD_INLINE void multiply(
+    const typename M::Pair* a, int64_t row_stride, int64_t pair_stride, const typename M::Pair* b, int64_t b_stride,
+    int64_t num_pairs, typename M::Vec (&c)[ROWS][VECS]) {
+    for (int64_t pair = 0; pair < num_pairs; pair++) {
+        typename M::PairVec right[VECS];
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; v++) right[v] = M::load_pairs(b + pair * b_stride + v * M::lanes);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            typename M::PairVec left = M::broadcast(a + r * row_stride + pair * pair_stride);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) c[r][v] = M::dot(left, right[v], c[r][v]);
+        }
+    }
+}
+
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
+/* Calls f(height, row) for tiles of 12, 8 or 4 rows. */
+template <class F>
+UNPAD_INLINE void each_row_tile(int64_t num_rows, F f) {
+    for (int64_t row = 0; row < num_rows;) {
+        int64_t left = num_rows - row;
+        if (left >= 12 && left != 16) {
+            f(Constant<12>(), row);
+            row += 12;
+        } else if (left >= 8) {
+            f(Constant<8>(), row);
+            row += 8;
+        } else {
+            f(Constant<4>(), row);
+            row += 4;
+        }
+    }
+}
+
+template <class M, int ROWS, int VECS>
+void sum_tile(
+    const typename M::Pair* a, int64_t row_stride, int64_t pair_stride, const typename M::Pair* b, int64_t num_pairs,
+    typename M::Wide* c, int64_t width, bool add) {
+    typename M::Vec sum[ROWS][VECS];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; v++) sum[r][v] = add ? M::load(c + r * width + v * M::lanes) : M::set(0);
+    multiply<M, ROWS, VECS>(a, row_stride, pair_stride, b, width, num_pairs, sum);
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECS; v++) M::store(c + r * width + v * M::lanes, sum[r][v]);
+}
+
+/* c (ROWS, width) = or += a times b, where b is `pairs` packed, (num_pairs, width). */
+template <class M, int ROWS>
+void sum_rows(
+    const typename M::Pair* a, int64_t row_stride, int64_t pair_stride, const typename M::Pair* b, int64_t num_pairs,
+    typename M::Wide* c, int64_t width, bool add) {
+    constexpr int full = M::panel_vecs;
+    int64_t column = 0;
+    for (; column + full * M::lanes <= width; column += full * M::lanes)
+        sum_tile<M, ROWS, full>(a, row_stride, pair_stride, b + column, num_pairs, c + column, width, add);
+    for (; column < width; column += M::lanes)
+        sum_tile<M, ROWS, 1>(a, row_stride, pair_stride, b + column, num_pairs, c + column, width, add);
+}
+
+/* --------------------------------------------------------------------------- one call */
+
+template <class M>
+struct Call {
+    using Element = typename M::Element;
+    using Wide = typename M::Wide;
+
+    const unpad_attention& sizes;
+    const int32_t* cu_seqlens;
+    const Element* qkv;
+    const Wide* cos;
+    const Wide* sin;
+    const Wide* key_bias;
+
+    int64_t qkv_stride() const { return (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim; }
+    int64_t out_stride() const { return sizes.heads * sizes.head_dim; }
+    int64_t group() const { return sizes.heads / sizes.kv_heads; }
+};
+
+/* What the tiles of one task write to and read again. */
+template <class M>
+struct Workspace {
+    Buffer<typename M::Element> rows, queries, grads, weights, grad_scores;
+    Buffer<typename M::Pair> key_columns, key_pairs, value_columns, value_pairs, query_pairs, grad_pairs;
+    Buffer<typename M::Pair> weight_pairs, grad_score_pairs;
+    Buffer<typename M::Wide> bias, bias_grad, key_grad, value_grad, query_grad, out;
+};
+
+/* y = x * factor, turned by the angles of cos and sin (by their negatives when `back`), row by row. */
+template <class M, class In>
+void turn(
+    const In* x, int64_t x_stride, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
+    const typename M::Wide* sin, bool back, double factor, typename M::Element* y, int64_t y_stride) {
+    const auto scale = M::set((typename M::Wide)factor);
+    if (!cos) {
+        for (int64_t row = 0; row < num_rows; row++)
+            for (int64_t d = 0; d < head_dim; d += M::lanes)
+                M::store(y + row * y_stride + d, M::load(x + row * x_stride + d) * scale);
+        return;
+    }
+    const auto sign = M::set(back ? -1 : 1);
+    const int64_t half = head_dim / 2;
+    for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t d = 0; d < half; d += M::lanes) {
+            const auto valid = M::first(half - d);
+            const In* from = x + row * x_stride + d;
+            typename M::Element* to = y + row * y_stride + d;
+            auto c = M::load(cos + row * half + d, valid) * scale;
+            auto s = M::load(sin + row * half + d, valid) * scale * sign;
+            auto a = M::load(from, valid), b = M::load(from + half, valid);
+            M::store(to, a * c - b * s, valid);
+            M::store(to + half, a * s + b * c, valid);
+        }
+}
+
+template <class M>
+void interleave_rows(const typename M::Element* rows, int64_t num_rows, int64_t head_dim, typename M::Pair* pairs) {
+    for (int64_t row = 0; row < num_rows; row += 2)
+        for (int64_t d = 0; d < head_dim; d += M::lanes)
+            M::interleave(rows + row * head_dim + d, rows + (row + 1) * head_dim + d, pairs + row / 2 * head_dim + d);
+}
+
+/* Largest sum of squares of a row. A NaN may be lost here; it is found again in the scores. */
+template <class M>
+double largest_square(const typename M::Element* rows, int64_t num_rows, int64_t head_dim) {
+    double largest = 0;
+    for (int64_t row = 0; row < num_rows; row++) {
+        auto square = M::set(0);
+        for (int64_t d = 0; d < head_dim; d += M::lanes) {
+            auto x = M::load(rows + row * head_dim + d);
+            square = M::fma(x, x, square);
+        }
+        largest = std::max(largest, (double)M::sum(square));
+    }
+    return largest;
+}
+
+/* --------------------------------------------------------------------------- a sequence and a key head */
+
+template <class M>
+class Task {
+  public:
+    using Element = typename M::Element;
+    using Wide = typename M::Wide;
+    using Vec = typename M::Vec;
+    using Pair = typename M::Pair;
+    static constexpr int64_t PANEL = M::panel_vecs * M::lanes;
+
+    Task(const Call<M>& call, int64_t seq, int64_t kv_head)
+        : call_(call),
+          sizes_(call.sizes),
+          head_dim_(call.sizes.head_dim),
+          kv_head_(kv_head),
+          start_(call.cu_seqlens[seq]),
+          length_(call.cu_seqlens[seq + 1] - start_),
+          padded_(round_up(length_, PANEL)),
+          scale_(M::set((Wide)(sizes_.scale * LOG2_E))),
+          threshold_(dropout_threshold(sizes_.dropout)),
+          kept_(M::set((Wide)(1 / (1 - sizes_.dropout)))) {
+        static thread_local Workspace<M> workspace;
+        work_ = &workspace;
+    }
+
+    void forward(Element* out, Wide* log_z) {
+        Pair* value_pairs = work_->value_pairs.at_least(padded_ / 2 * head_dim_);
+        pack(keys(), true, columns(work_->key_columns), nullptr, &key_square_);
+        pack(values(), false, nullptr, value_pairs, nullptr);
+        load_bias();
+        for (int64_t i = 0; i < call_.group(); i++) {
+            head_ = kv_head_ * call_.group() + i;
+            for (first_ = 0; first_ < length_; first_ += QUERY_ROWS) forward_block(value_pairs, out, log_z);
+        }
+    }
+
+    void backward(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv, Wide* grad_bias) {
+        Pair* key_pairs = work_->key_pairs.at_least(padded_ / 2 * head_dim_);
+        pack(keys(), true, columns(work_->key_columns), key_pairs, nullptr);
+        pack(values(), false, columns(work_->value_columns), nullptr, nullptr);
+        load_bias();
+        Wide* key_grad = zeros(work_->key_grad, padded_ * head_dim_);
+        Wide* value_grad = zeros(work_->value_grad, padded_ * head_dim_);
+        bias_grad_ = grad_bias ? zeros(work_->bias_grad, padded_) : nullptr;
+        for (int64_t i = 0; i < call_.group(); i++) {
+            head_ = kv_head_ * call_.group() + i;
+            for (first_ = 0; first_ < length_; first_ += QUERY_ROWS) backward_block(out, log_z, grad_out, grad_qkv);
+        }
+        Element* to = grad_qkv + start_ * call_.qkv_stride() + (sizes_.heads + kv_head_) * head_dim_;
+        turn<M>(key_grad, head_dim_, length_, head_dim_, cos(0), sin(0), true, sizes_.scale, to, call_.qkv_stride());
+        to += sizes_.kv_heads * head_dim_;
+        const double kept = 1 / (1 - sizes_.dropout);
+        turn<M>(value_grad, head_dim_, length_, head_dim_, no_angles(), no_angles(), false, kept, to, call_.qkv_stride());
+        if (grad_bias) std::copy_n(bias_grad_, length_, grad_bias + kv_head_ * sizes_.total_tokens + start_);
+    }
+
+  private:
+    /* Tables from a row of the sequence on; NULL without rotary. */
+    const Wide* cos(int64_t row) const { return call_.cos ? call_.cos + (start_ + row) * head_dim_ / 2 : nullptr; }
+    const Wide* sin(int64_t row) const { return call_.cos ? call_.sin + (start_ + row) * head_dim_ / 2 : nullptr; }
+    static const Wide* no_angles() { return nullptr; }
+
+    const Element* queries() const { return call_.qkv + start_ * call_.qkv_stride() + head_ * head_dim_; }
+    const Element* keys() const {
+        return call_.qkv + start_ * call_.qkv_stride() + (sizes_.heads + kv_head_) * head_dim_;
+    }
+    const Element* values() const { return keys() + sizes_.kv_heads * head_dim_; }
+
+    Pair* columns(Buffer<Pair>& buffer) const { return buffer.at_least(padded_ / 2 * head_dim_); }
+
+    static Wide* zeros(Buffer<Wide>& buffer, int64_t count) {
+        Wide* data = buffer.at_least(count);
+        std::fill_n(data, count, (Wide)0);
+        return data;
+    }
+
+    /* Keys or values into the packed forms that are not NULL; the largest square of a row where asked for. */
+    void pack(const Element* from, bool rotary, Pair* columns, Pair* pairs, double* square) {
+        Element* rows = work_->rows.at_least(PANEL * head_dim_);
+        if (square) *square = 0;
+        for (int64_t key = 0; key < length_; key += PANEL) {
+            const int64_t num_rows = std::min(PANEL, length_ - key);
+            turn<M>(
+                from + key * call_.qkv_stride(), call_.qkv_stride(), num_rows, head_dim_, rotary ? cos(key) : nullptr,
+                rotary ? sin(key) : nullptr, false, 1, rows, head_dim_);
+            std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
+            if (columns) M::transpose(rows, head_dim_, columns + key / 2 * head_dim_);
+            if (pairs) interleave_rows<M>(rows, PANEL, head_dim_, pairs + key / 2 * head_dim_);
+            if (square) *square = std::max(*square, largest_square<M>(rows, num_rows, head_dim_));
+        }
+    }
+
+    void load_bias() {
+        bias_ = nullptr;
+        if (!call_.key_bias) return;
+        Wide* bias = zeros(work_->bias, padded_);
+        for (int64_t key = 0; key < length_; key++) bias[key] = call_.key_bias[start_ + key] * (Wide)LOG2_E;
+        bias_ = bias;
+    }
+
+    /* Queries first_ and on, turned; sets the sizes of the block. */
+    Element* load_queries() {
+        num_rows_ = std::min(QUERY_ROWS, length_ - first_);
+        padded_rows_ = round_up(num_rows_, ROW_STEP);
+        Element* rows = work_->queries.at_least(QUERY_ROWS * head_dim_);
+        turn<M>(
+            queries() + first_ * call_.qkv_stride(), call_.qkv_stride(), num_rows_, head_dim_, cos(first_), sin(first_),
+            false, 1, rows, head_dim_);
+        std::fill_n(rows + num_rows_ * head_dim_, (padded_rows_ - num_rows_) * head_dim_, (Element)0);
+        if (threshold_)
+            for (int64_t row = 0; row < num_rows_; row++)
+                dropout_rows_[row] =
+                    dropout_row(sizes_.seed, (uint64_t)(start_ + first_ + row) * (uint64_t)sizes_.heads + (uint64_t)head_);
+        return rows;
+    }
+
+    /* Keys that some of the first `num_rows` rows of the block see. */
+    int64_t seen_by(int64_t num_rows) const { return sizes_.causal ? std::min(first_ + num_rows, length_) : length_; }
+
+    /* Whether every row from `row` on sees every key up to `stop`. */
+    bool all_seen(int64_t row, int64_t stop) const { return stop <= seen_by(row + 1); }
+
+    typename M::Mask seen(int64_t row, int64_t key) const { return M::first(seen_by(row + 1) - key); }
+
+    typename M::Mask kept(int64_t row, int64_t key) const {
+        return M::keep(dropout_rows_[row], (uint32_t)(start_ + key), threshold_);
+    }
+
+    /* Score as a power of two. */
+    UNPAD_INLINE Vec exponent(Vec score, int64_t row, int64_t key) const {
+        Vec x = M::fma(score, scale_, M::set(-shift_[row]));
+        return bias_ ? x + M::load(bias_ + key) : x;
+    }
+
+    /* Scores of a tile are made with as few vectors as its keys need. */
+    template <class F>
+    UNPAD_INLINE static void each_panel(int64_t from, int64_t to, F f) {
+        for (int64_t key = from; key < to; key += PANEL) {
+            if (M::lanes > 1 && to - key <= M::lanes)
+                f(Constant<1>(), key);
+            else
+                f(Constant<M::panel_vecs>(), key);
+        }
+    }
+
+    template <int ROWS, int VECS>
+    UNPAD_INLINE void scores(const Pair* a, const Pair* columns, int64_t key, Vec (&c)[ROWS][VECS]) const {
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) c[r][v] = M::set(0);
+        multiply<M, ROWS, VECS>(a, head_dim_ / 2, 1, columns + key / 2 * head_dim_, PANEL, head_dim_ / 2, c);
+    }
+
+    /* ----------------------------------------------------------------------- forward */
+
+    void forward_block(const Pair* value_pairs, Element* out, Wide* log_z) {
+        const Element* queries = load_queries();
+        Element* weights = work_->weights.at_least(QUERY_ROWS * KEY_BLOCK);
+        Wide* sums = work_->out.at_least(QUERY_ROWS * head_dim_);
+        for (int64_t row = 0; row < padded_rows_; row++) totals_[row] = M::set(0);
+        find_shifts(queries);
+        for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
+            each_panel(block, std::min(block + KEY_BLOCK, seen_by(num_rows_)), [&](auto vecs, int64_t key) {
+                each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+                    if (key < seen_by(row + rows)) weigh<rows, vecs>(queries, row, key, weights + key - block);
+                });
+            });
+            each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+                const int64_t num_keys = std::min(KEY_BLOCK, seen_by(row + rows) - block);
+                if (num_keys > 0)
+                    sum_rows<M, rows>(
+                        (const Pair*)(weights + row * KEY_BLOCK), KEY_BLOCK / 2, 1, value_pairs + block / 2 * head_dim_,
+                        (num_keys + 1) / 2, sums + row * head_dim_, head_dim_, block > 0);
+            });
+        }
+        finish(sums, out, log_z);
+    }
+
+    /* What to take off each row's scores before they are powers: nothing when they are known to be small. */
+    void find_shifts(const Element* queries) {
+        const double square = largest_square<M>(queries, num_rows_, head_dim_) * key_square_;
+        shifted_ = bias_ || !(std::sqrt(square) * std::fabs(sizes_.scale) * LOG2_E <= SAFE_EXPONENT);
+        std::fill_n(shift_, QUERY_ROWS, (Wide)0);
+        if (!shifted_) return;
+        Vec largest[QUERY_ROWS];
+        const Vec lowest = M::set(-std::numeric_limits<Wide>::infinity());
+        std::fill_n(largest, QUERY_ROWS, lowest);
+        each_panel(0, seen_by(num_rows_), [&](auto vecs, int64_t key) {
+            each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+                if (key < seen_by(row + rows)) find_largest<rows, vecs>(queries, row, key, largest);
+            });
+        });
+        for (int64_t row = 0; row < padded_rows_; row++) shift_[row] = M::largest(largest[row]);
+    }
+
+    template <int ROWS, int VECS>
+    void find_largest(const Element* queries, int64_t row, int64_t key, Vec* largest) const {
+        Vec c[ROWS][VECS];
+        scores<ROWS, VECS>((const Pair*)(queries + row * head_dim_), work_->key_columns.at_least(0), key, c);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECS; v++) {
+                const int64_t at = key + v * M::lanes;
+                Vec x = exponent(c[r][v], row + r, at);
+                x = M::select(seen(row + r, at), x, M::set(-std::numeric_limits<Wide>::infinity()));
+                largest[row + r] = M::max(largest[row + r], x);
+            }
+    }
+
+    /* Weights, not yet divided by their sum, of ROWS queries on VECS vectors of keys. */
+    template <int ROWS, int VECS>
+    void weigh(const Element* queries, int64_t row, int64_t key, Element* weights) {
+        Vec c[ROWS][VECS];
+        scores<ROWS, VECS>((const Pair*)(queries + row * head_dim_), work_->key_columns.at_least(0), key, c);
+        if (!shifted_ && !threshold_ && all_seen(row, key + VECS * M::lanes)) {
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++) {
+                Vec total = totals_[row + r];
+#pragma GCC unroll 4
+                for (int v = 0; v < VECS; v++) {
+                    Vec weight = M::exp2_short(c[r][v] * scale_);
+                    total = total + weight;
+                    M::store(weights + (row + r) * KEY_BLOCK + v * M::lanes, weight);
+                }
+                totals_[row + r] = total;
+            }
+            return;
+        }
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECS; v++) {
+                const int64_t at = key + v * M::lanes;
+                Vec weight = M::exp2_short(exponent(c[r][v], row + r, at));
+                weight = M::select(seen(row + r, at), weight, M::set(0));
+                totals_[row + r] = totals_[row + r] + weight;
+                if (threshold_) weight = M::select(kept(row + r, at), weight, M::set(0));
+                M::store(weights + (row + r) * KEY_BLOCK + v * M::lanes, weight);
+            }
+    }
+
+    void finish(const Wide* sums, Element* out, Wide* log_z) {
+        for (int64_t row = 0; row < num_rows_; row++) {
+            const int64_t token = start_ + first_ + row;
+            const Wide total = M::sum(totals_[row]);
+            log_z[head_ * sizes_.total_tokens + token] = shift_[row] * (Wide)LN_2 + std::log(total);
+            const Vec factor = M::set(1 / total) * kept_;
+            Element* to = out + token * call_.out_stride() + head_ * head_dim_;
+            for (int64_t d = 0; d < head_dim_; d += M::lanes)
+                M::store(to + d, M::load(sums + row * head_dim_ + d) * factor);
+        }
+    }
+
+    /* ----------------------------------------------------------------------- backward */
+
+    void backward_block(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv) {
+        const Element* queries = load_queries();
+        const Element* grads = load_grads(out, log_z, grad_out);
+        Pair* query_pairs = work_->query_pairs.at_least(QUERY_ROWS / 2 * head_dim_);
+        Pair* grad_pairs = work_->grad_pairs.at_least(QUERY_ROWS / 2 * head_dim_);
+        interleave_rows<M>(queries, padded_rows_, head_dim_, query_pairs);
+        interleave_rows<M>(grads, padded_rows_, head_dim_, grad_pairs);
+        work_->grad_scores.at_least(QUERY_ROWS * KEY_BLOCK);
+        work_->weight_pairs.at_least(QUERY_ROWS / 2 * KEY_BLOCK);
+        work_->grad_score_pairs.at_least(QUERY_ROWS / 2 * KEY_BLOCK);
+        for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
+            const int64_t stop = std::min(block + KEY_BLOCK, seen_by(num_rows_));
+            each_panel(block, stop, [&](auto vecs, int64_t key) {
+                const int64_t top = backward_panel<vecs>(queries, grads, key, key - block);
+                sum_panel(top, key, key - block, stop, query_pairs, grad_pairs);
+            });
+            sum_query_grads(block);
+        }
+        Element* to = grad_qkv + (start_ + first_) * call_.qkv_stride() + head_ * head_dim_;
+        turn<M>(
+            work_->query_grad.at_least(0), head_dim_, num_rows_, head_dim_, cos(first_), sin(first_), true, sizes_.scale,
+            to, call_.qkv_stride());
+    }
+
+    /* Gradients of the block's outputs; also each row's log_z as a power of two and its sum of grad * out. */
+    const Element* load_grads(const Element* out, const Wide* log_z, const Element* grad_out) {
+        Element* rows = work_->grads.at_least(QUERY_ROWS * head_dim_);
+        const int64_t token = start_ + first_;
+        const int64_t offset = token * call_.out_stride() + head_ * head_dim_;
+        std::fill_n(shift_, QUERY_ROWS, (Wide)0);
+        std::fill_n(delta_, QUERY_ROWS, (Wide)0);
+        for (int64_t row = 0; row < num_rows_; row++) {
+            Vec delta = M::set(0);
+            for (int64_t d = 0; d < head_dim_; d += M::lanes) {
+                const Vec grad = M::load(grad_out + offset + row * call_.out_stride() + d);
+                delta = M::fma(grad, M::load(out + offset + row * call_.out_stride() + d), delta);
+                M::store(rows + row * head_dim_ + d, grad);
+            }
+            delta_[row] = M::sum(delta);
+            shift_[row] = log_z[head_ * sizes_.total_tokens + token + row] * (Wide)LOG2_E;
+        }
+        std::fill_n(rows + num_rows_ * head_dim_, (padded_rows_ - num_rows_) * head_dim_, (Element)0);
+        return rows;
+    }
+
+    /* Weights and gradients of scores of a panel of keys; returns the first row that has any. */
+    template <int VECS>
+    int64_t backward_panel(const Element* queries, const Element* grads, int64_t key, int64_t in_block) {
+        int64_t top = padded_rows_;
+        /* The tiles that sum_query_grads reads, in lower ones: two products fill the registers. */
+        each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+            if (key >= seen_by(row + rows)) return;
+            top = std::min(top, row);
+            for (int64_t part = row; part < row + rows; part += ROW_STEP)
+                backward_tile<ROW_STEP, VECS>(queries, grads, part, key, in_block);
+        });
+        return top;
+    }
+
+    template <int ROWS, int VECS>
+    void backward_tile(const Element* queries, const Element* grads, int64_t row, int64_t key, int64_t in_block) {
+        Vec c[ROWS][VECS], g[ROWS][VECS];
+        scores<ROWS, VECS>((const Pair*)(queries + row * head_dim_), work_->key_columns.at_least(0), key, c);
+        scores<ROWS, VECS>((const Pair*)(grads + row * head_dim_), work_->value_columns.at_least(0), key, g);
+        Pair* weight_pairs = work_->weight_pairs.at_least(0) + in_block * (QUERY_ROWS / 2) + row / 2 * PANEL;
+        Pair* grad_pairs = work_->grad_score_pairs.at_least(0) + in_block * (QUERY_ROWS / 2) + row / 2 * PANEL;
+        Element* grad_rows = work_->grad_scores.at_least(0) + row * KEY_BLOCK + in_block;
+        const bool plain = !bias_ && !threshold_ && all_seen(row, key + VECS * M::lanes);
+        if (plain) {
+#pragma GCC unroll 12
+            for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+                for (int v = 0; v < VECS; v++) {
+                    c[r][v] = M::exp2_short(M::fma(c[r][v], scale_, M::set(-shift_[row + r])));
+                    g[r][v] = c[r][v] * (g[r][v] - M::set(delta_[row + r]));
+                }
+        } else {
+            for (int r = 0; r < ROWS; r++)
+                for (int v = 0; v < VECS; v++) grad_of_cell(row + r, key + v * M::lanes, c[r][v], g[r][v]);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r += 2)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) {
+                const int64_t at = r / 2 * PANEL + v * M::lanes;
+                M::store_pairs(weight_pairs + at, nullptr, 0, c[r][v], c[r + 1][v]);
+                M::store_pairs(grad_pairs + at, grad_rows + r * KEY_BLOCK + v * M::lanes, KEY_BLOCK, g[r][v], g[r + 1][v]);
+            }
+    }
+
+    /* Score to weight, and gradient of the weight to gradient of the score, with everything that may apply. */
+    void grad_of_cell(int64_t row, int64_t key, Vec& c, Vec& g) {
+        const auto visible = seen(row, key);
+        const Vec zero = M::set(0);
+        Vec weight = M::select(visible, M::exp2_short(exponent(c, row, key)), zero);
+        c = weight;
+        if (threshold_) {
+            const auto stays = kept(row, key);
+            c = M::select(stays, weight, zero);
+            g = M::select(stays, g * kept_, zero);
+        }
+        g = M::select(visible, weight * (g - M::set(delta_[row])), zero);
+        if (bias_grad_ && row < num_rows_) M::store(bias_grad_ + key, M::load(bias_grad_ + key) + g);
+    }
+
+    /* Adds a panel's part to the gradients of its keys and values. */
+    void sum_panel(
+        int64_t top, int64_t key, int64_t in_block, int64_t stop, const Pair* query_pairs, const Pair* grad_pairs) {
+        const int64_t num_pairs = (padded_rows_ - top) / 2;
+        const int64_t offset = in_block * (QUERY_ROWS / 2) + top / 2 * PANEL;
+        const Pair* weights = work_->weight_pairs.at_least(0) + offset;
+        const Pair* grads = work_->grad_score_pairs.at_least(0) + offset;
+        Wide* value_grad = work_->value_grad.at_least(0) + key * head_dim_;
+        Wide* key_grad = work_->key_grad.at_least(0) + key * head_dim_;
+        const int64_t skip = top / 2 * head_dim_;
+        each_row_tile(round_up(std::min(PANEL, stop - key), ROW_STEP), [&](auto rows, int64_t row) {
+            sum_rows<M, rows>(
+                weights + row, 1, PANEL, grad_pairs + skip, num_pairs, value_grad + row * head_dim_, head_dim_, true);
+            sum_rows<M, rows>(
+                grads + row, 1, PANEL, query_pairs + skip, num_pairs, key_grad + row * head_dim_, head_dim_, true);
+        });
+    }
+
+    void sum_query_grads(int64_t block) {
+        Wide* query_grad = work_->query_grad.at_least(QUERY_ROWS * head_dim_);
+        const Pair* key_pairs = work_->key_pairs.at_least(0) + block / 2 * head_dim_;
+        const Element* grad_scores = work_->grad_scores.at_least(0);
+        each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+            const int64_t num_keys = std::min(KEY_BLOCK, seen_by(row + rows) - block);
+            if (num_keys > 0)
+                sum_rows<M, rows>(
+                    (const Pair*)(grad_scores + row * KEY_BLOCK), KEY_BLOCK / 2, 1, key_pairs, (num_keys + 1) / 2,
+                    query_grad + row * head_dim_, head_dim_, block > 0);
+        });
+    }
+
+    const Call<M>& call_;
+    const unpad_attention& sizes_;
+    const int64_t head_dim_, kv_head_, start_, length_, padded_;
+    const Vec scale_;
+    const uint32_t threshold_;
+    const Vec kept_;
+    Workspace<M>* work_;
+    const Wide* bias_ = nullptr;
+    Wide* bias_grad_ = nullptr;
+    double key_square_ = 0;
+
+    /* Of the block of queries at hand. */
+    int64_t head_ = 0, first_ = 0, num_rows_ = 0, padded_rows_ = 0;
+    bool shifted_ = false;
+    uint32_t dropout_rows_[QUERY_ROWS] = {};
+    Wide shift_[QUERY_ROWS], delta_[QUERY_ROWS];
+    Vec totals_[QUERY_ROWS];
+};
+
+/* Sequences in the order they are started: by falling power of two of their length, so that no thread is left alone
+ * with a long one at the end. */
+std::vector<int32_t> long_first(const int32_t* cu_seqlens, int64_t num_seqs) {
+    int64_t starts[34] = {};
+    auto place = [&](int64_t seq) {
+        const uint32_t length = (uint32_t)(cu_seqlens[seq + 1] - cu_seqlens[seq]);
+        return length ? __builtin_clz(length) : 32;
+    };
+    for (int64_t seq = 0; seq < num_seqs; seq++) starts[place(seq) + 1]++;
+    for (int i = 1; i < 34; i++) starts[i] += starts[i - 1];
+    std::vector<int32_t> order((size_t)num_seqs);
+    for (int64_t seq = 0; seq < num_seqs; seq++) order[(size_t)starts[place(seq)]++] = (int32_t)seq;
+    return order;
+}
+
+template <class M, class F>
+void each_task(const Call<M>& call, F run) {
+    const int64_t kv_heads = call.sizes.kv_heads, num_tasks = call.sizes.num_seqs * kv_heads;
+    const std::vector<int32_t> order = long_first(call.cu_seqlens, call.sizes.num_seqs);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(call.sizes.num_threads)
+    for (int64_t i = 0; i < num_tasks; i++) {
+        const int64_t seq = order[(size_t)(i / kv_heads)];
+        if (call.cu_seqlens[seq + 1] == call.cu_seqlens[seq]) continue;
+        Task<M> task(call, seq, i % kv_heads);
+        run(task);
+    }
+}
+
+template <class M>
+Call<M> make_call(
+    const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos, const void* sin,
+    const void* key_bias) {
+    using Wide = typename M::Wide;
+    return {
+        *sizes, cu_seqlens, (const typename M::Element*)qkv, (const Wide*)cos, (const Wide*)sin, (const Wide*)key_bias};
+}
+
+template <class M>
+void forward(const Call<M>& call, void* out, void* log_z) {
+    each_task(call, [&](Task<M>& task) { task.forward((typename M::Element*)out, (typename M::Wide*)log_z); });
+}
+
+template <class M>
+void backward(
+    const Call<M>& call, const void* out, const void* log_z, const void* grad_out, void* grad_qkv, void* grad_bias) {
+    using Element = typename M::Element;
+    using Wide = typename M::Wide;
+    each_task(call, [&](Task<M>& task) {
+        task.backward(
+            (const Element*)out, (const Wide*)log_z, (const Element*)grad_out, (Element*)grad_qkv, (Wide*)grad_bias);
+    });
+}
+
+}  // namespace
+}  // namespace unpad
+
+extern "C" void unpad_attention_forward(
+    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+    const void* sin, const void* key_bias, void* out, void* log_z) {
+    using namespace unpad;
+    if (dtype == UNPAD_BF16)
+        forward(make_call<Bf16Math>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z);
+    else
+        forward(make_call<DoubleMath>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z);
+}
+
+extern "C" void unpad_attention_backward(
+    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+    const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
+    void* grad_key_bias) {
+    using namespace unpad;
+    if (dtype == UNPAD_BF16)
+        backward(
+            make_call<Bf16Math>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z, grad_out, grad_qkv,
+            grad_key_bias);
+    else
+        backward(
+            make_call<DoubleMath>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z, grad_out, grad_qkv,
+            grad_key_bias);
+}

@@ -1,0 +1,30 @@
+/* How the kernels that work row by row walk over columns, and how many threads a walk is worth. */
+#ifndef UNPAD_COLUMNS_H
+#define UNPAD_COLUMNS_H
+
+#include "simd.h"
+
+#include <algorithm>
+
+/* Bodies of for_columns are called from two places; uninlined, their sums would live in memory. */
+#define UNPAD_INLINE __attribute__((always_inline))
+
+namespace unpad {
+
+/* Calls body(column, mask) for every vector of a row. The mask of a whole vector is a constant, so that the compiler
+ * drops it: only the tail pays for masks. */
+template <class T, class Body>
+inline void for_columns(int64_t width, Body body) {
+    int64_t column = 0;
+    for (; column + T::lanes <= width; column += T::lanes) body(column, T::first(T::lanes));
+    if (column < width) body(column, T::first(width - column));
+}
+
+/* Threads to wake for this many numbers: below some 16,000 each, waking costs more than it saves. */
+inline int useful_threads(int64_t numbers, int num_threads) {
+    return (int)std::max<int64_t>(1, std::min<int64_t>(num_threads, numbers / 16384));
+}
+
+}  // namespace unpad
+
+#endif

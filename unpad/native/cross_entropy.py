@@ -1,0 +1,79 @@
+"""Cross-entropy of rows of logits that become their own gradient: the operator `unpad::cross_entropy_`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from unpad.native.library import DTYPES, library, pointer
+
+
+def cross_entropy_(
+    logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Loss of every row; with `want_grad` the logits are overwritten with the gradient of `loss.sum() * scale`.
+
+    Args:
+        logits: (num_rows, vocab_size) bf16 or fp64, contiguous.
+        labels: (num_rows,) int64, each below vocab_size: the kernel reads where they point.
+        smoothing: share of each target spread evenly over the vocabulary.
+        scale: factor of the gradient.
+
+    Returns:
+        loss and nll, (num_rows,) fp32 or fp64, in nats: smoothed and plain negative log-likelihood. No autograd.
+    """
+    loss, nll = torch.ops.unpad.cross_entropy_.default(logits, labels, smoothing, scale, want_grad)
+    if want_grad:
+        torch.autograd.graph.increment_version(logits)
+    return loss, nll
+
+
+_library = torch.library.Library("unpad", "FRAGMENT")
+_library.define(
+    "cross_entropy_(Tensor(a!) logits, Tensor labels, float smoothing, float scale, bool want_grad) -> (Tensor, Tensor)"
+)
+
+
+@cache
+def _function() -> Callable[..., None]:
+    function = library().unpad_cross_entropy
+    sizes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_int]
+    function.argtypes = sizes + [ctypes.c_void_p] * 4
+    function.restype = None
+    return function
+
+
+def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for loss and nll."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return logits.new_empty(len(logits), dtype=wide), logits.new_empty(len(logits), dtype=wide)
+
+
+def _forward(logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    assert labels.dtype == torch.int64 and labels.shape == logits.shape[:1], "one int64 label per row"
+    labels, (loss, nll) = labels.contiguous(), _outputs(logits)
+    _function()(
+        DTYPES[logits.dtype],
+        *logits.shape,
+        smoothing,
+        scale,
+        want_grad,
+        torch.get_num_threads(),
+        pointer(logits),
+        labels.data_ptr(),
+        loss.data_ptr(),
+        nll.data_ptr(),
+    )
+    return loss, nll
+
+
+def _fake(logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    return _outputs(logits)
+
+
+_library.impl("cross_entropy_", _forward, "CPU")
+torch.library.register_fake("unpad::cross_entropy_", _fake, lib=_library)

@@ -1,0 +1,49 @@
+"""Dropout whose bits are a function of a seed and a place, so that every kernel drops the same values.
+
+Native kernels draw the bits where they need them and never keep a mask; here the same bits are made in torch. The hash
+is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+
+
+def draw_seed() -> int:
+    """A seed from torch's generator, in [0, 2^62); a resumed step draws what the first run drew."""
+    return int(torch.randint(1 << 62, ()))
+
+
+def dropout(x: Tensor, share: float, seed: int) -> Tensor:
+    """Set a share of (rows, columns) to zero and divide the rest by 1 - share (Srivastava et al. 2014, JMLR 15)."""
+    if share == 0:
+        return x
+    rows = torch.arange(x.shape[0], device=x.device)
+    columns = torch.arange(x.shape[1], device=x.device)
+    return torch.where(kept(seed, rows[:, None], columns, share), x / (1 - share), 0)
+
+
+def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
+    """Which places of a matrix dropout keeps.
+
+    Args:
+        rows, columns: int64 indices that broadcast against each other.
+
+    Returns:
+        bool of their broadcast shape.
+    """
+    bits = _mix(_mix(rows & _LOW) ^ (seed & _LOW))
+    bits = _mix(bits ^ (seed >> 32) ^ (rows >> 32))
+    return _mix(bits ^ (columns * 0x9E3779B9 & _LOW)) >= int(share * 2**32)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """32 bits to 32 bits, held in int64."""
+    x = x ^ (x >> 16)
+    x = x * 0x85EBCA6B & _LOW
+    x = x ^ (x >> 13)
+    x = x * 0xC2B2AE35 & _LOW
+    return x ^ (x >> 16)

@@ -1,0 +1,116 @@
+"""Linear layers that compute in low precision from copies of their weights.
+
+Autocast makes the copies anew in every forward pass. Inside `keep_copies` they stay until the weight changes, and the
+native optimizer writes them in the same pass that updates the weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+@dataclass
+class _Copy:
+    value: Tensor
+    version: int  # of the parameter when the copy was made
+
+
+_kept: WeakTensorKeyDictionary | None = None
+
+
+@contextmanager
+def keep_copies() -> Iterator[None]:
+    """Keep low-precision copies of parameters inside, until a parameter changes.
+
+    Only for code that knows every writer: a write through `.data`, or by torch's fused optimizers, goes unseen unless
+    `parameters_changed` tells of it.
+    """
+    global _kept
+    before, _kept = _kept, WeakTensorKeyDictionary() if _kept is None else _kept
+    try:
+        yield
+    finally:
+        _kept = before
+
+
+def parameters_changed(parameters: Iterable[Tensor]) -> None:
+    """Say that parameters were written to behind autograd's back, so that their copies are made anew."""
+    torch.autograd.graph.increment_version(parameters)
+
+
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The dtype matrix products run in: autocast's where it is on, else the input's."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """A parameter in the computing dtype, without gradient."""
+    if parameter.dtype == dtype:
+        return parameter.detach()
+    if _kept is None:
+        return parameter.detach().to(dtype)
+    kept: _Copy | None = _kept.get(parameter)
+    if kept is None or kept.value.dtype != dtype or kept.value.device != parameter.device:
+        with torch.inference_mode(False), torch.no_grad():  # a copy first made for inference may be trained with later
+            kept = _Copy(parameter.detach().to(dtype), parameter._version)
+        _kept[parameter] = kept
+    elif kept.version != parameter._version:
+        with torch.no_grad():
+            kept.value.copy_(parameter)
+        kept.version = parameter._version
+    return kept.value
+
+
+def kept_copy(parameter: Tensor) -> Tensor | None:
+    """The copy that `computing_copy` keeps of a parameter; None where there is none.
+
+    Whoever writes to both behind autograd's back calls `copies_written` then.
+    """
+    kept: _Copy | None = None if _kept is None else _kept.get(parameter)
+    return None if kept is None else kept.value
+
+
+def copies_written(parameters: Iterable[Tensor]) -> None:
+    """Say that the kept copies of these parameters hold their newest values."""
+    for parameter in parameters:
+        if _kept is not None and parameter in _kept:
+            _kept[parameter].version = parameter._version
+
+
+class Linear(nn.Linear):
+    """y = x W^T + b over a flat run, (total_tokens, in) to (total_tokens, out), in the computing dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = compute_dtype(x)
+        if self.weight.dtype == dtype:
+            return F.linear(x, self.weight, self.bias)
+        y: Tensor = _LowPrecision.apply(x.to(dtype), self.weight, self.bias)
+        return y
+
+
+class _LowPrecision(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        low = computing_copy(weight, x.dtype)
+        ctx.save_for_backward(x, low)
+        return F.linear(x, low, None if bias is None else computing_copy(bias, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, low = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            grad @ low if need_x else None,
+            grad.t() @ x if need_weight else None,
+            grad.sum(0) if need_bias else None,
+        )
