@@ -16,6 +16,7 @@ from tests.conftest import random_batch, tiny_model
 from unpad import batch as batch_module
 from unpad.batch import RaggedBatch
 from unpad.layout import Layout, PaddedLayout, build_layout
+from unpad.native import library
 from unpad.nn import attention, block
 from unpad.nn.attention import reference_attention
 from unpad.prove import Certificate, prove
@@ -29,7 +30,13 @@ def failed(certificate: Certificate) -> list[str]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "fields", [{}, {"causal": False}, {"norm": "layernorm", "positions": "learned", "kv_heads": 2}]
+    "fields",
+    [
+        {},
+        {"causal": False},
+        {"norm": "layernorm", "positions": "learned", "kv_heads": 2},
+        {"width": 64, "heads": 2},  # head size 32, which the native kernels take in bf16
+    ],
 )
 def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
     certificate = prove(tiny_model(torch.float32, dropout=0.1, **fields), random_batch(LENGTHS), precision=precision)
@@ -55,6 +62,18 @@ def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPat
     assert "packed = alone" in names
     assert "no gradient crosses between sequences" in names
     assert "fp32 sequences are isolated, bit for bit" in names
+
+
+@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+@pytest.mark.parametrize("scale", [1.001, 1.05])
+def test_a_native_kernel_that_is_a_little_off_is_caught(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention.native_attention
+    monkeypatch.setattr(attention, "native_attention", lambda *args, **options: scale * right(*args, **options))
+    model = tiny_model(torch.float32, width=64, heads=2)
+    names = failed(prove(model, random_batch(LENGTHS), precision="bf16"))
+    assert "packed = alone" in names
+    assert "packed, torch alone = alone" not in names
+    assert ("bf16 gradient error over that of torch's kernels" in names) == (scale > 1.01)
 
 
 def test_positions_that_are_not_reset_are_caught() -> None:

@@ -17,6 +17,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError
 from unpad.losses import Terms
 from unpad.memory import peak_memory
+from unpad.native import library
 from unpad.optim import gradient_norm, update
 
 
@@ -111,6 +112,7 @@ def accumulate(
     # Counts are known from the batches, so every divisor is right before the first backward pass.
     per_micro = [model.count_targets(batch) for batch in micros]
     totals = {name: sum(micro[name] for micro in per_micro) for name in weights}
+    _choose_gradient_dtype(model, sum(any(present[name] for name in weights) for present in per_micro), precision)
     for batch, present in zip(micros, per_micro, strict=True):
         if not any(present[name] for name in weights):
             continue
@@ -122,6 +124,16 @@ def accumulate(
             sums[name] = sums[name] + total.detach() if name in sums else total.detach()
             counts[name] = counts.get(name, 0) + count
     return sums, counts
+
+
+def _choose_gradient_dtype(model: Trainable, num_passes: int, precision: Precision) -> None:
+    """Keep gradients in the dtype that products make them in where the native optimizer reads them once.
+
+    Sums over several backward passes need the parameters' own dtype, and torch's optimizers ask for it.
+    """
+    as_made = num_passes == 1 and precision == "bf16" and library.enabled()
+    for parameter in model.parameters():
+        parameter.grad_dtype = None if as_made and parameter.device.type == "cpu" else parameter.dtype
 
 
 def train_step(
