@@ -1,19 +1,21 @@
-"""`unpad bench`: speed, padding and memory of every way to batch, on the user's own data, model and machine.
+"""`unpad bench`: speed, padding, memory and quality of every way to batch, on the user's own data, model and machine.
 
 What is timed is training as it runs: the loader's work, forward, backward, clipping and update. All ways take turns in
-one process, round after round, each for the same time and from a copy of the same model, so that a machine that slows
-down or speeds up does so for all of them.
+one process, round after round, each for the same time and with the same weights, with the native kernels and without
+them, so that a machine that slows down or speeds up does so for all of them. Memory is measured in a process per row,
+where nothing that an earlier row left behind can hide what this one takes.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import count
+from itertools import count, islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,23 @@ import torch
 
 from unpad.batch import RaggedBatch
 from unpad.errors import PlanError, RecipeError
+from unpad.evaluate.text import document_nll
+from unpad.flops import sizes_of, training_operations
 from unpad.loader import load_micro, load_steps
+from unpad.measure import (
+    CEILING_SIZE,
+    Rounds,
+    Side,
+    Spread,
+    Work,
+    describe_machine,
+    matrix_ceiling,
+    measure_rounds,
+    spread,
+)
 from unpad.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.monitor import Timers
+from unpad.native import library as native
 from unpad.optim import freeze, make_optimizer
 from unpad.plan.plan import Plan
 from unpad.recipe import Stage, load_recipe
@@ -33,17 +49,33 @@ from unpad.step import WEIGHTS, LossScaler, train_step
 from unpad.tokens.corpus import KINDS
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
-WARM_UPDATES = 2  # before the clock of every turn: new optimizer state, first products of a shape
-MIB = 2**20
+TRAINED_SIZES = (1, 4, 8)  # of the table of equal updates
+CARDS = (8, 16, 32)  # GiB
+FAR = 1 << 20  # epochs that no bench reaches
+WARM_UPDATES = 2  # of every side, before the first round
+WITHOUT_NATIVE = ", torch"  # ends the name of the side that measures a row without native kernels
+MIB, GIB = 2**20, 2**30
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # of matrix products
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Median and quartiles over the rounds."""
+class Effort:
+    """How much a bench measures.
 
-    median: float
-    low: float
-    high: float
+    Args:
+        rounds: how often every row has its turn.
+        seconds: timed part of a turn; an update that has begun is finished.
+        updates: of every row of the table of equal updates.
+        ceiling_size: rows of the matrices whose product stands for what the machine can do.
+    """
+
+    rounds: int = 3
+    seconds: float = 1.5
+    updates: int = 100
+    ceiling_size: int = CEILING_SIZE
+
+
+QUICK = Effort(rounds=3, seconds=0.3, updates=20)
 
 
 @dataclass(frozen=True)
@@ -53,11 +85,15 @@ class Row:
     Args:
         plan: the plan settings that make it.
         tokens_per_update, tokens_per_pass: real tokens of an update and of a forward pass, means over an epoch.
+        sequence_tokens, padded_length: tokens of a sequence before and after padding, means over an epoch.
         pad_share: share of the computed tokens that is padding, over an epoch.
-        rates: real tokens per second, one per round.
+        largest_pass: tokens of the epoch's largest forward pass, padding included.
+        rates: real tokens per second as a run of the recipe computes, one per round.
+        torch_rates: the same with the native kernels switched off; empty where a run does not use them anyway.
+        shares: operations that real tokens need over those of a large matrix product in the same time, one per round.
         updates: timed updates, all rounds together.
-        peak_bytes: memory at the peak of an update with the epoch's largest micro-batch: of the process, or allocated
-            on the GPU.
+        peak_bytes: memory at the peak of an update with the epoch's largest micro-batch: of a process that does
+            nothing else, or allocated on the GPU.
         base_bytes: the same before model, gradients and optimizer state were made.
     """
 
@@ -65,8 +101,13 @@ class Row:
     plan: dict[str, Any]
     tokens_per_update: float
     tokens_per_pass: float
+    sequence_tokens: float
+    padded_length: float
     pad_share: float
+    largest_pass: int
     rates: list[float]
+    torch_rates: list[float]
+    shares: list[float]
     updates: int
     peak_bytes: int
     base_bytes: int
@@ -84,74 +125,157 @@ class Row:
         """How many times as fast as another row, round by round."""
         return spread([mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)])
 
+    def native_gain(self) -> Spread | None:
+        """How many times as fast the native kernels make it, round by round; None where they are not used."""
+        if not self.torch_rates:
+            return None
+        return spread([fast / slow for fast, slow in zip(self.rates, self.torch_rates, strict=True)])
+
+    def ceiling_share(self) -> Spread:
+        """Share of the machine's ceiling that goes into what the model needs."""
+        return spread(self.shares)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One batch size after a number of updates that is the same for all.
+
+    Args:
+        tokens: real tokens trained on.
+        seconds: of all updates, the loader included.
+        heldout_loss: nats per target after the last update; None where nothing is held out.
+    """
+
+    name: str
+    updates: int
+    tokens: int
+    seconds: float
+    heldout_loss: float | None
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Memory of training with padded batches: fixed_bytes + bytes_per_token * padded tokens of the largest pass.
+
+    Least squares over the rows of batch sizes. All of them hold the corpus's longest sequence, so that the tokens of
+    a pass are a number of sequences times that length.
+
+    Args:
+        process_bytes: what the libraries take before training adds anything.
+        worst_error: largest share by which the line through the other rows misses a row.
+    """
+
+    fixed_bytes: float
+    bytes_per_token: float
+    process_bytes: int
+    worst_error: float
+
+    def predict(self, tokens: int) -> float:
+        """Bytes that training adds, for passes of so many padded tokens."""
+        return self.fixed_bytes + self.bytes_per_token * tokens
+
+    def fitting_tokens(self, total_bytes: int) -> int:
+        """Padded tokens of a pass that fit into a memory of this size, libraries included."""
+        free = total_bytes - self.process_bytes - self.fixed_bytes
+        return max(int(free / self.bytes_per_token), 0)
+
 
 @dataclass(frozen=True)
 class Bench:
-    """Both tables, and what they were measured on; the first row of each is what the others are compared with."""
+    """All tables, and what they were measured on; rows are compared with the first of their table.
+
+    Args:
+        ceilings: operations per second of a large matrix product, before every round and after the last.
+        memory: None where larger passes did not measure as larger.
+    """
 
     recipe: str
     overrides: list[str]
     data: dict[str, Any]
     machine: dict[str, Any]
-    rounds: int
-    seconds: float
+    effort: Effort
+    ceilings: list[float]
     strategies: list[Row]
     batch_sizes: list[Row]
+    memory: MemoryModel | None
+    trained: list[Trained]
+
+    @property
+    def rounds(self) -> int:
+        return self.effort.rounds
+
+    @property
+    def seconds(self) -> float:
+        return self.effort.seconds
 
     def lines(self) -> list[str]:
-        """Both tables as plain text."""
+        """The tables as plain text."""
         data, machine = self.data, self.machine
+        ceiling = spread(self.ceilings)
         return [
             f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f} before; "
             f"torch {machine['torch']}, {machine['precision']}, {machine['device']}, threads: {machine['threads']}",
             f"{self.recipe}: {data['parameters']:,} parameters; {data['sequences']:,} training sequences of "
             f"{data['mean_tokens']:.1f} tokens, the longest {data['longest']}",
             f"{self.rounds} rounds of {self.seconds:g} s: median and quartiles. Tokens are real ones, never padding;",
-            "memory: of a model copy, gradients, optimizer state and the activations of the largest micro-batch",
+            "memory: of a model copy, gradients, optimizer state and the activations of the largest pass",
+            f"computed by {machine['kernels']}; the column torch is the same without native kernels",
+            f"ceiling: {ceiling.median / 1e9:,.0f} GFLOP/s ({ceiling.low / 1e9:,.0f} to {ceiling.high / 1e9:,.0f}), "
+            f"a product of large matrices in {machine['precision']} beside every round; shares are of the best",
             "",
             *_table("strategy", self.strategies),
             "",
             *_table("padded batches, an update each", self.batch_sizes),
+            "",
+            *_memory_lines(self.memory, self.data["longest"]),
+            "",
+            *_trained_lines(self.trained),
         ]
 
     def to_json(self) -> dict[str, Any]:
         tables = {"strategies": self.strategies, "batch_sizes": self.batch_sizes}
-        return {**asdict(self), **{name: [_values(row, rows[0]) for row in rows] for name, rows in tables.items()}}
+        rows = {name: [_values(row, rows[0]) for row in rows] for name, rows in tables.items()}
+        return {**asdict(self), "rounds": self.rounds, "seconds": self.seconds, **rows}
 
 
-def bench(name: str, overrides: Sequence[str] = (), *, rounds: int = 3, seconds: float = 1.5) -> Bench:
-    """Measure the strategies at equal tokens per update, and padded batches of several sizes with one update each.
+def bench(name: str, overrides: Sequence[str] = (), effort: Effort = Effort()) -> Bench:
+    """Measure strategies at equal tokens per update, padded batches of several sizes with one update each, and what
+    equal numbers of updates with them learn.
 
     Args:
         name: packaged recipe or YAML file. All data of its stages is used together, with its own plan settings.
-        rounds: how often every row has its turn.
-        seconds: timed part of a turn; an update that has begun is finished.
 
     Raises:
         RecipeError, SourceError: as `train`.
         PlanError: the plan of a row has no update.
     """
-    load = os.getloadavg()[0]  # before the first product: a busy machine is part of the result
+    described = describe_machine()  # before the first product: a busy machine is part of the result
+    setup = _prepare(name, overrides)
+    strategies, sizes = _strategies(setup), _batch_sizes(setup)
+    variants = strategies + sizes
+    measured = _measure(setup, variants, effort)
+    memory = _memories(name, overrides, variants)
+    rows = [_row(variant, measured, peak) for variant, peak in zip(variants, memory, strict=True)]
+    by_size = rows[len(strategies) :]
+    compared = [len(strategies) + BATCH_SIZES.index(size) for size in TRAINED_SIZES] + [len(strategies) - 1]
+    trained = [_train(variants[i], effort.updates, rows[i].memory_bytes) for i in compared]
+    machine = {**described, **setup.environment, "kernels": native.describe()}
+    return Bench(
+        name, list(overrides), _describe_data(setup), machine, effort, measured.ceilings,
+        rows[: len(strategies)], by_size, _memory_model(by_size), trained,
+    )  # fmt: skip
+
+
+def _prepare(name: str, overrides: Sequence[str]) -> Setup:
+    """The recipe's data and model, as a run of it starts."""
     recipe = load_recipe(name, list(overrides))
     setup = prepare_setup(recipe, Path(), None, Timers())
     freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing
     if not stage_sequences(setup, _all_data(setup), 0).size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
-    strategies, sizes = _strategies(setup), _batch_sizes(setup)
-    variants = strategies + sizes
-    updates = [_updates(variant.setup, variant.stage) for variant in variants]
-    turns: list[list[tuple[int, int, float]]] = [[] for _ in variants]
-    for number in range(rounds):
-        order = range(len(variants)) if number % 2 == 0 else reversed(range(len(variants)))
-        for i in order:
-            turns[i].append(_turn(variants[i].setup, updates[i], seconds))
-    memory = [_memory(variant) for variant in variants]  # last: what libraries keep for every shape is there by now
-    rows = [_row(*measured) for measured in zip(variants, turns, memory, strict=True)]
-    return Bench(
-        name, list(overrides), _describe_data(setup), _machine(setup, load), rounds, seconds,
-        rows[: len(strategies)], rows[len(strategies) :],
-    )  # fmt: skip
+    return setup
 
 
 # --------------------------------------------------------------------------- what is compared
@@ -174,6 +298,7 @@ def _strategies(setup: Setup) -> list[_Variant]:
     return [
         _variant(setup, "one at a time", **alone, tokens_per_step=1),
         _variant(setup, "one at a time, accumulated", **alone),
+        _variant(setup, f"padded to the context, batches of {size}", strategy="fixed"),
         _variant(setup, f"dynamic padding, batches of {size}", strategy="dynamic"),
         _variant(setup, f"buckets, batches of {size}", strategy="bucket"),
         _variant(setup, "packed, no padding", strategy="pack"),
@@ -201,12 +326,12 @@ def _all_data(setup: Setup) -> Stage:
     return Stage(name="bench", use=[kind for kind in KINDS if kind in used])
 
 
-# --------------------------------------------------------------------------- measuring
+# --------------------------------------------------------------------------- speed
 
 
-def _updates(setup: Setup, stage: Stage) -> Iterator[list[RaggedBatch]]:
+def _updates(setup: Setup, stage: Stage, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
     """The micro-batches of one update after the other, epoch after epoch."""
-    for epoch in count():
+    for epoch in count(first_epoch):
         yield from load_steps(setup.tokens, epoch_plan(setup, stage, epoch), setup.tokenizer.pad_id, setup.device)
 
 
@@ -227,58 +352,138 @@ class _Trainer:
         )  # fmt: skip
 
 
-def _turn(setup: Setup, updates: Iterator[list[RaggedBatch]], seconds: float) -> tuple[int, int, float]:
-    """Train a fresh copy for a while, waiting for the loader included: (updates, real tokens, seconds)."""
-    trainer = _Trainer(setup)
-    began = time.perf_counter()
-    for warm in range(WARM_UPDATES):
-        if warm == 0 or time.perf_counter() - began < seconds / 2:
-            trainer.update(next(updates))
-    tokens, done = 0, 0
-    began = time.perf_counter()
-    while done == 0 or time.perf_counter() - began < seconds:
-        micros = next(updates)
-        trainer.update(micros)
-        tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
-        done += 1
-    return done, tokens, time.perf_counter() - began
+def _measure(setup: Setup, variants: Sequence[_Variant], effort: Effort) -> Rounds:
+    """Let all variants take turns; where a run uses native kernels, each of them also without."""
+    trainer = _Trainer(setup)  # one for all: a large model would not fit into memory once per row
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.0  # the same work, and weights that no row spoils for the next
+    sides = {}
+    for variant in variants:
+        sides[variant.name] = _side(trainer, variant, True)
+        if native.enabled():
+            sides[variant.name + WITHOUT_NATIVE] = _side(trainer, variant, False)
+    dtype = DTYPES[setup.precision]
+    return measure_rounds(
+        sides, effort.rounds, effort.seconds, warm_steps=WARM_UPDATES,
+        ceiling=lambda: matrix_ceiling(dtype, setup.device, effort.ceiling_size),
+    )  # fmt: skip
 
 
-def _memory(variant: _Variant) -> tuple[int, int]:
-    """Bytes at the peak of an update with the largest micro-batch of the first epoch, and bytes before it."""
-    setup, made = variant.setup, variant.plan
-    index = int(np.argmax(made.micro_cells))
-    step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
-    micro = made.step(step)[index - int(made.step_offsets[step])]
-    on_gpu = setup.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(setup.device)
-    return_freed_memory()
-    base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
-    restart_peak()
-    _Trainer(setup).update([load_micro(setup.tokens, micro, setup.tokenizer.pad_id).to(setup.device)])
-    return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
+def _side(trainer: _Trainer, variant: _Variant, as_run: bool) -> Side:
+    # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
+    updates = _updates(variant.setup, variant.stage, 0 if as_run else FAR)
+    sizes = sizes_of(trainer.model.config, variant.setup.tokenizer.vocab_size)
+
+    def step() -> Work:
+        with nullcontext() if as_run else native.switched_off():
+            micros = next(updates)
+            trainer.update(micros)
+        lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
+        return Work(sum(lengths), training_operations(sizes, lengths, sum(batch.num_targets for batch in micros)))
+
+    return Side(step)
 
 
-def _row(variant: _Variant, turns: list[tuple[int, int, float]], memory: tuple[int, int]) -> Row:
+def _row(variant: _Variant, measured: Rounds, memory: tuple[int, int]) -> Row:
     made, settings = variant.plan, variant.setup.recipe.plan
     fields = ("strategy", "tokens_per_step", "tokens_per_micro", "batch_size", "bucket_width")
+    both = [name for name in (variant.name, variant.name + WITHOUT_NATIVE) if name in measured.turns]
     return Row(
         variant.name,
         plan={field: getattr(settings, field) for field in fields},
         tokens_per_update=made.real_tokens / made.num_steps,
         tokens_per_pass=made.real_tokens / made.num_micros,
+        sequence_tokens=made.real_tokens / len(made.order),
+        padded_length=made.padded_tokens / len(made.order),
         pad_share=made.pad_share,
-        rates=[tokens / seconds for _, tokens, seconds in turns],
-        updates=sum(done for done, _, _ in turns),
+        largest_pass=int(made.micro_cells.max()),
+        rates=measured.rates(variant.name),
+        torch_rates=measured.rates(both[1]) if len(both) == 2 else [],
+        shares=measured.shares(variant.name),
+        updates=sum(turn.steps for name in both for turn in measured.turns[name]),
         peak_bytes=memory[0],
         base_bytes=memory[1],
     )
 
 
-def spread(values: Sequence[float]) -> Spread:
-    low, median, high = np.percentile(values, [25, 50, 75])
-    return Spread(float(median), float(low), float(high))
+# --------------------------------------------------------------------------- memory
+
+
+def _memories(name: str, overrides: Sequence[str], variants: Sequence[_Variant]) -> list[tuple[int, int]]:
+    """`_peak` of every variant, each in a process of its own; on a GPU here, where its allocator counts exactly."""
+    if variants[0].setup.device.type == "cuda":
+        return [_peak(variant) for variant in variants]
+    return _in_children(_peak_of, [(name, list(overrides), row) for row in range(len(variants))])
+
+
+def _in_children(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Results of calling a function of this module, each in a new process, two at a time."""
+    # Not forked: threads of a parallel product do not live on in a fork, and what waits for them never ends.
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        return [future.result() for future in [pool.submit(function, *call) for call in calls]]
+
+
+def _peak_of(name: str, overrides: list[str], row: int) -> tuple[int, int]:
+    setup = _prepare(name, overrides)
+    return _peak((_strategies(setup) + _batch_sizes(setup))[row])
+
+
+def _peak(variant: _Variant) -> tuple[int, int]:
+    """Bytes at the peak of an update with the largest micro-batch of the first epoch, and bytes before it."""
+    setup, made = variant.setup, variant.plan
+    on_gpu = setup.device.type == "cuda"
+    _Trainer(setup).update([_micro(variant, int(np.argmin(made.micro_cells)))])  # libraries load what they need
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    return_freed_memory()
+    base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
+    restart_peak()
+    _Trainer(setup).update([_micro(variant, int(np.argmax(made.micro_cells)))])
+    return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
+
+
+def _micro(variant: _Variant, index: int) -> RaggedBatch:
+    """One micro-batch of the first epoch, numbered through all its steps."""
+    setup, offsets = variant.setup, variant.plan.step_offsets
+    step = int(np.searchsorted(offsets, index, side="right")) - 1
+    micro = variant.plan.step(step)[index - int(offsets[step])]
+    return load_micro(setup.tokens, micro, setup.tokenizer.pad_id).to(setup.device)
+
+
+def _memory_model(rows: Sequence[Row]) -> MemoryModel | None:
+    tokens = np.array([row.largest_pass for row in rows], np.float64)
+    measured = np.array([row.memory_bytes for row in rows], np.float64)
+    slope, fixed = np.polyfit(tokens, measured, 1)
+    if slope <= 0 or fixed <= 0:
+        return None
+    errors = []
+    for left_out in range(len(rows)):
+        others = np.arange(len(rows)) != left_out
+        line = np.polyfit(tokens[others], measured[others], 1)
+        errors.append(abs(np.polyval(line, tokens[left_out]) / measured[left_out] - 1))
+    return MemoryModel(float(fixed), float(slope), max(row.base_bytes for row in rows), float(max(errors)))
+
+
+# --------------------------------------------------------------------------- quality
+
+
+def _train(variant: _Variant, updates: int, memory_bytes: int) -> Trained:
+    """Train a fresh copy for some updates at the recipe's learning rate, and look at the held-out loss."""
+    setup = variant.setup
+    trainer = _Trainer(setup)
+    tokens, began = 0, time.perf_counter()
+    for micros in islice(_updates(setup, variant.stage), updates):
+        trainer.update(micros)
+        tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
+    seconds = time.perf_counter() - began
+    heldout = stage_sequences(setup, variant.stage, 1)
+    loss = None
+    if heldout.size:
+        loss = document_nll(
+            trainer.model, setup.tokens, heldout,
+            settings=setup.recipe.plan, pad_id=setup.tokenizer.pad_id, device=setup.device,
+        ).mean_nll()  # fmt: skip
+    return Trained(variant.name, updates, tokens, seconds, loss, memory_bytes)
 
 
 # --------------------------------------------------------------------------- what it was measured on
@@ -294,50 +499,75 @@ def _describe_data(setup: Setup) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _machine(setup: Setup, load: float) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else None
-    described = {"processor": processor(), "cores": os.cpu_count(), "gpu": gpu, "load": load}
-    return {**described, "system": platform.platform(), "python": platform.python_version(), **setup.environment}
-
-
-def processor() -> str:
-    """The processor's name; family and model tell apart what clouds give the same name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
-
-
 # --------------------------------------------------------------------------- tables
 
 
 def _values(row: Row, first: Row) -> dict[str, Any]:
+    gain = row.native_gain()
     return {
         **asdict(row),
         "memory_bytes": row.memory_bytes,
         "tokens_per_second": asdict(row.rate()),
+        "sequences_per_second": row.rate().median / row.sequence_tokens,
         "times_first": asdict(row.times(first)),
+        "native_gain": None if gain is None else asdict(gain),
+        "ceiling_share": asdict(row.ceiling_share()),
     }
+
+
+COLUMNS = {
+    "tokens/s": 10, "quartiles": 17, "times": 8, "torch": 9, "gain": 7, "ceiling": 9, "seqs/s": 9, "length": 8,
+    "padding": 9, "per pass": 10, "per update": 12, "memory": 11,
+}  # fmt: skip
 
 
 def _table(title: str, rows: list[Row]) -> list[str]:
     width = max(len(title), *(len(row.name) for row in rows))
-    columns = {
-        "tokens/s": 10,
-        "quartiles": 17,
-        "times": 8,
-        "padding": 9,
-        "per pass": 10,
-        "per update": 12,
-        "memory": 10,
-    }
-    lines = [f"{title:<{width}}" + "".join(f"{name:>{size}}" for name, size in columns.items())]
+    lines = [f"{title:<{width}}" + "".join(f"{name:>{size}}" for name, size in COLUMNS.items())]
     for row in rows:
-        rate, times = row.rate(), row.times(rows[0])
-        quartiles = f"{rate.low:,.0f} to {rate.high:,.0f}"
-        lines.append(
-            f"{row.name:<{width}}{rate.median:>10,.0f}{quartiles:>17}{times.median:>7.1f}x{row.pad_share:>9.1%}"
-            f"{row.tokens_per_pass:>10,.0f}{row.tokens_per_update:>12,.0f}{row.memory_bytes / MIB:>6,.0f} MiB"
-        )
+        cells = zip(_cells(row, rows[0]), COLUMNS.values(), strict=True)
+        lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>{size}}" for cell, size in cells))
+    return lines
+
+
+def _cells(row: Row, first: Row) -> list[str]:
+    rate, gain = row.rate(), row.native_gain()
+    return [
+        f"{rate.median:,.0f}",
+        f"{rate.low:,.0f} to {rate.high:,.0f}",
+        f"{row.times(first).median:.1f}x",
+        f"{spread(row.torch_rates).median:,.0f}" if row.torch_rates else "-",
+        f"{gain.median:.2f}x" if gain else "-",
+        f"{row.ceiling_share().median:.1%}",
+        f"{rate.median / row.sequence_tokens:,.0f}",
+        f"{row.padded_length:.1f}",
+        f"{row.pad_share:.1%}",
+        f"{row.tokens_per_pass:,.0f}",
+        f"{row.tokens_per_update:,.0f}",
+        f"{row.memory_bytes / MIB:,.0f} MiB",
+    ]
+
+
+def _memory_lines(model: MemoryModel | None, longest: int) -> list[str]:
+    if model is None:
+        return ["memory by batch size: too little data to tell a pass's memory from the rest"]
+    lines = [
+        f"memory of padded batches: {model.fixed_bytes / MIB:,.0f} MiB + {model.bytes_per_token / 1024:,.1f} KiB per "
+        f"token of the largest pass; every row predicted from the others, at worst {model.worst_error:.0%} off",
+        f"{'card':<8}{'tokens a pass':>16}{f'sequences of {longest}':>20}",
+    ]
+    for size in CARDS:
+        tokens = model.fitting_tokens(size * GIB)
+        lines.append(f"{size:>3} GiB {tokens:>16,}{tokens // longest:>20,}")
+    return lines
+
+
+def _trained_lines(trained: Sequence[Trained]) -> list[str]:
+    title = f"after {trained[0].updates} updates"
+    width = max(len(title), *(len(row.name) for row in trained))
+    lines = [f"{title:<{width}}{'held-out loss':>15}{'tokens':>12}{'seconds':>10}{'memory':>11}"]
+    for row in trained:
+        loss = "-" if row.heldout_loss is None else f"{row.heldout_loss:.4f}"
+        memory = f"{row.memory_bytes / MIB:,.0f} MiB"
+        lines.append(f"{row.name:<{width}}{loss:>15}{row.tokens:>12,}{row.seconds:>10.1f}{memory:>11}")
     return lines

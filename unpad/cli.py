@@ -246,11 +246,18 @@ def report(run: RunArgument) -> None:
 
 
 @app.command(epilog="Example: unpad bench zh_chat")
-def bench(recipe: RecipeArgument = "zh_chat", overrides: Overrides = None, as_json: Json = False) -> None:
-    """Measure speed, padding and memory of every way to batch, on this machine and your data."""
-    from unpad.bench import bench
+def bench(
+    recipe: RecipeArgument = "zh_chat",
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short turns: a third of the time, and less exact.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure speed, padding, memory and quality of every way to batch, on this machine and your data."""
+    from unpad.bench import QUICK, Effort, bench
 
-    table = bench(recipe, overrides or [])
+    _debug(debug)
+    table = bench(recipe, overrides or [], QUICK if quick else Effort())
     if as_json:
         _print_json(table.to_json())
     else:

@@ -74,7 +74,7 @@ def _against(line: Line) -> str:
         return ""
     if line.bound == 0:
         return "exact" if line.measured == 0 else f"{line.measured:.3g}, not exact"
-    return f"{line.measured:.1e} <= {line.bound:.0e}" if line.passed else f"{line.measured:.1e} > {line.bound:.0e}"
+    return f"{line.measured:.2g} {'<=' if line.passed else '>'} {line.bound:.2g}"
 
 
 @dataclass(frozen=True)

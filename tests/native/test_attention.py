@@ -228,7 +228,7 @@ def test_bf16_errs_no_more_than_torch_in_bf16() -> None:
 
 
 def test_thousands_of_sequences_equal_the_definition() -> None:
-    lengths = np.random.default_rng(0).integers(0, 5, 3000).tolist()
+    lengths = np.random.default_rng(0).integers(0, 4, 2000).tolist()
     check(make_case(lengths, torch.float64, 2, 1, 16), 1e-12, 1e-11)
     check(make_case(lengths, torch.bfloat16, 2, 1, 16), BF16_FORWARD, BF16_BACKWARD)
 

@@ -31,7 +31,7 @@ def example(rows: int, vocab_size: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: torch.dtype, smoothing: float) -> None:
     logits, labels = example(*shape, dtype)
-    exact = logits.double().requires_grad_()
+    exact = logits.clone().double().requires_grad_()  # logits are overwritten
     scale = 0.25
     loss, nll = cross_entropy_(logits, labels, smoothing, scale, True)
     expected = F.cross_entropy(exact, labels, label_smoothing=smoothing, reduction="none")

@@ -32,14 +32,24 @@ int threads_for(const std::vector<Chunk>& chunks, int num_threads) {
     return useful_threads((int64_t)chunks.size() * chunk_size, num_threads);
 }
 
+/* Four sums side by side: one alone would wait for its own last addition. */
 template <class Grad>
 float square_sum(const Grad* grad, int64_t numel) {
-    Bf16::Vec total = Bf16::set(0);
-    for_columns<Bf16>(numel, [&](int64_t c, Bf16::Mask m) UNPAD_INLINE {
-        const Bf16::Vec g = Bf16::load(grad + c, m);
-        total = Bf16::fma(g, g, total);
+    constexpr int lanes = Bf16::lanes;
+    const int64_t quarter = numel / (4 * lanes) * lanes;
+    Bf16::Vec total[4] = {Bf16::set(0), Bf16::set(0), Bf16::set(0), Bf16::set(0)};
+    for (int64_t c = 0; c < quarter; c += lanes) {
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; ++part) {
+            const Bf16::Vec g = Bf16::load(grad + part * quarter + c);
+            total[part] = Bf16::fma(g, g, total[part]);
+        }
+    }
+    for_columns<Bf16>(numel - 4 * quarter, [&](int64_t c, Bf16::Mask m) UNPAD_INLINE {
+        const Bf16::Vec g = Bf16::load(grad + 4 * quarter + c, m);
+        total[0] = Bf16::fma(g, g, total[0]);
     });
-    return Bf16::sum(total);
+    return Bf16::sum((total[0] + total[1]) + (total[2] + total[3]));
 }
 
 double square_sum(const Chunk& chunk) {

@@ -32,7 +32,7 @@ _PARAMETER = np.dtype(
 
 def grad_square_sum(grads: Sequence[Tensor]) -> float:
     """Sum of squares of all numbers of all gradients (bf16 or fp32, any shapes), in fp64; the same for any threads."""
-    return torch.ops.unpad.grad_square_sum.default(grads)
+    return torch.ops.unpad.grad_square_sum.default(grads) if grads else 0.0  # an empty list has no device
 
 
 def adamw_(
@@ -59,6 +59,8 @@ def adamw_(
         steps: the number of this update of each tensor, from 1.
         grad_scale: factor of all gradients, such as that of clipping.
     """
+    if not values:
+        return  # an empty list has no device
     torch.ops.unpad.adamw_.default(
         values, grads, exp_avgs, exp_avg_sqs, copies, lrs, weight_decays, steps, *betas, eps, grad_scale
     )
@@ -79,7 +81,7 @@ def _functions() -> tuple[Callable[..., float], Callable[..., None]]:
     square_sum, update = library().unpad_grad_square_sum, library().unpad_adamw
     square_sum.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
     square_sum.restype = ctypes.c_double
-    update.argtypes = [ctypes.c_void_p, ctypes.c_int64] + [ctypes.c_double] * 4 + [ctypes.c_int]
+    update.argtypes = [ctypes.c_void_p, ctypes.c_int64, *[ctypes.c_double] * 4, ctypes.c_int]
     update.restype = None
     return square_sum, update
 
@@ -133,3 +135,4 @@ def _update(
 
 _library.impl("grad_square_sum", _square_sum, "CPU")
 _library.impl("adamw_", _update, "CPU")
+torch.library.register_fake("unpad::adamw_", lambda *arguments: None, lib=_library)

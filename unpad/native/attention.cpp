@@ -24,6 +24,7 @@
 
 /* gcc 12 takes the don't-care operand of its own intrinsics for a forgotten one (its bug 105593). */
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 namespace unpad {
 namespace {
@@ -31,6 +32,7 @@ namespace {
 constexpr int64_t QUERY_ROWS = 48; /* queries of a block: a multiple of every tile height */
 constexpr int64_t KEY_BLOCK = 256; /* keys of a block: its weights stay in the first cache */
 constexpr int64_t ROW_STEP = 4;    /* rows of a block are padded to a multiple of the lowest tile */
+constexpr int64_t ROW_WIDTH = 128; /* numbers from row to row of a block of queries; fixed, so that offsets are too */
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr double LN_2 = 0.6931471805599453;
 
@@ -39,6 +41,7 @@ constexpr double LN_2 = 0.6931471805599453;
 constexpr double SAFE_EXPONENT = 100.0;
 
 #define UNPAD_INLINE inline __attribute__((always_inline))
+#define UNPAD_APART __attribute__((noinline)) /* registers are for one tile at a time */
 
 struct Bf16Math : Bf16 {
     using Pair = uint32_t; /* the first number in the low half */
@@ -52,6 +55,13 @@ struct Bf16Math : Bf16 {
         return (PairVec)_mm512_set1_epi32(bits);
     }
     static Vec dot(PairVec a, PairVec b, Vec sum) { return _mm512_dpbf16_ps(sum, a, b); }
+
+    /* Which of columns c to c + 15 are below *limit. */
+    static Mask below(int64_t column, const int32_t* limit) {
+        const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        return _mm512_cmplt_epi32_mask(
+            _mm512_add_epi32(_mm512_set1_epi32((int)column), lane), _mm512_set1_epi32(*limit));
+    }
 
     /* 2^x to 8e-5 relative: what is rounded to bf16 next loses 2e-3. -inf gives 0, NaN stays NaN. */
     static Vec exp2_short(Vec x) {
@@ -85,7 +95,8 @@ struct Bf16Math : Bf16 {
     static void transpose(const Element* rows, int64_t head_dim, Pair* panel) {
         for (int64_t key = 0; key < 32; key += 16)
             for (int64_t pair = 0; pair < head_dim / 2; pair += 16)
-                transpose_square(rows + key * head_dim + 2 * pair, head_dim, head_dim / 2 - pair, panel + pair * 32 + key);
+                transpose_square(
+                    rows + key * head_dim + 2 * pair, head_dim, head_dim / 2 - pair, panel + pair * 32 + key);
     }
 
   private:
@@ -131,6 +142,7 @@ struct DoubleMath : Double {
         return pair;
     }
     static Vec dot(PairVec a, PairVec b, Vec sum) { return sum + a.first * b.first + a.second * b.second; }
+    static Mask below(int64_t column, const int32_t* limit) { return column < *limit; }
     static Vec exp2_short(Vec x) { return std::exp2(x); }
     static void store_pairs(Pair* pairs, Element* rows, int64_t stride, Vec even, Vec odd) {
         *pairs = {even, odd};
@@ -165,6 +177,8 @@ class Buffer {
         capacity_ = count;
         return data_;
     }
+
+    T* data() const { return data_; }
 
   private:
     T* data_ = nullptr;
@@ -281,36 +295,41 @@ void turn(
                 M::store(y + row * y_stride + d, M::load(x + row * x_stride + d) * scale);
         return;
     }
-    const auto sign = M::set(back ? -1 : 1);
+    const auto sin_scale = back ? M::set(0) - scale : scale;
     const int64_t half = head_dim / 2;
-    for (int64_t row = 0; row < num_rows; row++)
-        for (int64_t d = 0; d < half; d += M::lanes) {
-            const auto valid = M::first(half - d);
-            const In* from = x + row * x_stride + d;
-            typename M::Element* to = y + row * y_stride + d;
-            auto c = M::load(cos + row * half + d, valid) * scale;
-            auto s = M::load(sin + row * half + d, valid) * scale * sign;
-            auto a = M::load(from, valid), b = M::load(from + half, valid);
-            M::store(to, a * c - b * s, valid);
-            M::store(to + half, a * s + b * c, valid);
+    for (int64_t row = 0; row < num_rows; row++, x += x_stride, y += y_stride, cos += half, sin += half) {
+        int64_t d = 0;
+        for (; d + M::lanes <= half; d += M::lanes) {
+            auto c = M::load(cos + d) * scale, s = M::load(sin + d) * sin_scale;
+            auto a = M::load(x + d), b = M::load(x + half + d);
+            M::store(y + d, a * c - b * s);
+            M::store(y + half + d, a * s + b * c);
         }
+        if (d == half) continue;
+        const auto valid = M::first(half - d); /* for the rest only: masked stores are slow */
+        auto c = M::load(cos + d, valid) * scale, s = M::load(sin + d, valid) * sin_scale;
+        auto a = M::load(x + d, valid), b = M::load(x + half + d, valid);
+        M::store(y + d, a * c - b * s, valid);
+        M::store(y + half + d, a * s + b * c, valid);
+    }
 }
 
 template <class M>
-void interleave_rows(const typename M::Element* rows, int64_t num_rows, int64_t head_dim, typename M::Pair* pairs) {
+void interleave_rows(
+    const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim, typename M::Pair* pairs) {
     for (int64_t row = 0; row < num_rows; row += 2)
         for (int64_t d = 0; d < head_dim; d += M::lanes)
-            M::interleave(rows + row * head_dim + d, rows + (row + 1) * head_dim + d, pairs + row / 2 * head_dim + d);
+            M::interleave(rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / 2 * head_dim + d);
 }
 
 /* Largest sum of squares of a row. A NaN may be lost here; it is found again in the scores. */
 template <class M>
-double largest_square(const typename M::Element* rows, int64_t num_rows, int64_t head_dim) {
+double largest_square(const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim) {
     double largest = 0;
     for (int64_t row = 0; row < num_rows; row++) {
         auto square = M::set(0);
         for (int64_t d = 0; d < head_dim; d += M::lanes) {
-            auto x = M::load(rows + row * head_dim + d);
+            auto x = M::load(rows + row * stride + d);
             square = M::fma(x, x, square);
         }
         largest = std::max(largest, (double)M::sum(square));
@@ -371,7 +390,8 @@ class Task {
         turn<M>(key_grad, head_dim_, length_, head_dim_, cos(0), sin(0), true, sizes_.scale, to, call_.qkv_stride());
         to += sizes_.kv_heads * head_dim_;
         const double kept = 1 / (1 - sizes_.dropout);
-        turn<M>(value_grad, head_dim_, length_, head_dim_, no_angles(), no_angles(), false, kept, to, call_.qkv_stride());
+        turn<M>(
+            value_grad, head_dim_, length_, head_dim_, no_angles(), no_angles(), false, kept, to, call_.qkv_stride());
         if (grad_bias) std::copy_n(bias_grad_, length_, grad_bias + kv_head_ * sizes_.total_tokens + start_);
     }
 
@@ -406,8 +426,8 @@ class Task {
                 rotary ? sin(key) : nullptr, false, 1, rows, head_dim_);
             std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
             if (columns) M::transpose(rows, head_dim_, columns + key / 2 * head_dim_);
-            if (pairs) interleave_rows<M>(rows, PANEL, head_dim_, pairs + key / 2 * head_dim_);
-            if (square) *square = std::max(*square, largest_square<M>(rows, num_rows, head_dim_));
+            if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / 2 * head_dim_);
+            if (square) *square = std::max(*square, largest_square<M>(rows, head_dim_, num_rows, head_dim_));
         }
     }
 
@@ -423,15 +443,16 @@ class Task {
     Element* load_queries() {
         num_rows_ = std::min(QUERY_ROWS, length_ - first_);
         padded_rows_ = round_up(num_rows_, ROW_STEP);
-        Element* rows = work_->queries.at_least(QUERY_ROWS * head_dim_);
+        Element* rows = work_->queries.at_least(QUERY_ROWS * ROW_WIDTH);
         turn<M>(
             queries() + first_ * call_.qkv_stride(), call_.qkv_stride(), num_rows_, head_dim_, cos(first_), sin(first_),
-            false, 1, rows, head_dim_);
-        std::fill_n(rows + num_rows_ * head_dim_, (padded_rows_ - num_rows_) * head_dim_, (Element)0);
+            false, 1, rows, ROW_WIDTH);
+        std::fill_n(rows + num_rows_ * ROW_WIDTH, (padded_rows_ - num_rows_) * ROW_WIDTH, (Element)0);
+        for (int64_t row = 0; row < padded_rows_; row++) limits_[row] = (int32_t)seen_by(row + 1);
         if (threshold_)
             for (int64_t row = 0; row < num_rows_; row++)
                 dropout_rows_[row] =
-                    dropout_row(sizes_.seed, (uint64_t)(start_ + first_ + row) * (uint64_t)sizes_.heads + (uint64_t)head_);
+                    dropout_row(sizes_.seed, (uint64_t)((start_ + first_ + row) * sizes_.heads + head_));
         return rows;
     }
 
@@ -441,7 +462,7 @@ class Task {
     /* Whether every row from `row` on sees every key up to `stop`. */
     bool all_seen(int64_t row, int64_t stop) const { return stop <= seen_by(row + 1); }
 
-    typename M::Mask seen(int64_t row, int64_t key) const { return M::first(seen_by(row + 1) - key); }
+    typename M::Mask seen(int64_t row, int64_t key) const { return M::below(key, limits_ + row); }
 
     typename M::Mask kept(int64_t row, int64_t key) const {
         return M::keep(dropout_rows_[row], (uint32_t)(start_ + key), threshold_);
@@ -464,13 +485,27 @@ class Task {
         }
     }
 
+    /* Products of ROWS rows of a block with a panel's columns. */
     template <int ROWS, int VECS>
-    UNPAD_INLINE void scores(const Pair* a, const Pair* columns, int64_t key, Vec (&c)[ROWS][VECS]) const {
+    UNPAD_INLINE void scores(
+        const Element* rows, const Buffer<Pair>& columns, int64_t key, Vec (&c)[ROWS][VECS]) const {
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; v++) c[r][v] = M::set(0);
-        multiply<M, ROWS, VECS>(a, head_dim_ / 2, 1, columns + key / 2 * head_dim_, PANEL, head_dim_ / 2, c);
+        const Pair* panel = columns.data() + key / 2 * head_dim_;
+        multiply<M, ROWS, VECS>((const Pair*)rows, ROW_WIDTH / 2, 1, panel, PANEL, head_dim_ / 2, c);
+    }
+
+    /* The same to memory: with bias, shift and dropout a tile's scores do not stay in registers. */
+    template <int ROWS, int VECS>
+    UNPAD_APART void store_scores(const Element* rows, const Buffer<Pair>& columns, int64_t key, Vec* to) const {
+        Vec c[ROWS][VECS];
+        scores<ROWS, VECS>(rows, columns, key, c);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++) to[r * VECS + v] = c[r][v];
     }
 
     /* ----------------------------------------------------------------------- forward */
@@ -484,7 +519,14 @@ class Task {
         for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
             each_panel(block, std::min(block + KEY_BLOCK, seen_by(num_rows_)), [&](auto vecs, int64_t key) {
                 each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
-                    if (key < seen_by(row + rows)) weigh<rows, vecs>(queries, row, key, weights + key - block);
+                    if (key >= seen_by(row + rows)) return;
+                    Element* to = weights + row * KEY_BLOCK + key - block;
+                    if (shifted_ || threshold_)
+                        weigh_any<rows, vecs>(queries, row, key, to);
+                    else if (all_seen(row, key + vecs * M::lanes))
+                        weigh<rows, vecs, false>(queries, row, key, to);
+                    else
+                        weigh<rows, vecs, true>(queries, row, key, to);
                 });
             });
             each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
@@ -500,7 +542,7 @@ class Task {
 
     /* What to take off each row's scores before they are powers: nothing when they are known to be small. */
     void find_shifts(const Element* queries) {
-        const double square = largest_square<M>(queries, num_rows_, head_dim_) * key_square_;
+        const double square = largest_square<M>(queries, ROW_WIDTH, num_rows_, head_dim_) * key_square_;
         shifted_ = bias_ || !(std::sqrt(square) * std::fabs(sizes_.scale) * LOG2_E <= SAFE_EXPONENT);
         std::fill_n(shift_, QUERY_ROWS, (Wide)0);
         if (!shifted_) return;
@@ -517,45 +559,49 @@ class Task {
 
     template <int ROWS, int VECS>
     void find_largest(const Element* queries, int64_t row, int64_t key, Vec* largest) const {
-        Vec c[ROWS][VECS];
-        scores<ROWS, VECS>((const Pair*)(queries + row * head_dim_), work_->key_columns.at_least(0), key, c);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < VECS; v++) {
-                const int64_t at = key + v * M::lanes;
-                Vec x = exponent(c[r][v], row + r, at);
-                x = M::select(seen(row + r, at), x, M::set(-std::numeric_limits<Wide>::infinity()));
-                largest[row + r] = M::max(largest[row + r], x);
-            }
+        Vec c[ROWS * VECS];
+        store_scores<ROWS, VECS>(queries + row * ROW_WIDTH, work_->key_columns, key, c);
+        for (int i = 0; i < ROWS * VECS; i++) {
+            const int64_t at_row = row + i / VECS, at_key = key + i % VECS * M::lanes;
+            Vec x = exponent(c[i], at_row, at_key);
+            x = M::select(seen(at_row, at_key), x, M::set(-std::numeric_limits<Wide>::infinity()));
+            largest[at_row] = M::max(largest[at_row], x);
+        }
     }
 
     /* Weights, not yet divided by their sum, of ROWS queries on VECS vectors of keys. */
-    template <int ROWS, int VECS>
-    void weigh(const Element* queries, int64_t row, int64_t key, Element* weights) {
+    template <int ROWS, int VECS, bool MASKED>
+    UNPAD_APART void weigh(const Element* queries, int64_t row, int64_t key, Element* weights) {
         Vec c[ROWS][VECS];
-        scores<ROWS, VECS>((const Pair*)(queries + row * head_dim_), work_->key_columns.at_least(0), key, c);
-        if (!shifted_ && !threshold_ && all_seen(row, key + VECS * M::lanes)) {
+        scores<ROWS, VECS>(queries + row * ROW_WIDTH, work_->key_columns, key, c);
+        const Vec scale = scale_;
 #pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++) {
-                Vec total = totals_[row + r];
+        for (int r = 0; r < ROWS; r++) {
+            Vec total = totals_[row + r];
 #pragma GCC unroll 4
-                for (int v = 0; v < VECS; v++) {
-                    Vec weight = M::exp2_short(c[r][v] * scale_);
-                    total = total + weight;
-                    M::store(weights + (row + r) * KEY_BLOCK + v * M::lanes, weight);
-                }
-                totals_[row + r] = total;
-            }
-            return;
-        }
-        for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECS; v++) {
-                const int64_t at = key + v * M::lanes;
-                Vec weight = M::exp2_short(exponent(c[r][v], row + r, at));
-                weight = M::select(seen(row + r, at), weight, M::set(0));
-                totals_[row + r] = totals_[row + r] + weight;
-                if (threshold_) weight = M::select(kept(row + r, at), weight, M::set(0));
-                M::store(weights + (row + r) * KEY_BLOCK + v * M::lanes, weight);
+                Vec weight = M::exp2_short(c[r][v] * scale);
+                if (MASKED) weight = M::select(seen(row + r, key + v * M::lanes), weight, M::set(0));
+                total = total + weight;
+                M::store(weights + r * KEY_BLOCK + v * M::lanes, weight);
             }
+            totals_[row + r] = total;
+        }
+    }
+
+    /* The same with everything that may apply. */
+    template <int ROWS, int VECS>
+    UNPAD_APART void weigh_any(const Element* queries, int64_t row, int64_t key, Element* weights) {
+        Vec c[ROWS * VECS];
+        store_scores<ROWS, VECS>(queries + row * ROW_WIDTH, work_->key_columns, key, c);
+        for (int i = 0; i < ROWS * VECS; i++) {
+            const int64_t at_row = row + i / VECS, at_key = key + i % VECS * M::lanes;
+            Vec weight = M::exp2_short(exponent(c[i], at_row, at_key));
+            weight = M::select(seen(at_row, at_key), weight, M::set(0));
+            totals_[at_row] = totals_[at_row] + weight;
+            if (threshold_) weight = M::select(kept(at_row, at_key), weight, M::set(0));
+            M::store(weights + i / VECS * KEY_BLOCK + i % VECS * M::lanes, weight);
+        }
     }
 
     void finish(const Wide* sums, Element* out, Wide* log_z) {
@@ -577,8 +623,8 @@ class Task {
         const Element* grads = load_grads(out, log_z, grad_out);
         Pair* query_pairs = work_->query_pairs.at_least(QUERY_ROWS / 2 * head_dim_);
         Pair* grad_pairs = work_->grad_pairs.at_least(QUERY_ROWS / 2 * head_dim_);
-        interleave_rows<M>(queries, padded_rows_, head_dim_, query_pairs);
-        interleave_rows<M>(grads, padded_rows_, head_dim_, grad_pairs);
+        interleave_rows<M>(queries, ROW_WIDTH, padded_rows_, head_dim_, query_pairs);
+        interleave_rows<M>(grads, ROW_WIDTH, padded_rows_, head_dim_, grad_pairs);
         work_->grad_scores.at_least(QUERY_ROWS * KEY_BLOCK);
         work_->weight_pairs.at_least(QUERY_ROWS / 2 * KEY_BLOCK);
         work_->grad_score_pairs.at_least(QUERY_ROWS / 2 * KEY_BLOCK);
@@ -592,13 +638,13 @@ class Task {
         }
         Element* to = grad_qkv + (start_ + first_) * call_.qkv_stride() + head_ * head_dim_;
         turn<M>(
-            work_->query_grad.at_least(0), head_dim_, num_rows_, head_dim_, cos(first_), sin(first_), true, sizes_.scale,
+            work_->query_grad.data(), head_dim_, num_rows_, head_dim_, cos(first_), sin(first_), true, sizes_.scale,
             to, call_.qkv_stride());
     }
 
     /* Gradients of the block's outputs; also each row's log_z as a power of two and its sum of grad * out. */
     const Element* load_grads(const Element* out, const Wide* log_z, const Element* grad_out) {
-        Element* rows = work_->grads.at_least(QUERY_ROWS * head_dim_);
+        Element* rows = work_->grads.at_least(QUERY_ROWS * ROW_WIDTH);
         const int64_t token = start_ + first_;
         const int64_t offset = token * call_.out_stride() + head_ * head_dim_;
         std::fill_n(shift_, QUERY_ROWS, (Wide)0);
@@ -608,12 +654,12 @@ class Task {
             for (int64_t d = 0; d < head_dim_; d += M::lanes) {
                 const Vec grad = M::load(grad_out + offset + row * call_.out_stride() + d);
                 delta = M::fma(grad, M::load(out + offset + row * call_.out_stride() + d), delta);
-                M::store(rows + row * head_dim_ + d, grad);
+                M::store(rows + row * ROW_WIDTH + d, grad);
             }
             delta_[row] = M::sum(delta);
             shift_[row] = log_z[head_ * sizes_.total_tokens + token + row] * (Wide)LOG2_E;
         }
-        std::fill_n(rows + num_rows_ * head_dim_, (padded_rows_ - num_rows_) * head_dim_, (Element)0);
+        std::fill_n(rows + num_rows_ * ROW_WIDTH, (padded_rows_ - num_rows_) * ROW_WIDTH, (Element)0);
         return rows;
     }
 
@@ -625,48 +671,69 @@ class Task {
         each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
             if (key >= seen_by(row + rows)) return;
             top = std::min(top, row);
-            for (int64_t part = row; part < row + rows; part += ROW_STEP)
-                backward_tile<ROW_STEP, VECS>(queries, grads, part, key, in_block);
+            constexpr int height = rows % 6 == 0 ? 6 : 4;
+            for (int64_t part = row; part < row + rows; part += height)
+                backward_tile<height, VECS>(queries, grads, part, key, in_block);
         });
         return top;
     }
 
     template <int ROWS, int VECS>
     void backward_tile(const Element* queries, const Element* grads, int64_t row, int64_t key, int64_t in_block) {
+        if (bias_ || threshold_)
+            differentiate_any<ROWS, VECS>(queries, grads, row, key, in_block);
+        else if (all_seen(row, key + VECS * M::lanes))
+            differentiate<ROWS, VECS, false>(queries, grads, row, key, in_block);
+        else
+            differentiate<ROWS, VECS, true>(queries, grads, row, key, in_block);
+    }
+
+    /* Weights of a tile and gradients of its scores. */
+    template <int ROWS, int VECS, bool MASKED>
+    UNPAD_APART void differentiate(
+        const Element* queries, const Element* grads, int64_t row, int64_t key, int64_t in_block) {
         Vec c[ROWS][VECS], g[ROWS][VECS];
-        scores<ROWS, VECS>((const Pair*)(queries + row * head_dim_), work_->key_columns.at_least(0), key, c);
-        scores<ROWS, VECS>((const Pair*)(grads + row * head_dim_), work_->value_columns.at_least(0), key, g);
-        Pair* weight_pairs = work_->weight_pairs.at_least(0) + in_block * (QUERY_ROWS / 2) + row / 2 * PANEL;
-        Pair* grad_pairs = work_->grad_score_pairs.at_least(0) + in_block * (QUERY_ROWS / 2) + row / 2 * PANEL;
-        Element* grad_rows = work_->grad_scores.at_least(0) + row * KEY_BLOCK + in_block;
-        const bool plain = !bias_ && !threshold_ && all_seen(row, key + VECS * M::lanes);
-        if (plain) {
+        scores<ROWS, VECS>(queries + row * ROW_WIDTH, work_->key_columns, key, c);
+        scores<ROWS, VECS>(grads + row * ROW_WIDTH, work_->value_columns, key, g);
+        const Vec scale = scale_;
 #pragma GCC unroll 12
-            for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
-                for (int v = 0; v < VECS; v++) {
-                    c[r][v] = M::exp2_short(M::fma(c[r][v], scale_, M::set(-shift_[row + r])));
-                    g[r][v] = c[r][v] * (g[r][v] - M::set(delta_[row + r]));
-                }
-        } else {
-            for (int r = 0; r < ROWS; r++)
-                for (int v = 0; v < VECS; v++) grad_of_cell(row + r, key + v * M::lanes, c[r][v], g[r][v]);
-        }
+            for (int v = 0; v < VECS; v++) {
+                c[r][v] = M::exp2_short(M::fma(c[r][v], scale, M::set(-shift_[row + r])));
+                g[r][v] = c[r][v] * (g[r][v] - M::set(delta_[row + r]));
+                if (!MASKED) continue;
+                const auto visible = seen(row + r, key + v * M::lanes);
+                c[r][v] = M::select(visible, c[r][v], M::set(0));
+                g[r][v] = M::select(visible, g[r][v], M::set(0));
+            }
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r += 2)
 #pragma GCC unroll 4
+            for (int v = 0; v < VECS; v++)
+                store_cells(row + r, in_block + v * M::lanes, c[r][v], c[r + 1][v], g[r][v], g[r + 1][v]);
+    }
+
+    /* The same with everything that may apply. */
+    template <int ROWS, int VECS>
+    UNPAD_APART void differentiate_any(
+        const Element* queries, const Element* grads, int64_t row, int64_t key, int64_t in_block) {
+        Vec c[ROWS * VECS], g[ROWS * VECS];
+        store_scores<ROWS, VECS>(queries + row * ROW_WIDTH, work_->key_columns, key, c);
+        store_scores<ROWS, VECS>(grads + row * ROW_WIDTH, work_->value_columns, key, g);
+        for (int i = 0; i < ROWS * VECS; i++)
+            differentiate_cells(row + i / VECS, key + i % VECS * M::lanes, c[i], g[i]);
+        for (int r = 0; r < ROWS; r += 2)
             for (int v = 0; v < VECS; v++) {
-                const int64_t at = r / 2 * PANEL + v * M::lanes;
-                M::store_pairs(weight_pairs + at, nullptr, 0, c[r][v], c[r + 1][v]);
-                M::store_pairs(grad_pairs + at, grad_rows + r * KEY_BLOCK + v * M::lanes, KEY_BLOCK, g[r][v], g[r + 1][v]);
+                const int even = r * VECS + v, odd = even + VECS;
+                store_cells(row + r, in_block + v * M::lanes, c[even], c[odd], g[even], g[odd]);
             }
     }
 
-    /* Score to weight, and gradient of the weight to gradient of the score, with everything that may apply. */
-    void grad_of_cell(int64_t row, int64_t key, Vec& c, Vec& g) {
+    void differentiate_cells(int64_t row, int64_t key, Vec& c, Vec& g) {
         const auto visible = seen(row, key);
         const Vec zero = M::set(0);
-        Vec weight = M::select(visible, M::exp2_short(exponent(c, row, key)), zero);
+        const Vec weight = M::select(visible, M::exp2_short(exponent(c, row, key)), zero);
         c = weight;
         if (threshold_) {
             const auto stays = kept(row, key);
@@ -677,15 +744,23 @@ class Task {
         if (bias_grad_ && row < num_rows_) M::store(bias_grad_ + key, M::load(bias_grad_ + key) + g);
     }
 
+    /* Weights and gradients of two rows: both as pairs, gradients also row by row. */
+    UNPAD_INLINE void store_cells(int64_t row, int64_t in_block, Vec even, Vec odd, Vec even_grad, Vec odd_grad) {
+        const int64_t at = in_block / PANEL * PANEL * (QUERY_ROWS / 2) + row / 2 * PANEL + in_block % PANEL;
+        M::store_pairs(work_->weight_pairs.data() + at, nullptr, 0, even, odd);
+        Element* rows = work_->grad_scores.data() + row * KEY_BLOCK + in_block;
+        M::store_pairs(work_->grad_score_pairs.data() + at, rows, KEY_BLOCK, even_grad, odd_grad);
+    }
+
     /* Adds a panel's part to the gradients of its keys and values. */
     void sum_panel(
         int64_t top, int64_t key, int64_t in_block, int64_t stop, const Pair* query_pairs, const Pair* grad_pairs) {
         const int64_t num_pairs = (padded_rows_ - top) / 2;
         const int64_t offset = in_block * (QUERY_ROWS / 2) + top / 2 * PANEL;
-        const Pair* weights = work_->weight_pairs.at_least(0) + offset;
-        const Pair* grads = work_->grad_score_pairs.at_least(0) + offset;
-        Wide* value_grad = work_->value_grad.at_least(0) + key * head_dim_;
-        Wide* key_grad = work_->key_grad.at_least(0) + key * head_dim_;
+        const Pair* weights = work_->weight_pairs.data() + offset;
+        const Pair* grads = work_->grad_score_pairs.data() + offset;
+        Wide* value_grad = work_->value_grad.data() + key * head_dim_;
+        Wide* key_grad = work_->key_grad.data() + key * head_dim_;
         const int64_t skip = top / 2 * head_dim_;
         each_row_tile(round_up(std::min(PANEL, stop - key), ROW_STEP), [&](auto rows, int64_t row) {
             sum_rows<M, rows>(
@@ -697,8 +772,8 @@ class Task {
 
     void sum_query_grads(int64_t block) {
         Wide* query_grad = work_->query_grad.at_least(QUERY_ROWS * head_dim_);
-        const Pair* key_pairs = work_->key_pairs.at_least(0) + block / 2 * head_dim_;
-        const Element* grad_scores = work_->grad_scores.at_least(0);
+        const Pair* key_pairs = work_->key_pairs.data() + block / 2 * head_dim_;
+        const Element* grad_scores = work_->grad_scores.data();
         each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
             const int64_t num_keys = std::min(KEY_BLOCK, seen_by(row + rows) - block);
             if (num_keys > 0)
@@ -722,7 +797,8 @@ class Task {
     /* Of the block of queries at hand. */
     int64_t head_ = 0, first_ = 0, num_rows_ = 0, padded_rows_ = 0;
     bool shifted_ = false;
-    uint32_t dropout_rows_[QUERY_ROWS] = {};
+    int32_t limits_[QUERY_ROWS]; /* the key after the last one that a row sees */
+    uint32_t dropout_rows_[QUERY_ROWS];
     Wide shift_[QUERY_ROWS], delta_[QUERY_ROWS];
     Vec totals_[QUERY_ROWS];
 };

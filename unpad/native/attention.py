@@ -52,9 +52,7 @@ def native_attention(
     """
     cos, sin = rotary if rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[-1])
-    out: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
-        qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed
-    )
+    out: Tensor = _Attention.apply(qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed)
     return out
 
 
@@ -116,7 +114,11 @@ class _Sizes(ctypes.Structure):
 def _functions() -> tuple[Any, Any]:
     """The compiled forward and backward, told their arguments once."""
     forward, backward = library().unpad_attention_forward, library().unpad_attention_backward
-    shared = [ctypes.c_int, ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 5]  # ..., cu_seqlens, qkv, cos, sin, key_bias
+    shared: list[Any] = [
+        ctypes.c_int,
+        ctypes.POINTER(_Sizes),
+        *[ctypes.c_void_p] * 5,
+    ]  # ..., cu_seqlens, qkv, cos, sin, key_bias
     forward.argtypes = [*shared, *[ctypes.c_void_p] * 2]
     backward.argtypes = [*shared, *[ctypes.c_void_p] * 5]
     forward.restype = backward.restype = None
@@ -186,9 +188,11 @@ def _sizes(
     qkv: Tensor, cu_seqlens: Tensor, heads: int, kv_heads: int, causal: bool, scale: float, dropout: float, seed: int
 ) -> _Sizes:
     total, rows, head_dim = qkv.shape
-    assert rows == heads + 2 * kv_heads and heads % kv_heads == 0, (tuple(qkv.shape), heads, kv_heads)
+    assert heads % kv_heads == 0, (heads, kv_heads)
+    assert rows == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
     assert supports(qkv.dtype, head_dim), (qkv.dtype, head_dim)
-    assert cu_seqlens.dtype == torch.int32 and 0 <= dropout < 1, (cu_seqlens.dtype, dropout)
+    assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
+    assert 0 <= dropout < 1, dropout
     return _Sizes(
         len(cu_seqlens) - 1, total, heads, kv_heads, head_dim, scale, dropout, seed, causal, torch.get_num_threads()
     )

@@ -83,12 +83,20 @@ void cross_entropy(
     }
 }
 
+int64_t count_outside(int64_t num_rows, int64_t vocab_size, const int64_t* labels) {
+    int64_t outside = 0;
+    for (int64_t row = 0; row < num_rows; ++row) outside += labels[row] < 0 || labels[row] >= vocab_size;
+    return outside;
+}
+
 }  // namespace
 }  // namespace unpad
 
-void unpad_cross_entropy(
+int64_t unpad_cross_entropy(
     int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, double scale, int want_grad, int num_threads,
     void* logits, const int64_t* labels, void* loss, void* nll) {
+    if (const int64_t outside = unpad::count_outside(num_rows, vocab_size, labels)) return outside;
     auto run = dtype == UNPAD_BF16 ? unpad::cross_entropy<unpad::Bf16> : unpad::cross_entropy<unpad::Double>;
     run(num_rows, vocab_size, smoothing, scale, want_grad != 0, num_threads, logits, labels, loss, nll);
+    return 0;
 }

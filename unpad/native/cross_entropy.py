@@ -19,12 +19,15 @@ def cross_entropy_(
 
     Args:
         logits: (num_rows, vocab_size) bf16 or fp64, contiguous.
-        labels: (num_rows,) int64, each below vocab_size: the kernel reads where they point.
+        labels: (num_rows,) int64, each below vocab_size.
         smoothing: share of each target spread evenly over the vocabulary.
         scale: factor of the gradient.
 
     Returns:
         loss and nll, (num_rows,) fp32 or fp64, in nats: smoothed and plain negative log-likelihood. No autograd.
+
+    Raises:
+        IndexError: a label is none of the vocabulary; the logits are then as they were.
     """
     loss, nll = torch.ops.unpad.cross_entropy_.default(logits, labels, smoothing, scale, want_grad)
     if want_grad:
@@ -41,9 +44,14 @@ _library.define(
 @cache
 def _function() -> Callable[..., None]:
     function = library().unpad_cross_entropy
-    sizes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_int]
-    function.argtypes = sizes + [ctypes.c_void_p] * 4
-    function.restype = None
+    function.argtypes = [
+        ctypes.c_int,
+        *[ctypes.c_int64] * 2,
+        *[ctypes.c_double] * 2,
+        *[ctypes.c_int] * 2,
+        *[ctypes.c_void_p] * 4,
+    ]
+    function.restype = ctypes.c_int64
     return function
 
 
@@ -54,9 +62,10 @@ def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool) -> tuple[Tensor, Tensor]:
-    assert labels.dtype == torch.int64 and labels.shape == logits.shape[:1], "one int64 label per row"
+    assert labels.dtype == torch.int64, f"labels are {labels.dtype}"
+    assert labels.shape == logits.shape[:1], "one label per row"
     labels, (loss, nll) = labels.contiguous(), _outputs(logits)
-    _function()(
+    outside = _function()(
         DTYPES[logits.dtype],
         *logits.shape,
         smoothing,
@@ -68,6 +77,8 @@ def _forward(logits: Tensor, labels: Tensor, smoothing: float, scale: float, wan
         loss.data_ptr(),
         nll.data_ptr(),
     )
+    if outside:
+        raise IndexError(f"{outside} labels are out of range of a vocabulary of {logits.shape[1]}")
     return loss, nll
 
 

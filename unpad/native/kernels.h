@@ -94,8 +94,9 @@ void unpad_activation_backward(
 
 /* Cross-entropy (cross_entropy.cpp). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
  * sum, (softmax - target) * scale, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
- * row's smoothed and plain negative log-likelihood, in nats. */
-void unpad_cross_entropy(
+ * row's smoothed and plain negative log-likelihood, in nats. Returns how many labels are none of the vocabulary; with
+ * one nothing is written. */
+int64_t unpad_cross_entropy(
     int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, double scale, int want_grad, int num_threads,
     void* logits, const int64_t* labels, void* loss, void* nll);
 

@@ -134,8 +134,8 @@ def _grads(grad_y: Tensor, weight: Tensor, has_delta: bool, has_bias: bool) -> t
 @cache
 def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
     forward, backward = library().unpad_add_norm_forward, library().unpad_add_norm_backward
-    forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Norm)] + [ctypes.c_void_p] * 7
-    backward.argtypes = [ctypes.c_int, ctypes.POINTER(_Norm)] + [ctypes.c_void_p] * 9
+    forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Norm), *[ctypes.c_void_p] * 7]
+    backward.argtypes = [ctypes.c_int, ctypes.POINTER(_Norm), *[ctypes.c_void_p] * 9]
     forward.restype = backward.restype = None
     return forward, backward
 
@@ -157,11 +157,14 @@ def _forward(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = residual.dtype
-    assert _narrow(wide) == dtype and weight.dtype == wide and (bias is None or bias.dtype == wide), "mixed dtypes"
-    assert weight.shape == residual.shape[1:] and (bias is None or bias.shape == weight.shape), "shapes do not match"
+    assert _narrow(wide) == dtype, f"activations of {dtype} with a residual of {wide}"
+    for vector in (weight,) if bias is None else (weight, bias):
+        assert vector.dtype == wide, f"parameters of {vector.dtype} with a residual of {wide}"
+        assert vector.shape == residual.shape[1:], "parameters do not match"
     residual = residual.contiguous()
     if delta is not None:
-        assert delta.dtype == dtype and delta.shape == residual.shape, "delta does not match"
+        assert delta.dtype == dtype, f"delta is {delta.dtype}, not {dtype}"
+        assert delta.shape == residual.shape, "delta does not match"
         delta = delta.contiguous()
     total, y, stats = _outputs(residual, delta, dtype)
     _functions()[0](

@@ -1,0 +1,393 @@
+/* Calls every kernel in both types over ragged shapes, for the sanitizers: test_sanitizers.py builds and runs it.
+ *
+ * Every array is an allocation of its own, of exactly the size that kernels.h states, and ends at a page that may not
+ * be touched: AddressSanitizer does not look at masked loads and stores, the processor does. Inputs are rounded to bf16 for both types, outputs start as NaN, and what the two types give is compared.
+ */
+#include "kernels.h"
+
+#include <sanitizer/asan_interface.h>
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr int num_threads = 2;
+constexpr int64_t lengths[] = {0, 1, 2, 17, 48, 49, 100};
+const double infinity = std::numeric_limits<double>::infinity();
+
+double from_bf16(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Rounded to nearest, ties to even. */
+uint16_t to_bf16(double x) {
+    const float value = (float)x;
+    uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+void put(uint16_t& to, double x) { to = to_bf16(x); }
+void put(float& to, double x) { to = (float)x; }
+void put(double& to, double x) { to = x; }
+void put(int32_t& to, double x) { to = (int32_t)x; }
+void put(int64_t& to, double x) { to = (int64_t)x; }
+double get(uint16_t x) { return from_bf16(x); }
+double get(float x) { return x; }
+double get(double x) { return x; }
+
+/* What an array holds, as doubles. */
+using Numbers = std::vector<double>;
+
+template <class Number>
+class Array {
+  public:
+    Array(int64_t size, const std::function<double(int64_t)>& value) : size_(size) {
+        const size_t page = 4096, bytes = (size_t)size * sizeof(Number);
+        mapped_ = (bytes + page - 1) / page * page + page;
+        start_ = (char*)mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (start_ == MAP_FAILED || mprotect(start_ + mapped_ - page, page, PROT_NONE)) std::abort();
+        data_ = (Number*)(start_ + mapped_ - page - bytes);
+        ASAN_POISON_MEMORY_REGION(start_, (size_t)((char*)data_ - start_));
+        for (int64_t i = 0; i < size; ++i) put(data_[i], value(i));
+    }
+    explicit Array(int64_t size) : Array(size, [](int64_t) { return std::nan(""); }) {}
+    Array(Array&& other) : size_(other.size_), mapped_(other.mapped_), start_(other.start_), data_(other.data_) {
+        other.start_ = nullptr;
+    }
+    ~Array() {
+        if (!start_) return;
+        ASAN_UNPOISON_MEMORY_REGION(start_, mapped_);
+        munmap(start_, mapped_);
+    }
+    Number* data() { return data_; }
+    Numbers numbers() const {
+        Numbers all;
+        for (int64_t i = 0; i < size_; ++i) all.push_back(get(data_[i]));
+        return all;
+    }
+
+  private:
+    int64_t size_;
+    size_t mapped_;
+    char* start_;
+    Number* data_;
+};
+
+/* The i-th number of a fixed stream, between -1 and 1 and exact in bf16. */
+double noise(int64_t stream, int64_t i) {
+    uint64_t x = ((uint64_t)stream << 40) + (uint64_t)i + 1;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return (double)(int64_t)((x ^ (x >> 31)) % 257) / 128 - 1;
+}
+
+template <class Number>
+Array<Number> random_array(int64_t size, int64_t stream) {
+    return Array<Number>(size, [stream](int64_t i) { return noise(stream, i); });
+}
+
+struct LowType {
+    using Element = uint16_t;
+    using Wide = float;
+    static constexpr int dtype = UNPAD_BF16;
+};
+
+struct DoubleType {
+    using Element = double;
+    using Wide = double;
+    static constexpr int dtype = UNPAD_DOUBLE;
+};
+
+int failures = 0;
+
+/* Norm of the difference over the norm of what is expected, taken as `least` per number or more; not-a-number where
+ * anything was left unwritten. */
+double error(const Numbers& actual, const Numbers& expected, double least) {
+    double difference = 0, norm = least * least * (double)expected.size();
+    for (size_t i = 0; i < expected.size(); ++i) {
+        difference += (actual[i] - expected[i]) * (actual[i] - expected[i]);
+        norm += expected[i] * expected[i];
+    }
+    return expected.empty() ? 0 : std::sqrt(difference / norm);
+}
+
+/* Worst error of any output of a function so far, and whether all are small enough. */
+struct Comparison {
+    std::string name;
+    double least = 1e-6;
+    double worst = 0;
+    int cases = 0;
+
+    void add(const std::vector<Numbers>& actual, const std::vector<Numbers>& expected) {
+        ++cases;
+        for (size_t i = 0; i < expected.size(); ++i) {
+            const double here = error(actual[i], expected[i], least);
+            if (here > worst || std::isnan(here)) worst = here; /* nothing is above NaN: it stays */
+        }
+    }
+    void report() const {
+        const bool good = worst < 0.03;
+        failures += !good;
+        std::printf("%s %-14s %3d shapes, worst difference %.2g\n", good ? "ok  " : "FAIL", name.c_str(), cases, worst);
+    }
+};
+
+struct AttentionCase {
+    std::vector<int64_t> seqs;
+    int64_t heads, kv_heads, head_dim;
+    bool causal, rotary, key_bias;
+    double dropout;
+};
+
+int64_t total(const std::vector<int64_t>& seqs) {
+    int64_t sum = 0;
+    for (int64_t length : seqs) sum += length;
+    return sum;
+}
+
+unpad_attention attention_sizes(const AttentionCase& c) {
+    unpad_attention sizes{};
+    sizes.num_seqs = (int64_t)c.seqs.size();
+    sizes.total_tokens = total(c.seqs);
+    sizes.heads = c.heads;
+    sizes.kv_heads = c.kv_heads;
+    sizes.head_dim = c.head_dim;
+    sizes.scale = 1 / std::sqrt((double)c.head_dim);
+    sizes.dropout = c.dropout;
+    sizes.seed = 0x123456789abcdefu;
+    sizes.causal = c.causal;
+    sizes.num_threads = num_threads;
+    return sizes;
+}
+
+/* The last key of every sequence of two or more is hidden. */
+std::vector<double> key_biases(const std::vector<int64_t>& seqs) {
+    std::vector<double> bias;
+    for (int64_t length : seqs)
+        for (int64_t i = 0; i < length; ++i)
+            bias.push_back(i > 0 && i == length - 1 ? -infinity : noise(3, (int64_t)bias.size()));
+    return bias;
+}
+
+template <class T>
+std::vector<Numbers> attention(const AttentionCase& c) {
+    using Element = typename T::Element;
+    using Wide = typename T::Wide;
+    const unpad_attention sizes = attention_sizes(c);
+    const int64_t tokens = sizes.total_tokens, half = c.head_dim / 2;
+    const int64_t qkv_size = tokens * (c.heads + 2 * c.kv_heads) * c.head_dim, out_size = tokens * c.heads * c.head_dim;
+    Array<int32_t> cu_seqlens(sizes.num_seqs + 1, [&](int64_t i) {
+        return (double)total({c.seqs.begin(), c.seqs.begin() + i});
+    });
+    const std::vector<double> bias = key_biases(c.seqs);
+    Array<Element> qkv = random_array<Element>(qkv_size, 1), grad_out = random_array<Element>(out_size, 2);
+    Array<Wide> cos(tokens * half, [](int64_t i) { return std::cos((double)i); });
+    Array<Wide> sin(tokens * half, [](int64_t i) { return std::sin((double)i); });
+    Array<Wide> key_bias(tokens, [&](int64_t i) { return bias[(size_t)i]; });
+    Array<Element> out(out_size), grad_qkv(qkv_size);
+    Array<Wide> log_z(c.heads * tokens), grad_key_bias(c.kv_heads * tokens);
+    const void* cos_data = c.rotary ? cos.data() : nullptr;
+    const void* sin_data = c.rotary ? sin.data() : nullptr;
+    const void* bias_data = c.key_bias ? key_bias.data() : nullptr;
+    unpad_attention_forward(
+        T::dtype, &sizes, cu_seqlens.data(), qkv.data(), cos_data, sin_data, bias_data, out.data(), log_z.data());
+    unpad_attention_backward(
+        T::dtype, &sizes, cu_seqlens.data(), qkv.data(), cos_data, sin_data, bias_data, out.data(), log_z.data(),
+        grad_out.data(), grad_qkv.data(), c.key_bias ? grad_key_bias.data() : nullptr);
+    std::vector<Numbers> results{out.numbers(), log_z.numbers(), grad_qkv.numbers()};
+    /* Where each query sees one key, the gradient of its bias is zero, and bf16 leaves rounding alone. */
+    if (c.key_bias && tokens > 2) results.push_back(grad_key_bias.numbers());
+    return results;
+}
+
+void check_attention() {
+    Comparison comparison{"attention", 0.03};
+    const std::vector<int64_t> all(std::begin(lengths), std::end(lengths));
+    const std::vector<std::vector<int64_t>> runs{{}, {0}, {1}, {2}, {17}, {48}, {49}, {100}, all};
+    const int64_t heads[][3] = {{2, 2, 16}, {4, 2, 32}, {3, 1, 128}};
+    for (const auto& seqs : runs)
+        for (const auto& h : heads)
+            for (int options = 0; options < 8; ++options) {
+                const bool causal = options & 1, rotary = options & 2, extras = options & 4;
+                const AttentionCase c{seqs, h[0], h[1], h[2], causal, rotary, extras, extras ? 0.25 : 0.0};
+                comparison.add(attention<LowType>(c), attention<DoubleType>(c));
+            }
+    comparison.report();
+}
+
+template <class T>
+std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, bool choose_rows) {
+    using Element = typename T::Element;
+    const int64_t num_rows = 6, capacity = 100, cache_rows = choose_rows ? 3 : num_rows;
+    const unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, false, false, 0});
+    const int64_t cache_size = cache_rows * kv_heads * capacity * head_dim;
+    Array<int64_t> rows(num_rows, [&](int64_t i) { return (double)((i * 2) % cache_rows); });
+    Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i + 1]; });
+    Array<Element> q = random_array<Element>(num_rows * heads * head_dim, 1);
+    Array<Element> keys = random_array<Element>(cache_size, 2), values = random_array<Element>(cache_size, 3);
+    Array<Element> out(num_rows * heads * head_dim);
+    unpad_decode_attention(
+        T::dtype, &sizes, num_rows, capacity, choose_rows ? rows.data() : nullptr, keys_of_row.data(), q.data(),
+        keys.data(), values.data(), out.data());
+    return {out.numbers()};
+}
+
+void check_decode() {
+    Comparison comparison{"decode"};
+    const int64_t heads[][3] = {{2, 2, 16}, {4, 2, 32}, {3, 1, 128}};
+    for (const auto& h : heads)
+        for (bool rows : {false, true})
+            comparison.add(decode<LowType>(h[0], h[1], h[2], rows), decode<DoubleType>(h[0], h[1], h[2], rows));
+    comparison.report();
+}
+
+struct NormCase {
+    int64_t tokens, width;
+    bool centred, delta, bias, grad_sum;
+    double dropout;
+};
+
+template <class T>
+std::vector<Numbers> add_norm(const NormCase& c) {
+    using Element = typename T::Element;
+    using Wide = typename T::Wide;
+    const int64_t size = c.tokens * c.width;
+    const unpad_norm sizes{c.tokens, c.width, 1e-2, c.dropout, 77, c.centred, num_threads};
+    Array<Wide> residual = random_array<Wide>(size, 1), weight = random_array<Wide>(c.width, 2);
+    Array<Wide> bias = random_array<Wide>(c.width, 3), grad_sum = random_array<Wide>(size, 4);
+    Array<Element> delta = random_array<Element>(size, 5), grad_y = random_array<Element>(size, 6);
+    Array<Wide> sum(size), stats(2 * c.tokens), grad_residual(size), grad_weight(c.width), grad_bias(c.width);
+    Array<Element> y(size), grad_delta(size);
+    unpad_add_norm_forward(
+        T::dtype, &sizes, residual.data(), c.delta ? delta.data() : nullptr, weight.data(),
+        c.bias ? bias.data() : nullptr, c.delta ? sum.data() : nullptr, y.data(), stats.data());
+    unpad_add_norm_backward(
+        T::dtype, &sizes, grad_y.data(), c.grad_sum ? grad_sum.data() : nullptr,
+        c.delta ? sum.data() : residual.data(), stats.data(), weight.data(), grad_residual.data(),
+        c.delta ? grad_delta.data() : nullptr, grad_weight.data(), c.bias ? grad_bias.data() : nullptr);
+    std::vector<Numbers> results{y.numbers(), stats.numbers(), grad_residual.numbers(), grad_weight.numbers()};
+    if (c.delta) results.insert(results.end(), {sum.numbers(), grad_delta.numbers()});
+    if (c.bias) results.push_back(grad_bias.numbers());
+    return results;
+}
+
+void check_add_norm() {
+    Comparison comparison{"add_norm"};
+    for (int64_t tokens : lengths)
+        for (int64_t width : {2, 7, 16, 33, 512})
+            for (int options = 0; options < 16; ++options) {
+                const bool centred = options & 1, delta = options & 2, bias = options & 4, grad_sum = options & 8;
+                const NormCase c{tokens, width, centred, delta, bias, grad_sum, delta && bias ? 0.25 : 0.0};
+                comparison.add(add_norm<LowType>(c), add_norm<DoubleType>(c));
+            }
+    comparison.report();
+}
+
+template <class T>
+std::vector<Numbers> activation(int kind, int64_t tokens, int64_t hidden) {
+    using Element = typename T::Element;
+    const int64_t size = tokens * hidden, input_size = kind >= UNPAD_GEGLU ? 2 * size : size;
+    Array<Element> x = random_array<Element>(input_size, 1), grad_y = random_array<Element>(size, 2);
+    Array<Element> y(size), grad_x(input_size);
+    unpad_activation_forward(T::dtype, kind, tokens, hidden, num_threads, x.data(), y.data());
+    unpad_activation_backward(
+        T::dtype, kind, tokens, hidden, num_threads, grad_y.data(), x.data(), grad_x.data());
+    return {y.numbers(), grad_x.numbers()};
+}
+
+void check_activation() {
+    Comparison comparison{"activation"};
+    for (int kind : {UNPAD_RELU, UNPAD_GELU, UNPAD_GEGLU, UNPAD_SWIGLU})
+        for (int64_t tokens : lengths)
+            for (int64_t hidden : {1, 7, 16, 33, 512})
+                comparison.add(
+                    activation<LowType>(kind, tokens, hidden), activation<DoubleType>(kind, tokens, hidden));
+    comparison.report();
+}
+
+template <class T>
+std::vector<Numbers> cross_entropy(int64_t rows, int64_t vocab_size, double smoothing, bool want_grad) {
+    using Wide = typename T::Wide;
+    auto logits = random_array<typename T::Element>(rows * vocab_size, 1);
+    Array<Wide> loss(rows), nll(rows);
+    Array<int64_t> labels(rows, [&](int64_t i) { return (double)((vocab_size - 1 + 3 * i) % vocab_size); });
+    unpad_cross_entropy(
+        T::dtype, rows, vocab_size, smoothing, 0.5, want_grad, num_threads, logits.data(), labels.data(), loss.data(),
+        nll.data());
+    return {logits.numbers(), loss.numbers(), nll.numbers()};
+}
+
+void check_cross_entropy() {
+    Comparison comparison{"cross_entropy"};
+    for (int64_t rows : lengths)
+        for (int64_t vocab_size : {2, 7, 16, 33, 1003})
+            for (double smoothing : {0.0, 0.1})
+                for (bool want_grad : {false, true})
+                    comparison.add(
+                        cross_entropy<LowType>(rows, vocab_size, smoothing, want_grad),
+                        cross_entropy<DoubleType>(rows, vocab_size, smoothing, want_grad));
+    comparison.report();
+}
+
+/* Tensors of all sizes with gradients of one type; with a copy each, or none. */
+template <class Grad>
+std::vector<Numbers> optimizer(bool with_copies) {
+    std::vector<Array<float>> values, exp_avgs, exp_avg_sqs;
+    std::vector<Array<Grad>> grads;
+    std::vector<Array<uint16_t>> copies;
+    std::vector<unpad_parameter> parameters;
+    for (int64_t numel : {0, 1, 2, 17, 48, 49, 100, 16384, 16385, 50001}) {
+        values.push_back(random_array<float>(numel, 1));
+        grads.push_back(random_array<Grad>(numel, 2));
+        exp_avgs.emplace_back(numel, [](int64_t) { return 0; });
+        exp_avg_sqs.emplace_back(numel, [](int64_t) { return 0; });
+        copies.emplace_back(numel);
+        parameters.push_back(
+            {numel, values.back().data(), exp_avgs.back().data(), exp_avg_sqs.back().data(), grads.back().data(),
+             with_copies ? copies.back().data() : nullptr, 0.01, 0.1, 1, sizeof(Grad) == 2, 0});
+    }
+    const int64_t count = (int64_t)parameters.size();
+    const double square_sum = unpad_grad_square_sum(parameters.data(), count, num_threads);
+    unpad_adamw(parameters.data(), count, 0.9, 0.95, 1e-8, 0.5, num_threads);
+    std::vector<Numbers> results{{square_sum}};
+    for (size_t i = 0; i < values.size(); ++i) {
+        results.insert(results.end(), {values[i].numbers(), exp_avgs[i].numbers(), exp_avg_sqs[i].numbers()});
+        results.push_back(with_copies ? copies[i].numbers() : values[i].numbers());
+    }
+    return results;
+}
+
+void check_optimizer() {
+    Comparison comparison{"adamw"};
+    for (bool with_copies : {false, true}) /* values stand for the copies that are not there */
+        comparison.add(optimizer<uint16_t>(with_copies), optimizer<float>(false));
+    comparison.report();
+}
+
+}  // namespace
+
+int main() {
+    if (!unpad_supported()) {
+        std::printf("this processor lacks the instructions\n");
+        return 2;
+    }
+    check_attention();
+    check_decode();
+    check_add_norm();
+    check_activation();
+    check_cross_entropy();
+    check_optimizer();
+    return failures ? 1 : 0;
+}

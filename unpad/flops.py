@@ -1,0 +1,65 @@
+"""Operations that training needs, counted by hand: what a share of the machine's ceiling is a share of.
+
+Counted are the products a model cannot do without, for real tokens: nothing for padding, for what is computed twice, or
+for anything but matrix products. So the share says how much of the machine went into the work itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unpad.nn.block import BlockConfig
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides the number of operations.
+
+    Args:
+        block_weights: weights of one block's matrix products.
+        blocks: how many.
+        attention_width: channels of all query heads together.
+        causal: a token attends to no later one.
+        head_weights: weights of the product that makes the outputs at target positions.
+        input_weights: weights of a product in front of the blocks, 0 for an embedding: a lookup multiplies nothing.
+    """
+
+    block_weights: int
+    blocks: int
+    attention_width: int
+    causal: bool
+    head_weights: int
+    input_weights: int = 0
+
+
+def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> Sizes:
+    """Sizes of a stack of blocks with a head of `outputs` channels (for text the vocabulary).
+
+    Args:
+        input_width: channels of a product in front of the blocks; 0 is none.
+    """
+    width, attended = config.width, config.heads * config.head_dim
+    kv_width = config.num_kv_heads * config.head_dim
+    attention = width * (attended + 2 * kv_width) + attended * width
+    gated = config.activation in ("geglu", "swiglu")
+    feed_forward = (3 if gated else 2) * width * config.hidden
+    return Sizes(attention + feed_forward, config.blocks, attended, config.causal, width * outputs, input_width * width)
+
+
+def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) -> int:
+    """Operations of forward and backward over sequences of these lengths; a multiplication and an addition are two.
+
+    A weight takes 2 per token forward and 4 backward (the gradients of input and weight). For an input product the
+    gradient of the input is counted too though nobody needs it, by the usual rule of 6.
+    Attention takes 4 per pair of tokens and channel forward (scores, and values by weights) and twice that backward;
+    a causal one half of it.
+
+    Args:
+        lengths: real tokens per sequence.
+        num_targets: positions where the head computes.
+    """
+    tokens, pairs = sum(lengths), sum(length * length for length in lengths)
+    products = 6 * (sizes.block_weights * sizes.blocks + sizes.input_weights) * tokens
+    attention = 12 * sizes.attention_width * sizes.blocks * pairs
+    return products + (attention // 2 if sizes.causal else attention) + 6 * sizes.head_weights * num_targets
