@@ -94,12 +94,13 @@ def _update_native(optimizer: torch.optim.AdamW, grad_scale: float) -> None:
                 state["step"] = torch.zeros(())
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
             state["step"] += 1
+        copies = [kept_copy(p, torch.bfloat16) for p in parameters]
         adamw_(
             [p.detach() for p in parameters],
             [p.grad for p in parameters if p.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
-            [kept_copy(p) for p in parameters],
+            copies,
             lrs=[group["lr"]] * len(parameters),
             weight_decays=[group["weight_decay"]] * len(parameters),
             steps=[int(state["step"]) for state in states],
@@ -107,7 +108,7 @@ def _update_native(optimizer: torch.optim.AdamW, grad_scale: float) -> None:
             eps=group["eps"],
             grad_scale=grad_scale,
         )
-        copies_written(parameters)
+        copies_written(p for p, copy in zip(parameters, copies, strict=True) if copy is not None)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

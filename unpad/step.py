@@ -18,6 +18,7 @@ from unpad.errors import NonFiniteError, OutOfMemoryError
 from unpad.losses import Terms
 from unpad.memory import peak_memory
 from unpad.native import library
+from unpad.nn.linear import keep_copies
 from unpad.optim import gradient_norm, update
 
 
@@ -148,7 +149,8 @@ def train_step(
 ) -> StepResult:
     """Run one optimizer update over the micro-batches of a step.
 
-    The caller sets learning rates and decides what follows a step that was not `updated`.
+    The caller sets learning rates and decides what follows a step that was not `updated`. Low-precision copies of the
+    weights are kept between steps with the optimizer; `nn/linear.py` says which writes to a weight they would miss.
 
     Raises:
         OutOfMemoryError: names the step's largest micro-batch and the setting to lower.
@@ -156,15 +158,16 @@ def train_step(
     optimizer.zero_grad(set_to_none=True)
     scale = scaler.scale if scaler else 1.0
     try:
-        sums, counts = accumulate(model, micros, weights, precision, scale)
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        if scale != 1.0:
-            torch._foreach_mul_(gradients, 1.0 / scale)
-        norm = gradient_norm(gradients)
-        loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
-        updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
-        if updated and gradients:
-            update(optimizer, norm, clip)
+        with keep_copies(optimizer):
+            sums, counts = accumulate(model, micros, weights, precision, scale)
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            if scale != 1.0:
+                torch._foreach_mul_(gradients, 1.0 / scale)
+            norm = gradient_norm(gradients)
+            loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
+            updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
+            if updated and gradients:
+                update(optimizer, norm, clip)
     except RuntimeError as error:
         raise _out_of_memory(error, micros) from None
     if scaler:

@@ -21,7 +21,6 @@ from unpad.evaluate.text import document_nll
 from unpad.loader import load_steps
 from unpad.memory import HeapKeeper
 from unpad.monitor import Monitor, StepRecord, Timers
-from unpad.nn.linear import keep_copies
 from unpad.optim import freeze, learning_rate, load_optimizer_tensors, make_optimizer
 from unpad.plan.plan import Plan
 from unpad.progress import (
@@ -124,8 +123,7 @@ def train(
         )
         try:
             _tell_beginning(monitor, exists, progress, notes, warnings)
-            with keep_copies():
-                return _run_stages(setup, progress, state, monitor, timers, began)
+            return _run_stages(setup, progress, state, monitor, timers, began)
         except UnpadError as error:
             monitor.event("stopped", message=error.what, exit_code=error.exit_code)
             raise

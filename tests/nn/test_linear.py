@@ -40,7 +40,7 @@ def test_a_copy_is_made_anew_when_its_parameter_changes() -> None:
     weight = torch.nn.Parameter(torch.ones(3, 3))
     with keep_copies():
         first = computing_copy(weight, BF16)
-        assert computing_copy(weight, BF16) is first is kept_copy(weight)
+        assert computing_copy(weight, BF16) is first is kept_copy(weight, BF16)
         with torch.no_grad():
             weight.mul_(2)
         assert computing_copy(weight, BF16).tolist() == [[2.0] * 3] * 3
@@ -50,7 +50,7 @@ def test_a_copy_is_made_anew_when_its_parameter_changes() -> None:
         assert computing_copy(weight, torch.float16).dtype == torch.float16
     weight.data.fill_(4)
     assert computing_copy(weight, BF16).tolist() == [[4.0] * 3] * 3, "nothing is kept outside"
-    assert kept_copy(weight) is None
+    assert kept_copy(weight, BF16) is None
 
 
 def test_a_copy_made_for_inference_can_be_trained_with() -> None:
@@ -69,10 +69,10 @@ def test_copies_follow_every_update_of_the_optimizer(native: bool, monkeypatch: 
     monkeypatch.setattr(library, "_switched_off", not native)
     model, batch = tiny_model(torch.float32), random_batch([5, 9])
     optimizer = make_optimizer(model, Optim(lr=1e-2))
-    with keep_copies():
-        for _ in range(3):
-            train_step(model, [batch], optimizer, weights=WEIGHTS, precision="bf16", clip=1.0)
-            copies = {name: kept_copy(p) for name, p in model.named_parameters()}
+    for _ in range(3):
+        train_step(model, [batch], optimizer, weights=WEIGHTS, precision="bf16", clip=1.0)
+        with keep_copies(optimizer):
+            copies = {name: kept_copy(p, BF16) for name, p in model.named_parameters()}
             assert sum(copy is not None for copy in copies.values()) > 4
             for name, parameter in model.named_parameters():
                 if copies[name] is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +24,26 @@ class _Copy:
     version: int  # of the parameter when the copy was made
 
 
-_kept: WeakTensorKeyDictionary | None = None
+_kept: WeakTensorKeyDictionary | None = None  # what the innermost `keep_copies` keeps
+_owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
 
 
 @contextmanager
-def keep_copies() -> Iterator[None]:
-    """Keep low-precision copies of parameters inside, until a parameter changes.
+def keep_copies(owner: object | None = None) -> Iterator[None]:
+    """Keep low-precision copies of parameters inside, each until its parameter changes.
 
     Only for code that knows every writer: a write through `.data`, or by torch's fused optimizers, goes unseen unless
     `parameters_changed` tells of it.
+
+    Args:
+        owner: the copies are there again the next time, as long as this object lives; None forgets them at the end.
     """
     global _kept
-    before, _kept = _kept, WeakTensorKeyDictionary() if _kept is None else _kept
+    before = _kept
+    if owner is not None:
+        _kept = _owned.setdefault(owner, WeakTensorKeyDictionary())
+    elif _kept is None:
+        _kept = WeakTensorKeyDictionary()
     try:
         yield
     finally:
@@ -71,13 +80,13 @@ def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     return kept.value
 
 
-def kept_copy(parameter: Tensor) -> Tensor | None:
-    """The copy that `computing_copy` keeps of a parameter; None where there is none.
+def kept_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """The copy that `computing_copy` keeps of a parameter in this dtype; None where there is none.
 
     Whoever writes to both behind autograd's back calls `copies_written` then.
     """
     kept: _Copy | None = None if _kept is None else _kept.get(parameter)
-    return None if kept is None else kept.value
+    return kept.value if kept is not None and kept.value.dtype == dtype else None
 
 
 def copies_written(parameters: Iterable[Tensor]) -> None:
