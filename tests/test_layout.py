@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unpad import layout as layout_module
 from unpad.layout import PaddedLayout, build_layout
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=40)
@@ -69,6 +70,19 @@ def test_runs_that_are_longest_first_already_are_not_moved() -> None:
     assert build_layout(np.array([4, 9])).by_length is not None
 
 
+def test_groups_are_made_once_and_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    count = layout_module.length_groups
+    monkeypatch.setattr(layout_module, "length_groups", lambda lengths: made.append(len(lengths)) or count(lengths))
+    layout = build_layout(np.array([2, 3, 9]))
+    assert (layout.max_seqlen, layout.lengths().tolist(), layout.num_seqs) == (9, [2, 3, 9], 3)
+    assert made == []
+    assert layout.groups is layout.groups
+    assert layout.by_length is not None
+    assert layout.to(torch.device("meta")).undo is not None
+    assert made == [3]
+
+
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(AssertionError, match="negative"):
         build_layout(np.array([3, -1]))
@@ -84,9 +98,11 @@ def test_a_rectangle_counts_its_real_cells() -> None:
 def test_moving_takes_every_tensor_along_and_moves_nothing_that_is_there() -> None:
     layout = build_layout(np.array([2, 3, 9]))
     assert layout.to(torch.device("cpu")) is layout
+    assert len(layout.groups) > 1
     elsewhere = layout.to(torch.device("meta"))
-    holders = [elsewhere, *elsewhere.groups]
-    tensors = [value for holder in holders for value in vars(holder).values() if isinstance(value, torch.Tensor)]
+    fields = [value for group in elsewhere.groups for value in vars(group).values()]
+    fields += [elsewhere.cu_seqlens, elsewhere.by_length, elsewhere.undo]
+    tensors = [value for value in fields if isinstance(value, torch.Tensor)]
     assert len(tensors) >= 3
     assert {value.device.type for value in tensors} == {"meta"}
     assert (elsewhere.max_seqlen, len(elsewhere.groups)) == (9, len(layout.groups))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -11,12 +17,13 @@ import torch
 from tests.toy import write_toy
 from unpad.batch import RaggedBatch, from_padded
 from unpad.layout import PaddedLayout
-from unpad.loader import load_micro, load_steps
-from unpad.plan.plan import Micro, plan
+from unpad.loader import AHEAD, load_micro, load_steps
+from unpad.native import library
+from unpad.plan.plan import Micro, Plan, plan
 from unpad.recipe import PlanSettings, load_recipe
 from unpad.tokens.corpus import TokenSet, prepare
 
-PAD = 0
+PAD, CPU = 0, torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +134,155 @@ def test_loading_from_a_step_on_gives_the_rest_of_the_epoch(tokens: TokenSet) ->
 def test_an_empty_micro_batch_is_legal(tokens: TokenSet) -> None:
     batch = load_micro(tokens, whole(tokens, []), PAD)
     assert (batch.total_tokens, batch.num_seqs, batch.num_targets) == (0, 0, 0)
+
+
+# --------------------------------------------------------------------------- the worker
+
+
+class Watched:
+    """Tokens that say which step they are asked for, and can fail there; a step is one micro-batch here."""
+
+    def __init__(self, tokens: TokenSet, before: Callable[[int], None] = lambda asked: None) -> None:
+        self.tokens, self.before, self.asked = tokens, before, 0
+
+    def gather(
+        self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self.asked += 1
+        self.before(self.asked)
+        return self.tokens.gather(seq_ids, starts, stops)
+
+
+@pytest.fixture
+def one_micro_steps(tokens: TokenSet) -> Plan:
+    settings = PlanSettings(tokens_per_step=60, tokens_per_micro=400)
+    made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
+    assert made.num_micros == made.num_steps > 3 * AHEAD
+    return made
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("unpad-loader")]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit, "never happened"
+        time.sleep(0.001)
+
+
+def same_bits(a: RaggedBatch, b: RaggedBatch) -> bool:
+    mine, theirs = ({k: v for k, v in vars(x).items() if isinstance(v, torch.Tensor)} for x in (a, b))
+    return mine.keys() == theirs.keys() and all(
+        torch.equal(value, theirs[name]) and value.dtype == theirs[name].dtype for name, value in mine.items()
+    )
+
+
+@pytest.mark.parametrize("first", [0, 7])
+@pytest.mark.parametrize("pad_to", [0, 200])
+def test_a_worker_loads_what_loading_in_place_gives(
+    tokens: TokenSet, one_micro_steps: Plan, first: int, pad_to: int
+) -> None:
+    if pad_to:
+        settings = PlanSettings(strategy="fixed", batch_size=4, max_tokens=pad_to, tokens_per_step=60)
+        made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
+    else:
+        made = one_micro_steps
+    loaded = list(load_steps(tokens, made, PAD, CPU, first))
+    in_place = [[load_micro(tokens, micro, PAD) for micro in made.step(step)] for step in range(first, made.num_steps)]
+    assert len(loaded) == len(in_place) > AHEAD
+    for got, wanted in zip(loaded, in_place, strict=True):
+        assert all(same_bits(a, b) for a, b in zip(got, wanted, strict=True))
+        assert all(torch.equal(a.layout.lengths(), b.layout.lengths()) for a, b in zip(got, wanted, strict=True))
+    assert workers() == []
+
+
+def test_the_worker_runs_ahead_by_a_few_steps_and_no_more(tokens: TokenSet, one_micro_steps: Plan) -> None:
+    watched = Watched(tokens)
+    steps = load_steps(watched, one_micro_steps, PAD, CPU)
+    for taken in range(1, 4):
+        next(steps)
+        until(lambda wanted=taken + AHEAD: watched.asked == wanted)
+    time.sleep(0.05)  # a worker that went on would be seen
+    assert watched.asked == 3 + AHEAD
+    steps.close()
+    assert workers() == []
+
+
+@pytest.mark.parametrize("stop", ["close", "forget", "raise"])
+def test_no_thread_is_left_when_the_consumer_stops_early(tokens: TokenSet, one_micro_steps: Plan, stop: str) -> None:
+    steps = load_steps(tokens, one_micro_steps, PAD, CPU)
+    next(steps)
+    assert len(workers()) == 1
+    if stop == "close":
+        steps.close()
+    elif stop == "forget":
+        del steps
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            steps.throw(KeyboardInterrupt)
+    assert workers() == []
+
+
+def test_what_fails_in_the_worker_is_raised_at_its_step_with_its_traceback(
+    tokens: TokenSet, one_micro_steps: Plan
+) -> None:
+    def fail(asked: int) -> None:
+        if asked == 3:
+            raise OSError(5, "the disk went away")
+
+    steps = load_steps(Watched(tokens, fail), one_micro_steps, PAD, CPU)
+    next(steps)
+    next(steps)
+    with pytest.raises(OSError, match="the disk went away") as caught:
+        next(steps)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[-2:] == ["gather", "fail"]
+    assert workers() == []
+    with pytest.raises(StopIteration):
+        next(steps)
+
+
+def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens: TokenSet, one_micro_steps: Plan) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def block(asked: int) -> None:
+        if asked == AHEAD + 1:
+            reading.set()
+            assert go_on.wait(20)
+
+    steps = load_steps(Watched(tokens, block), one_micro_steps, PAD, CPU)
+    next(steps)
+    assert reading.wait(20)  # step AHEAD is being read, and those before it are taken meanwhile
+    for _ in range(AHEAD - 1):
+        next(steps)
+    go_on.set()
+    next(steps)
+    steps.close()
+
+
+def test_the_worker_starts_no_threads_of_its_own(tokens: TokenSet, one_micro_steps: Plan) -> None:
+    """Operations of torch with several threads would open a second pool, whose threads take the step's cores."""
+    if sys.platform != "linux":
+        pytest.skip("counts the threads in /proc")
+    program = (
+        "import os, sys; from pathlib import Path; import numpy as np, torch\n"
+        "from unpad.api import batches\n"
+        "torch.set_num_threads(2); (torch.ones(500, 500) @ torch.ones(500, 500)).exp()\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "steps = batches([np.arange(2, 900)] * 60, tokens_per_step=8000, tokens_per_micro=8000)\n"
+        "for _ in range(3): next(steps)\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["1"]  # and the process ends, though nobody closed the generator
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_layouts_come_ready_where_attention_needs_groups(
+    tokens: TokenSet, one_micro_steps: Plan, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "enabled", lambda: native)
+    for micros in load_steps(tokens, one_micro_steps, PAD, CPU, first=one_micro_steps.num_steps - 2):
+        assert all(("_grouped" in vars(batch.layout)) != native for batch in micros)

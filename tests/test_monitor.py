@@ -139,6 +139,7 @@ def test_times_stay_out_of_the_metrics(tmp_path: Path) -> None:
     run.close()
     row = lines(tmp_path, "timing.jsonl")[0]
     assert (row["seconds"], row["waited"], row["memory_bytes"]) == (0.5, 0.125, 123)
+    assert row["waited_share"] == 0.25
     assert row["tokens_per_second"] == 2001 / 0.5
     assert not set(row) & set(COLUMNS) - {"step", "stage"}
 
@@ -158,16 +159,25 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
                 "sequences": 61,
             }
             now = record(step, stage="tune", epoch=3, **changes)
-            run.step(now, seconds=0.1, waited=0, memory_bytes=610_000_000)
+            run.step(now, seconds=0.1, waited=0.002, memory_bytes=610_000_000)
         run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True)
         run.close()
     assert (tmp_path / "out").read_text().splitlines() == [
         "训练 2 stages",
         "escape \\x1b[31m and [bold]markup[/bold]",
         "step 120/400  tune epoch 3  loss 2.345  ppl 10.43  lr 9.1e-04  grad 0.83  12,340 tok/s  610 seq/s  "
-        "pad 0.0%  mem 0.61 GB  left 28s",
+        "pad 0.0%  wait 2.0%  mem 0.61 GB  left 28s",
         "held out at step 120  tune  loss 2.079  perplexity 8  best so far",
     ]
+
+
+def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    assert run.waited_share == 0
+    run.step(record(1), seconds=3.0, waited=0.0, memory_bytes=1)
+    run.step(record(2), seconds=1.0, waited=1.0, memory_bytes=1)
+    run.close()
+    assert run.waited_share == 0.25
 
 
 def test_time_left_counts_what_evaluations_add(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.conftest import random_batch, tiny_model
 from tests.toy import run, same_tensors, weights, write_toy
+from unpad import memory
 from unpad.batch import RaggedBatch
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
@@ -52,6 +55,53 @@ def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path:
     )
     peak = int(done.stdout.split()[-1])
     assert peak < LOW_POWER_MIB * 2**20, f"{peak / 2**20:.0f} MiB"
+
+
+ALLOCATOR = """
+import resource, sys, torch
+from pathlib import Path
+from unpad.monitor import Timers
+from unpad.recipe import load_recipe
+from unpad.setup import describe, prepare_setup
+setup = prepare_setup(load_recipe(sys.argv[1], sys.argv[2:]), Path(), None, Timers())
+print(describe(setup)[-1])
+for _ in range(8):
+    torch.ones(1 << 24).mul_(2)  # the heap finds its shape
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    torch.ones(1 << 24).mul_(2)  # 64 MB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+@pytest.mark.parametrize(
+    ("native", "override", "kept"),
+    [
+        ("0", "train.allocator=auto", True), ("0", "train.allocator=system", False), ("0", "profile=low_power", False),
+        ("1", "train.allocator=keep", True),
+    ],
+)  # fmt: skip
+def test_freed_memory_is_kept_where_the_recipe_or_the_kernels_ask_for_it(
+    tmp_path: Path, native: str, override: str, kept: bool
+) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    environment = {**os.environ, "UNPAD_NATIVE": native}
+    command = [sys.executable, "-c", ALLOCATOR, str(recipe), override]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    said, faults = done.stdout.splitlines()
+    assert said.startswith("freed memory: keep (" if kept else "freed memory: system (")
+    # Memory that was given back is faulted in anew: 3 tensors of 16,384 pages, or of 32 huge ones.
+    assert (int(faults) < 50) == kept, faults
+
+
+def test_auto_leaves_the_allocator_alone_where_the_native_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_keeps_freed", False)
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
+    assert memory.choose_allocator("auto", makes_large_tensors=False)[0] == "system"
+    assert memory.choose_allocator("keep", makes_large_tensors=True) == ("system", "only glibc can keep freed memory")
+    monkeypatch.setattr(memory, "_keeps_freed", True)  # it cannot be undone, and a second run says so
+    assert memory.choose_allocator("system", makes_large_tensors=False)[0] == "keep"
 
 
 def test_a_run_says_what_it_computes_with(tmp_path: Path) -> None:

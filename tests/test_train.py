@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -288,8 +289,13 @@ def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: py
     began = time.perf_counter()
     result = run(recipe, tmp_path / "run", "stages.pretrain.train.max_epochs=8")
     wall = time.perf_counter() - began
-    assert {line.split()[0] for line in result.lines} == set(parts)
-    assert parts.keys() >= {"tokenise", "load", "train", "evaluate", "save", "log", "other"}
+    *rows, waiting = result.lines
+    assert {line.split()[0] for line in rows} == set(parts)
+    assert parts.keys() >= {"tokenise", "wait", "train", "evaluate", "save", "log", "other"}
     assert sum(parts.values()) == pytest.approx(wall, rel=0.05)
     assert parts["other"] < 0.15 * wall
-    assert sum(float(line.split()[-1].rstrip("%")) for line in result.lines) == pytest.approx(100, abs=1)
+    assert sum(float(line.split()[-1].rstrip("%")) for line in rows) == pytest.approx(100, abs=1)
+    timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    share = sum(row["waited"] for row in timing) / sum(row["seconds"] for row in timing)
+    assert waiting == f"steps waited for the loader {share:.2%} of their time"
+    assert share > 0  # measured: nothing takes no time at all

@@ -188,7 +188,7 @@ def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
     tokens = tokens.to(device)
     bounds = torch.arange(cache.num_rows + 1, dtype=torch.int32, device=device)
     batch = RaggedBatch(
-        layout=Layout(bounds, 1, ()),  # no groups: the cache attends
+        layout=Layout(bounds, 1),
         position_ids=cache.lengths,
         input_ids=tokens,
         labels=tokens,

@@ -6,6 +6,7 @@ Built once, on the loader's side. Models pass a layout along; only attention loo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -47,22 +48,34 @@ def _moved(holder: object, device: torch.device) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class GroupedRun:
+    """A flat run as attention without a kernel for ragged runs computes it.
+
+    Args:
+        groups: what is computed together, longest sequences first.
+        by_length: (total_tokens,) int64, the run's tokens with the longest sequence first; None when already so.
+        undo: (total_tokens,) int64, the inverse of `by_length`.
+    """
+
+    groups: tuple[LengthGroup, ...]
+    by_length: Tensor | None = None
+    undo: Tensor | None = None
+
+    def to(self, device: torch.device) -> GroupedRun:
+        return replace(self, groups=tuple(group.to(device) for group in self.groups), **_moved(self, device))
+
+
+@dataclass(frozen=True)
 class Layout:
     """Boundaries of the sequences in a flat run.
 
     Args:
         cu_seqlens: (num_seqs + 1,) int32, where each sequence starts; the last entry is total_tokens.
         max_seqlen: length of the longest sequence, 0 for an empty run.
-        groups: what the processor's attention computes together, longest sequences first.
-        by_length: (total_tokens,) int64, the run's tokens with the longest sequence first; None when already so.
-        undo: (total_tokens,) int64, the inverse of `by_length`.
     """
 
     cu_seqlens: Tensor
     max_seqlen: int
-    groups: tuple[LengthGroup, ...]
-    by_length: Tensor | None = None
-    undo: Tensor | None = None
 
     @property
     def num_seqs(self) -> int:
@@ -72,10 +85,35 @@ class Layout:
         """Tokens per sequence, (num_seqs,) int64."""
         return self.cu_seqlens.diff().long()
 
+    @cached_property
+    def _grouped(self) -> GroupedRun:
+        """Made when first asked for, and kept: a kernel for ragged runs needs none of it. Where attention does, the
+        loader asks first, so that no step makes it."""
+        lengths = np.diff(self.cu_seqlens.cpu().numpy()).astype(np.int64)
+        return _group_run(lengths).to(self.cu_seqlens.device)
+
+    @property
+    def groups(self) -> tuple[LengthGroup, ...]:
+        """The length groups, longest sequences first."""
+        return self._grouped.groups
+
+    @property
+    def by_length(self) -> Tensor | None:
+        """(total_tokens,) int64, the run's tokens with the longest sequence first; None when already so."""
+        return self._grouped.by_length
+
+    @property
+    def undo(self) -> Tensor | None:
+        """(total_tokens,) int64, the inverse of `by_length`."""
+        return self._grouped.undo
+
     def to(self, device: torch.device) -> Layout:
         if self.cu_seqlens.device == device:
             return self
-        return replace(self, groups=tuple(group.to(device) for group in self.groups), **_moved(self, device))
+        moved = replace(self, cu_seqlens=self.cu_seqlens.to(device))
+        if "_grouped" in vars(self):  # kept, not made again from the boundaries over there
+            vars(moved)["_grouped"] = self._grouped.to(device)
+        return moved
 
 
 @dataclass(frozen=True)
@@ -103,24 +141,25 @@ def build_layout(lengths: np.ndarray) -> Layout:
     """Lay out sequences of the given lengths, (num_seqs,) integers, none negative."""
     lengths = np.asarray(lengths, np.int64)
     assert lengths.size == 0 or lengths.min() >= 0, "a length is negative"
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
+    cu_seqlens = np.zeros(lengths.size + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    return Layout(torch.from_numpy(cu_seqlens), int(lengths.max(initial=0)))
+
+
+def _group_run(lengths: np.ndarray) -> GroupedRun:
+    """Sort sequences of the given lengths, (num_seqs,) int64, by length, and cut the run into groups."""
+    begins = np.cumsum(lengths) - lengths
     order = np.argsort(-lengths, kind="stable")
     descending = lengths[order]
     descending = descending[: np.count_nonzero(descending)]  # empty sequences have no cells
     starts = np.concatenate([[0], np.cumsum(descending)])
-    offsets = length_groups(descending)
-    groups = tuple(_group(descending[a:b], int(starts[a])) for a, b in pairwise(offsets))
-    by_length = undo = None
-    if np.any(np.diff(order) < 0):
-        flat = np.repeat(cu_seqlens[order[: descending.size]] - starts[:-1], descending) + np.arange(starts[-1])
-        by_length, undo = torch.from_numpy(flat), torch.from_numpy(np.argsort(flat))
-    return Layout(
-        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
-        max_seqlen=int(lengths.max(initial=0)),
-        groups=groups,
-        by_length=by_length,
-        undo=undo,
-    )
+    groups = tuple(_group(descending[a:b], int(starts[a])) for a, b in pairwise(length_groups(descending)))
+    if np.all(np.diff(order) > 0):
+        return GroupedRun(groups)
+    flat = np.repeat(begins[order[: descending.size]] - starts[:-1], descending) + np.arange(starts[-1])
+    undo = np.empty_like(flat)
+    undo[flat] = np.arange(flat.size)
+    return GroupedRun(groups, torch.from_numpy(flat), torch.from_numpy(undo))
 
 
 def _group(lengths: np.ndarray, start: int) -> LengthGroup:

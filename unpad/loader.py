@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from unpad.batch import RaggedBatch, make_batch
+from unpad.layout import Layout
+from unpad.native import library
 from unpad.plan.plan import Micro, Plan
+
+AHEAD = 4  # steps: some tenths of a second, so that one slow read of the disk is not felt; a step is some 100 KB
 
 
 class TokenSource(Protocol):
@@ -51,7 +57,31 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
 
 def load_steps(
     tokens: TokenSource, plan: Plan, pad_id: int, device: torch.device, first: int = 0
-) -> Iterator[list[RaggedBatch]]:
-    """Yield the micro-batches of every step of the plan, from step `first` on."""
-    for step in range(first, plan.num_steps):
-        yield [load_micro(tokens, micro, pad_id).to(device) for micro in plan.step(step)]
+) -> Generator[list[RaggedBatch], None, None]:
+    """Yield the micro-batches of every step of the plan, from step `first` on.
+
+    A worker loads up to AHEAD steps before they are asked for, in the plan's order. What fails there is raised here, at
+    the step it belongs to. The worker ends with the generator, however that ends: exhausted, closed or forgotten.
+    """
+
+    def load(step: int) -> list[RaggedBatch]:
+        return [_ready(load_micro(tokens, micro, pad_id)).to(device) for micro in plan.step(step)]
+
+    # A thread, not a process: most of a load is numpy copying out of mapped files, and a batch then needs no copy.
+    worker = ThreadPoolExecutor(1, thread_name_prefix="unpad-loader")
+    try:
+        loading = deque(worker.submit(load, step) for step in range(first, min(first + AHEAD, plan.num_steps)))
+        for step in range(first, plan.num_steps):
+            micros = loading.popleft().result()
+            if step + AHEAD < plan.num_steps:
+                loading.append(worker.submit(load, step + AHEAD))
+            yield micros
+    finally:
+        worker.shutdown(cancel_futures=True)
+
+
+def _ready(batch: RaggedBatch) -> RaggedBatch:
+    """Leave nothing of the layout to be made in the step: attention without native kernels goes by length groups."""
+    if isinstance(batch.layout, Layout) and not library.enabled():
+        _ = batch.layout.groups
+    return batch

@@ -35,6 +35,43 @@ def restart_peak() -> None:
         return
 
 
+# Of glibc's malloc.h: from which size on memory is mapped by itself, and how much may lie free before it goes back.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+_keeps_freed = False
+
+
+def keep_freed_memory() -> bool:
+    """Let the heap keep what is freed, so that the next large tensor finds its pages there; whether that worked.
+
+    By default glibc maps every tensor of more than 32 MB anew and gives it back when freed, so that each use begins
+    with a page fault per 4 KiB. It cannot be undone within the process: glibc forgets its moving threshold for good.
+    `return_freed_memory` still gives back what is free.
+    """
+    global _keeps_freed
+    if not _keeps_freed and sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "gnu_get_libc_version"):  # others have the name at best
+            # -1: no amount of free memory is too much.
+            _keeps_freed = all([libc.mallopt(M_MMAP_MAX, 0), libc.mallopt(M_TRIM_THRESHOLD, -1)])
+    return _keeps_freed
+
+
+def choose_allocator(asked: str, *, makes_large_tensors: bool) -> tuple[str, str]:
+    """Set how the process handles freed memory; returns "keep" or "system" as it is now, and why.
+
+    Args:
+        asked: auto, system or keep; auto keeps where large tensors come and go in every step.
+        makes_large_tensors: kernels of torch on the processor; the native ones work in place and gain nothing.
+    """
+    if _keeps_freed:
+        return "keep", "as an earlier run of this process set it" if asked == "system" else "set already"
+    if asked == "system" or (asked == "auto" and not makes_large_tensors):
+        return "system", "as the recipe says" if asked == "system" else "no large tensors come and go"
+    if not keep_freed_memory():
+        return "system", "only glibc can keep freed memory"
+    return "keep", "as the recipe says" if asked == "keep" else "torch's kernels make large tensors in every step"
+
+
 def return_freed_memory() -> None:
     """Give freed memory back to the system, where the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from unpad.errors import SourceError
 from unpad.history import load_metrics as load_metrics
 from unpad.history import read_rows
 from unpad.report import write_report
-from unpad.screen import Screen
+from unpad.screen import RECENT_STEPS, Screen
 from unpad.storage import LineLog, write_atomic
 
 COLUMNS = (
@@ -145,6 +146,8 @@ class Monitor:
         self._known: set[tuple[Any, ...]] = set()
         self._forget()
         self._num_large, self._warned_at = 0, -math.inf
+        self._seconds, self._waited = 0.0, 0.0  # of this process's steps
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._report_due = -math.inf
         self._closed = False
 
@@ -196,11 +199,14 @@ class Monitor:
         """
         row = _train_row(record)
         self._write(row)
+        self._seconds, self._waited = self._seconds + seconds, self._waited + waited
+        self._recent.append((seconds, waited))
         rates = {
             "tokens_per_second": record.tokens / seconds if seconds > 0 else 0.0,
             "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
         }
-        times = {"seconds": seconds, "waited": waited, **rates, "memory_bytes": memory_bytes, "micros": record.micros}
+        waiting = {"waited": waited, "waited_share": waited / seconds if seconds > 0 else 0.0}
+        times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "micros": record.micros}
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
         self._scalars("train", {name: row[name] for name in names} | rates, record.step)
@@ -210,7 +216,9 @@ class Monitor:
         numbers = (
             f"loss {record.loss:.3f}  ppl {row['perplexity']:.4g}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
         )
-        usage = f"pad {row['pad_share']:.1%}  mem {memory_bytes / 1e9:.2f} GB" + ("  skipped" if record.skipped else "")
+        recent_seconds, recent_waited = (sum(column) for column in zip(*self._recent, strict=True))
+        usage = f"pad {row['pad_share']:.1%}  wait {recent_waited / max(recent_seconds, 1e-9):.1%}"
+        usage += f"  mem {memory_bytes / 1e9:.2f} GB" + ("  skipped" if record.skipped else "")
         if self._screen.verbose:
             cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
             usage += f"  micros {record.micros}  {cells}"
@@ -218,6 +226,11 @@ class Monitor:
             record.step, record.stage, record.epoch, numbers + ("!" if large else ""), usage,
             seconds=seconds, tokens=record.tokens, sequences=record.sequences,
         )  # fmt: skip
+
+    @property
+    def waited_share(self) -> float:
+        """Share of the time of this process's steps in which they waited for their batches; 0 before the first."""
+        return self._waited / self._seconds if self._seconds > 0 else 0.0
 
     def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
         """Record a held-out evaluation; `values` holds "loss" (nats per target) and whatever else was measured."""

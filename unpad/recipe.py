@@ -189,6 +189,9 @@ class Train(Section):
     max_skips: int = Field(10, ge=0)
     grad_norm_warning: float = Field(10.0, gt=0)
     threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default all cores.")
+    allocator: Literal["auto", "system", "keep"] = Field(
+        "auto", description="keep: freed memory stays with the process, faster and larger; auto where it pays."
+    )
 
 
 class Checkpoint(Section):
@@ -499,7 +502,7 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
 
 RESUMABLE = (
     "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
-    "checkpoint.every", "checkpoint.keep", "generate",
+    "train.allocator", "checkpoint.every", "checkpoint.keep", "generate",
 )  # fmt: skip
 STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
 

@@ -11,6 +11,7 @@ import torch
 
 import unpad
 from unpad.errors import PlanError, RecipeError
+from unpad.memory import choose_allocator
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.monitor import Timers
@@ -51,10 +52,14 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
     config = model_config(recipe.model)
     for stage in stages_of(recipe):
         _check_lengths_given(recipe.for_stage(stage), stage)
-    torch.set_num_threads(1 if recipe.profile == "low_power" else recipe.train.threads or torch.get_num_threads())
+    low_power = recipe.profile == "low_power"
+    torch.set_num_threads(1 if low_power else recipe.train.threads or torch.get_num_threads())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    asked = "fp32" if recipe.profile == "low_power" else recipe.precision
-    precision, reason = choose_precision(asked, device)
+    precision, reason = choose_precision("fp32" if low_power else recipe.precision, device)
+    allocator, allocator_reason = choose_allocator(
+        recipe.train.allocator,
+        makes_large_tensors=device.type == "cpu" and not library.enabled() and not low_power,
+    )
     if recipe.train.init_from and tokenizer is None:
         tokenizer = open_tokenizer(find_run(recipe.train.init_from))
     with timers("tokenise"):
@@ -68,6 +73,7 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         "device": str(device), "precision": precision, "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
         "kernels": library.describe() if device.type == "cpu" else "torch kernels",
+        "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
     return Setup(
         recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
@@ -173,4 +179,5 @@ def describe(setup: Setup) -> list[str]:
         f"{environment['device']}, {environment['threads']} threads, "
         f"{environment['matmul']} and {environment['blas']}, "
         f"{environment['kernels']}",
+        f"freed memory: {environment['allocator']} ({environment['allocator_reason']})",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -178,6 +178,7 @@ def _run_stages(
         monitor.close()
     rows = timers.summary(time.perf_counter() - began)
     lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in rows]
+    lines.append(f"steps waited for the loader {monitor.waited_share:.2%} of their time")
     return Result(setup.folder, progress.step, epochs, heldout, lines)
 
 
@@ -285,13 +286,14 @@ def _epoch_steps(course: Course, current: Plan) -> Iterator[tuple[float, list[Ra
     """The rest of an epoch's steps, each with the seconds spent waiting for it."""
     setup = course.setup
     steps = load_steps(setup.tokens, current, setup.tokenizer.pad_id, setup.device, course.progress.epoch_step)
-    while True:
-        began = time.perf_counter()
-        with course.timers("load"):
-            micros = next(steps, None)
-        if micros is None:
-            return
-        yield time.perf_counter() - began, micros
+    with closing(steps):
+        while True:
+            began = time.perf_counter()
+            with course.timers("wait"):
+                micros = next(steps, None)
+            if micros is None:
+                return
+            yield time.perf_counter() - began, micros
 
 
 def _one_step(course: Course, micros: list[RaggedBatch], rate: float, waited: float) -> None:
