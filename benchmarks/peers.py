@@ -1,0 +1,454 @@
+"""What `speed.py` compares with: the Hugging Face Trainer, TRL's packing, fixed blocks, torch's own encoder.
+
+The Trainer's sides run its own step: its count of targets, `training_step`, clipping by accelerate, its optimizer.
+Their batches are those that its samplers make, only in an order fit for measuring, and collating costs less here than
+with its own collators. The models have our sizes, activation and dropout, and no bias in the head. `use_cache` is off:
+with it packed documents see each other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
+
+from unpad.flops import training_operations
+from unpad.measure import Side, Work, turn
+from unpad.models.decoder import Config
+from unpad.step import choose_precision
+
+CPU = torch.device("cpu")
+DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments
+MEGABATCH = 50  # batches that are sorted by length together, in transformers' LengthGroupedSampler
+STRATA = 8  # a round of a side with grouped batches holds so many steps, one from each part of the lengths
+BATCH_CANDIDATES = (8, 16, 32, 64)
+Example = tuple[Tensor, Tensor]
+
+
+class MissingPackageError(Exception):
+    """A side needs a package that is not installed."""
+
+
+def require(*packages: str) -> None:
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise MissingPackageError(f"needs {', '.join(missing)}: pip install 'unpad[bench]'")
+
+
+def bf16_here() -> bool:
+    """Whether a peer at its best computes in bf16: only where the processor multiplies it."""
+    return choose_precision("auto", CPU)[0] == "bf16"
+
+
+# --------------------------------------------------------------------------- batches
+
+
+def random_batches(lengths: Sequence[int], size: int, generator: torch.Generator) -> list[list[int]]:
+    """One epoch in random order."""
+    return [part.tolist() for part in torch.randperm(len(lengths), generator=generator).split(size)]
+
+
+def grouped_batches(lengths: Sequence[int], size: int, generator: torch.Generator) -> list[list[int]]:
+    """One epoch of the batches that `train_sampling_strategy="group_by_length"` makes, in an order fit for measuring.
+
+    Its sampler sorts 50 batches at a time, longest first, so that a few steps in a row are all long or all short. Here
+    every STRATA batches in a row hold one of each STRATA parts of the batches, sorted by their longest sequence; up to
+    STRATA - 1 batches that are left over are dropped.
+    """
+    batches = []
+    for part in torch.randperm(len(lengths), generator=generator).split(MEGABATCH * size):
+        order = sorted(part.tolist(), key=lambda i: lengths[i], reverse=True)
+        batches += [order[i : i + size] for i in range(0, len(order), size)]
+    strata = min(STRATA, len(batches))
+    whole = len(batches) // strata * strata
+    kept = [batches[i] for i in torch.randperm(len(batches), generator=generator)[:whole].tolist()]
+    kept.sort(key=lambda batch: lengths[batch[0]])
+    columns = [
+        [kept[start + i] for i in torch.randperm(whole // strata, generator=generator).tolist()]
+        for start in range(0, whole, whole // strata)
+    ]
+    return [columns[i][row] for row in range(whole // strata) for i in torch.randperm(strata, generator=generator)]
+
+
+class Batches:
+    """Batches of example numbers, epoch after epoch."""
+
+    def __init__(self, lengths: Sequence[int], size: int, grouped: bool) -> None:
+        self.lengths, self.size, self.grouped = lengths, size, grouped
+        self.generator = torch.Generator().manual_seed(SEED)
+        self._rest: deque[list[int]] = deque()
+
+    @property
+    def cycle(self) -> int:
+        """Steps that together see short and long batches alike."""
+        return min(STRATA, -(-len(self.lengths) // self.size)) if self.grouped else 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self
+
+    def __next__(self) -> list[int]:
+        if not self._rest:
+            make = grouped_batches if self.grouped else random_batches
+            self._rest.extend(make(self.lengths, self.size, self.generator))
+        return self._rest.popleft()
+
+    def longest_next(self) -> None:
+        """Put a batch of the longest sequences in front, which decides the memory."""
+        order = sorted(range(len(self.lengths)), key=lambda i: self.lengths[i], reverse=True)
+        if self.grouped:
+            self._rest.appendleft(order[: self.size])
+        else:  # in random order one long sequence makes the batch as wide
+            self._rest.appendleft([order[0], *order[-self.size + 1 :]])
+
+
+# --------------------------------------------------------------------------- models of transformers
+
+
+def language_model(workload: Workload) -> Any:
+    """A Llama or a GPT-2 of our model's sizes, with random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+    config = workload.config
+    assert isinstance(config, Config)
+    common: dict[str, Any] = {
+        "vocab_size": workload.outputs, "tie_word_embeddings": config.tied, "use_cache": False, "bos_token_id": 0,
+        "eos_token_id": 0, "pad_token_id": 0,
+    }  # fmt: skip
+    torch.manual_seed(SEED)
+    positions = config.context + 1  # a piece is one token longer than its positions, and peers compute that one too
+    if config.positions == "rotary":
+        return LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=config.width, intermediate_size=config.hidden, num_hidden_layers=config.blocks,
+                num_attention_heads=config.heads, num_key_value_heads=config.num_kv_heads,
+                max_position_embeddings=positions, rms_norm_eps=config.eps, **common,
+            )
+        )  # fmt: skip
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_embd=config.width, n_inner=config.hidden, n_layer=config.blocks, n_head=config.heads,
+            n_positions=positions, activation_function=config.activation, layer_norm_epsilon=config.eps,
+            resid_pdrop=config.dropout, embd_pdrop=config.embed_dropout, attn_pdrop=0.0, **common,
+        )
+    )  # fmt: skip
+
+
+def training_fields(workload: Workload, folder: str, batch_size: int, bf16: bool) -> dict[str, Any]:
+    """Fields of TrainingArguments that all sides share: our optimizer's settings, and nothing written or logged."""
+    optim = workload.optim
+    return {
+        "output_dir": folder, "per_device_train_batch_size": batch_size, "bf16": bf16, "use_cpu": True,
+        "learning_rate": optim.lr, "adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1],
+        "adam_epsilon": optim.eps, "weight_decay": optim.weight_decay, "max_grad_norm": optim.clip or 0.0,
+        "lr_scheduler_type": "constant", "report_to": [], "disable_tqdm": True, "logging_strategy": "no",
+        "save_strategy": "no", "dataloader_pin_memory": False, "remove_unused_columns": False,
+    }  # fmt: skip
+
+
+def check_precision(model: nn.Module, forward: Callable[[], object], bf16: bool) -> None:
+    """Look whether the products inside a model really run in the precision that was asked for."""
+    seen: set[torch.dtype] = set()
+    layers = [m for m in model.modules() if type(m).__name__ in ("Linear", "Conv1D", "NonDynamicallyQuantizableLinear")]
+    handles = [m.register_forward_hook(lambda _m, _x, y: seen.add(y.dtype)) for m in layers]
+    forward()
+    for handle in handles:
+        handle.remove()
+    wanted = torch.bfloat16 if bf16 else torch.float32
+    if seen != {wanted}:
+        raise RuntimeError(f"a side that should compute in {wanted} computes in {seen}")
+
+
+# --------------------------------------------------------------------------- the Trainer
+
+
+class TrainerSide:
+    """The Hugging Face Trainer's step over prepared batches.
+
+    Args:
+        examples: ids and labels, each (tokens,) int64; the workload's own, or blocks.
+        grouped: batches as of `train_sampling_strategy="group_by_length"`; else in random order.
+    """
+
+    def __init__(
+        self, workload: Workload, *, batch_size: int = DEFAULT_BATCH, bf16: bool = False, grouped: bool = False,
+        examples: list[Example] | None = None,
+    ) -> None:  # fmt: skip
+        require("transformers", "accelerate")
+        from transformers import Trainer, TrainingArguments
+
+        self.workload, self.bf16 = workload, bf16
+        self.data = workload.examples() if examples is None else examples
+        self.folder = tempfile.TemporaryDirectory()
+        fields = training_fields(workload, self.folder.name, batch_size, bf16)
+        strategy = "group_by_length" if grouped else "random"
+        self.trainer = Trainer(
+            model=language_model(workload), args=TrainingArguments(**fields, train_sampling_strategy=strategy)
+        )
+        self.set_batches(batch_size, grouped)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What `Trainer.train` does before its first step; autocast is put on the model here."""
+        trainer = self.trainer
+        self.optimizer = trainer.create_optimizer()
+        trainer.current_gradient_accumulation_steps = 1
+        self.model = trainer.accelerator.prepare_model(trainer.model)
+        self.model.train()
+        self.losses: list[float] = []  # of every step
+        sample = {name: values[:1, :8] for name, values in self._collate([0]).items()}
+        with torch.no_grad():
+            check_precision(self.model, lambda: self.model(**sample), self.bf16)
+
+    def set_batches(self, size: int, grouped: bool) -> None:
+        self.batches = Batches([len(ids) for ids, _ in self.data], size, grouped)
+        self._stream = (self._collate(indices) for indices in self.batches)
+
+    def _collate(self, indices: list[int]) -> dict[str, Tensor]:
+        """(batch, longest) ids, labels and mask, padded on the right."""
+        ids, labels = [self.data[i][0] for i in indices], [self.data[i][1] for i in indices]
+        input_ids = pad_sequence(ids, batch_first=True)
+        lengths = torch.tensor([len(row) for row in ids])
+        mask = (torch.arange(input_ids.shape[1]) < lengths[:, None]).long()
+        return {
+            "input_ids": input_ids,
+            "labels": pad_sequence(labels, batch_first=True, padding_value=NO_LABEL),
+            "attention_mask": mask,
+        }
+
+    def _lengths(self, batch: dict[str, Tensor]) -> list[int]:
+        """Tokens of every document of a batch."""
+        return batch["attention_mask"].sum(1).tolist()
+
+    def step(self) -> Work:
+        """One update, as the loop of `Trainer.train` makes it."""
+        trainer = self.trainer
+        samples, items = trainer.get_batch_samples(self._stream, 1, CPU)
+        lengths = [length - 1 for length in self._lengths(samples[0])]  # positions with a label, as ours are counted
+        num_targets = int((samples[0]["labels"][:, 1:] != NO_LABEL).sum())
+        loss = trainer.training_step(self.model, samples[0], items)
+        trainer.accelerator.clip_grad_norm_(self.model.parameters(), trainer.args.max_grad_norm)
+        self.optimizer.step()
+        self.model.zero_grad()
+        self.losses.append(float(loss))
+        return Work(sum(lengths), training_operations(self.workload.sizes, lengths, num_targets))
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    @torch.no_grad()
+    def held_out_loss(self) -> float:
+        """Mean negative log-likelihood per held-out target, in nats."""
+        data = sorted(self.workload.examples(self.workload.held_out), key=lambda example: len(example[0]))
+        self.model.eval()
+        total, targets, training = 0.0, 0, self.data
+        self.data = data
+        for start in range(0, len(data), 32):
+            batch = self._collate(list(range(start, min(start + 32, len(data)))))
+            labels = batch.pop("labels")[:, 1:]
+            logits = self.model(**batch).logits[:, :-1].float()
+            total += float(F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum"))
+            targets += int((labels != NO_LABEL).sum())
+        self.data = training
+        self.model.train()
+        return total / targets
+
+
+def tuned_trainer(workload: Workload) -> TrainerSide:
+    """The Trainer at its best: bf16, grouped by length, the batch size that is fastest here."""
+    side = TrainerSide(workload, bf16=bf16_here(), grouped=True)
+    tune(side)
+    return side
+
+
+def tune(side: TrainerSide | EncoderSide) -> None:
+    """Give a side with grouped batches the batch size that is fastest in one cycle each."""
+    rates: dict[int, float] = {}
+    for size in BATCH_CANDIDATES:
+        side.set_batches(size, grouped=True)
+        side.step()
+        rates[size] = turn(Side(side.step, side.batches.cycle), seconds=0.0).rate
+        if rates[size] < 0.5 * max(rates.values()):  # larger ones pad more and are slower still
+            break
+    side.set_batches(max(rates, key=lambda size: rates[size]), grouped=True)
+
+
+def step_batch(workload: Workload) -> int:
+    """Sequences that hold our tokens per step, on average."""
+    mean = float(workload.lengths[workload.training].mean())
+    return max(round(workload.settings.tokens_per_step / mean), 1)
+
+
+def blocks(workload: Workload) -> list[Example]:
+    """All documents as one stream, cut into rows of the context: nothing keeps documents apart. The rest is dropped."""
+    ids, labels = (torch.cat(parts) for parts in zip(*workload.examples(), strict=True))
+    size = workload.context
+    whole = len(ids) // size * size
+    return list(zip(ids[:whole].split(size), labels[:whole].split(size), strict=True))
+
+
+# --------------------------------------------------------------------------- TRL
+
+
+class PackingSide(TrainerSide):
+    """TRL's SFTTrainer with packing="bfd": whole documents, best fit first, kept apart by their positions."""
+
+    def __init__(self, workload: Workload) -> None:
+        require("transformers", "trl", "datasets", "tokenizers")
+        from datasets import Dataset
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+        from trl import SFTConfig, SFTTrainer
+
+        self.workload, self.bf16 = workload, bf16_here()
+        self.folder = tempfile.TemporaryDirectory()
+        words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(workload.outputs)}, unk_token="t0"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t0", pad_token="t0", unk_token="t0")
+        rows = max(workload.settings.tokens_per_step // workload.context, 1)
+        fields = training_fields(workload, self.folder.name, rows, self.bf16)
+        self.trainer = SFTTrainer(
+            model=language_model(workload),
+            args=SFTConfig(
+                **fields, packing=True, packing_strategy="bfd", max_length=workload.context,
+                activation_checkpointing=False,
+            ),
+            train_dataset=Dataset.from_dict({"input_ids": [ids.tolist() for ids, _ in workload.examples()]}),
+            processing_class=tokenizer,
+        )  # fmt: skip
+        self.batches = Batches([1], 1, grouped=False)  # for its cycle: rows of one length have none
+        self._stream = (batch for _ in count() for batch in self.trainer.get_train_dataloader())
+        self._begin()
+
+    def _collate(self, indices: list[int]) -> dict[str, Tensor]:
+        return {"input_ids": torch.zeros(1, 8, dtype=torch.int64)}
+
+    def _lengths(self, batch: dict[str, Tensor]) -> list[int]:
+        starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+        return np.diff([*starts, batch["position_ids"].shape[1]]).tolist()
+
+
+# --------------------------------------------------------------------------- torch's encoder
+
+
+class EncoderSide:
+    """W3 with torch.nn.TransformerEncoder over padded batches, in a plain loop."""
+
+    def __init__(
+        self, workload: Workload, *, batch_size: int = DEFAULT_BATCH, bf16: bool = False, grouped: bool = False
+    ):
+        self.workload, self.bf16 = workload, bf16
+        self.data = [ids[:-1] for ids, _ in workload.examples()]
+        config = workload.config
+        torch.manual_seed(SEED)
+        layer = nn.TransformerEncoderLayer(
+            config.width, config.heads, config.hidden, config.dropout, config.activation, config.eps, batch_first=True,
+            norm_first=True,
+        )  # fmt: skip
+        self.model = nn.ModuleDict(
+            {
+                "front": nn.Linear(FEATURE_WIDTH, config.width),
+                "encoder": nn.TransformerEncoder(
+                    layer, config.blocks, nn.LayerNorm(config.width), enable_nested_tensor=False
+                ),
+                "head": nn.Linear(config.width, NUM_CLASSES),
+            }
+        )
+        optim = workload.optim
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), optim.lr, optim.betas, optim.eps, optim.weight_decay, fused=True
+        )
+        self.losses: list[float] = []  # of every step
+        self.set_batches(batch_size, grouped)
+        with torch.no_grad():
+            check_precision(self.model, lambda: self._loss(self._collate([0])), bf16)
+
+    def set_batches(self, size: int, grouped: bool) -> None:
+        self.batches = Batches([len(ids) for ids in self.data], size, grouped)
+
+    def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs (batch, longest, FEATURE_WIDTH), classes and mask (batch, longest), True = padding as torch wants."""
+        assert self.workload.features is not None
+        table, classes = self.workload.features
+        ids = pad_sequence([self.data[i] for i in indices], batch_first=True)
+        lengths = torch.tensor([len(self.data[i]) for i in indices])
+        padding = torch.arange(ids.shape[1]) >= lengths[:, None]
+        return table[ids], classes[ids].masked_fill(padding, NO_LABEL), padding
+
+    def _loss(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        inputs, labels, padding = batch
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16):
+            hidden = self.model["encoder"](self.model["front"](inputs), src_key_padding_mask=padding)
+            logits = self.model["head"](hidden)
+        return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=NO_LABEL)
+
+    def step(self) -> Work:
+        """One update."""
+        indices = next(self.batches)
+        loss = self._loss(self._collate(indices))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.optim.clip or float("inf"))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.losses.append(float(loss.detach()))
+        lengths = [len(self.data[i]) for i in indices]
+        return Work(sum(lengths), training_operations(self.workload.sizes, lengths, sum(lengths)))
+
+
+def tuned_encoder(workload: Workload) -> EncoderSide:
+    """torch's encoder at its best: bf16, batches of like lengths, the batch size that is fastest here."""
+    side = EncoderSide(workload, bf16=bf16_here(), grouped=True)
+    tune(side)
+    return side
+
+
+# --------------------------------------------------------------------------- all of them
+
+Peer = TrainerSide | EncoderSide
+DEFAULTS, BEST, EQUAL = "peer, defaults", "peer, best", "peer, our tokens per step"
+
+
+def peer_sides(workload: Workload) -> dict[str, Callable[[Workload], Peer]]:
+    """The peers of a workload by name. The peer is the Trainer, or in W3 torch's encoder."""
+    if workload.features is not None:
+        return {
+            DEFAULTS: EncoderSide,
+            BEST: tuned_encoder,
+            EQUAL: lambda w: EncoderSide(w, batch_size=step_batch(w), bf16=bf16_here(), grouped=True),
+        }
+    sides: dict[str, Callable[[Workload], Peer]] = {
+        DEFAULTS: TrainerSide,
+        BEST: tuned_trainer,
+        EQUAL: lambda w: TrainerSide(w, batch_size=step_batch(w), bf16=bf16_here(), grouped=True),
+        "fixed blocks, not isolated": lambda w: TrainerSide(
+            w, batch_size=max(w.settings.tokens_per_step // w.context, 1), bf16=bf16_here(), examples=blocks(w)
+        ),
+    }
+    if workload.name in ("W1", "W2"):  # every token of theirs is a target, as TRL's packing of plain text takes it
+        sides["TRL packing"] = PackingSide
+    return sides
+
+
+def quiet() -> None:
+    """Keep transformers from the network and from talking; before it is imported."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if find_spec("transformers") is not None:
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+    if find_spec("datasets") is not None:
+        import datasets
+
+        datasets.disable_progress_bars()

@@ -1,0 +1,39 @@
+"""The operations of training are those that a count by hand gives."""
+
+from __future__ import annotations
+
+from unpad.flops import sizes_of, training_operations
+from unpad.models.decoder import Config
+from unpad.nn.block import BlockConfig
+
+
+def test_decoder_equals_a_count_by_hand() -> None:
+    config = Config(width=8, blocks=2, heads=4, kv_heads=2, hidden=12, activation="swiglu", norm="rmsnorm")
+    # One block forward, per token: q 8 x 8, k and v 8 x 4 each, out 8 x 8; gate, up and down 8 x 12 each.
+    block = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 12
+    assert block == 480
+    # Sequences of 3 and 2 tokens, targets at 4 of the 5: two operations per weight and token forward, four backward.
+    products = 6 * 480 * 2 * 5
+    head = 6 * 8 * 20 * 4
+    # Scores: 2 * 8 per pair of tokens, 9 + 4 pairs; values the same; backward twice both; a causal one takes half.
+    attention = (2 * 8 + 2 * 8) * 3 * (9 + 4) * 2 // 2
+    assert training_operations(sizes_of(config, 20), [3, 2], 4) == products + head + attention == 28_800 + 3_840 + 1_248
+
+
+def test_encoder_with_an_input_product_equals_a_count_by_hand() -> None:
+    config = BlockConfig(width=4, blocks=1, heads=2, hidden=6, activation="gelu", causal=False)
+    block = 4 * 4 * 4 + 2 * 4 * 6
+    products = 6 * (block + 10 * 4) * 3
+    attention = 3 * (2 * 4 + 2 * 4) * 3 * 3
+    head = 6 * 4 * 5 * 3
+    assert training_operations(sizes_of(config, 5, 10), [3], 3) == products + attention + head
+
+
+def test_nothing_takes_no_operations() -> None:
+    assert training_operations(sizes_of(BlockConfig(), 100), [], 0) == 0
+
+
+def test_a_split_of_the_sequences_changes_nothing() -> None:
+    sizes = sizes_of(BlockConfig(width=32, heads=4), 50)
+    parts = training_operations(sizes, [7, 1], 3) + training_operations(sizes, [5], 4)
+    assert training_operations(sizes, [7, 1, 5], 7) == parts
