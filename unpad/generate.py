@@ -117,7 +117,7 @@ def stream(
     steps = _steps(model, [prompt_ids], settings, tokenizer.eos_id, control_ids(tokenizer), [index])
     decoder = DecodeStream(tokenizer)
     while True:
-        with _running(model, precision):  # entered per step: between two the caller computes in its own modes
+        with _running(model, precision, decoder):  # entered per step: between two the caller computes in its own modes
             step = next(steps, None)
         if step is None:
             break
@@ -146,12 +146,16 @@ def _why_finished(num_ids: int, limit: int, settings: recipe.Generate) -> Finish
 
 
 @contextmanager
-def _running(model: Decoder, precision: Precision) -> Iterator[None]:
-    """Without gradients and dropout, products in `precision`; the model's mode is restored."""
+def _running(model: Decoder, precision: Precision, owner: object | None = None) -> Iterator[None]:
+    """Without gradients and dropout, products in `precision`; the model's mode is restored.
+
+    Args:
+        owner: while it lives, the next entry finds the weights in `precision` that this one made.
+    """
     was_training = model.training
     model.eval()
     try:
-        with torch.inference_mode(), autocast(precision, _device(model)), keep_copies():
+        with torch.inference_mode(), autocast(precision, _device(model)), keep_copies(owner):
             yield
     finally:
         model.train(was_training)

@@ -16,7 +16,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.losses import Terms, cross_entropy, token_nll
 from unpad.nn.block import Block, BlockConfig, Cache, init_weights
-from unpad.nn.linear import compute_dtype, computing_copy
+from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
@@ -108,7 +108,7 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         dtype = compute_dtype(hidden)
-        out = hidden.to(dtype) @ computing_copy(self._head, dtype).t()
+        out = product(hidden.to(dtype), computing_copy(self._head, dtype))
         return out.to(torch.promote_types(dtype, torch.float32))
 
     def losses(self, batch: RaggedBatch) -> Terms:

@@ -27,7 +27,9 @@ def activation(kind: str, x: Tensor) -> Tensor:
     Returns:
         (total_tokens, hidden) of the dtype of x.
     """
-    return _Activation.apply(kind, x)
+    if torch.is_grad_enabled():
+        return _Activation.apply(kind, x)
+    return torch.ops.unpad.activation.default(kind, x)
 
 
 class _Activation(torch.autograd.Function):

@@ -93,7 +93,7 @@ _forward = torch.ops.unpad.ragged_attention.default
 _backward = torch.ops.unpad.ragged_attention_backward.default
 
 
-class _Sizes(ctypes.Structure):
+class Sizes(ctypes.Structure):
     """`struct unpad_attention` of kernels.h."""
 
     _fields_ = (
@@ -116,7 +116,7 @@ def _functions() -> tuple[Any, Any]:
     forward, backward = library().unpad_attention_forward, library().unpad_attention_backward
     shared: list[Any] = [
         ctypes.c_int,
-        ctypes.POINTER(_Sizes),
+        ctypes.POINTER(Sizes),
         *[ctypes.c_void_p] * 5,
     ]  # ..., cu_seqlens, qkv, cos, sin, key_bias
     forward.argtypes = [*shared, *[ctypes.c_void_p] * 2]
@@ -186,14 +186,14 @@ def attention_backward(
 
 def _sizes(
     qkv: Tensor, cu_seqlens: Tensor, heads: int, kv_heads: int, causal: bool, scale: float, dropout: float, seed: int
-) -> _Sizes:
+) -> Sizes:
     total, rows, head_dim = qkv.shape
     assert heads % kv_heads == 0, (heads, kv_heads)
     assert rows == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
     assert supports(qkv.dtype, head_dim), (qkv.dtype, head_dim)
     assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
     assert 0 <= dropout < 1, dropout
-    return _Sizes(
+    return Sizes(
         len(cu_seqlens) - 1, total, heads, kv_heads, head_dim, scale, dropout, seed, causal, torch.get_num_threads()
     )
 

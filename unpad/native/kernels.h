@@ -49,13 +49,19 @@ void unpad_attention_backward(
     const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
     void* grad_key_bias);
 
-/* One query per row against a cache of keys and values (decode.cpp).
- * lengths (num_rows) int64: keys of a row. q (num_rows, heads, head_dim); keys, values (num_rows, kv_heads, capacity,
- * head_dim), of which the first lengths[row] count; row r reads cache row rows[r], or r where rows is NULL.
- * Writes out (num_rows, heads, head_dim). */
+/* One new token per row against a cache of keys and values (decode.cpp); num_seqs and total_tokens count the rows.
+ * qkv, cos and sin as above. keys, values (num_rows, kv_heads, capacity, head_dim) hold lengths[row] tokens of each
+ * row, fewer than capacity; the new token's turned key and its value are written behind them and take part.
+ * lengths (num_rows) int64. Writes out (num_rows, heads, head_dim). No dropout. */
 void unpad_decode_attention(
-    int dtype, const struct unpad_attention* sizes, int64_t num_rows, int64_t capacity, const int64_t* rows,
-    const int64_t* lengths, const void* q, const void* keys, const void* values, void* out);
+    int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
+    const void* cos, const void* sin, void* keys, void* values, void* out);
+
+/* y = x weight^T + bias for few rows (small_linear.cpp): x (num_rows, in), weight (out, in), bias (out) or NULL,
+ * y (num_rows, out), all of the activations' type. A row's result does not depend on the other rows. */
+void unpad_small_linear(
+    int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
+    const void* bias, void* y);
 
 /* Residual add and normalisation over channels (norm.cpp). */
 struct unpad_norm {

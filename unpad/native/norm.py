@@ -55,7 +55,11 @@ def add_norm(
     Returns:
         sum (total_tokens, width), wide, `residual` itself without a delta; y (total_tokens, width) of `dtype`.
     """
-    return _AddNorm.apply(residual, delta, weight, bias, (eps, centred, dropout, seed), dtype)
+    settings = (eps, centred, dropout, seed)
+    if torch.is_grad_enabled():
+        return _AddNorm.apply(residual, delta, weight, bias, settings, dtype)
+    total, y, _ = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
+    return residual if delta is None else total, y
 
 
 class _AddNorm(torch.autograd.Function):

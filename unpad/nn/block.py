@@ -12,7 +12,7 @@ from unpad.nn.activation import GATED, Kind, activate
 from unpad.nn.attention import self_attention
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.rope import Rotary, rotate
+from unpad.nn.rope import Rotary
 from unpad.recipe import Section
 
 
@@ -52,7 +52,7 @@ class BlockConfig(Section):
 class Cache(Protocol):
     """What decoding keeps of earlier tokens; `nn/cache.py` has the implementation."""
 
-    def attend(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor: ...
+    def attend(self, index: int, qkv: Tensor, heads: int, rotary: Rotary | None) -> Tensor: ...
 
 
 class Attention(nn.Module):
@@ -73,10 +73,7 @@ class Attention(nn.Module):
             dropout = self.dropout if self.training else 0.0
             y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, dropout=dropout)
         else:
-            q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
-            if rotary is not None:
-                q, k = rotate(q, *rotary), rotate(k, *rotary)
-            y = cache.attend(index, q, k, v)
+            y = cache.attend(index, qkv, self.heads, rotary)
         return self.to_out(y.flatten(1))  # (total_tokens, width)
 
 

@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.layout import Layout
-from unpad.nn.attention import ragged_attention
+from unpad.native import library
+from unpad.native.decode import decode_attention, supports
+from unpad.nn.attention import self_attention
+from unpad.nn.rope import Rotary, rotate
 
 
 class KeyValueCache:
@@ -17,7 +20,7 @@ class KeyValueCache:
     Row i belongs to the i-th live sequence and holds `lengths[i]` tokens. Buffers double when they are full.
 
     Args:
-        layout: the prompts, which the first pass reads with `ragged_attention`.
+        layout: the prompts, which the first pass reads with `self_attention`.
         most: tokens no row will ever exceed.
     """
 
@@ -26,24 +29,33 @@ class KeyValueCache:
         self._longest, self._most = layout.max_seqlen, most
         self._prompts: Layout | None = layout
         self._layers: list[tuple[Tensor, Tensor]] = []
-        self._mask: Tensor | None = None
+        self._mask: Tensor | None = None  # (num_rows, 1, 1, longest + 1), True = real; made by a step's first layer
 
     @property
     def num_rows(self) -> int:
         return self.lengths.numel()
 
-    def attend(self, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the new keys and values of a layer and attend to all of their row: as `ragged_attention`."""
+    def attend(self, index: int, qkv: Tensor, heads: int, rotary: Rotary | None) -> Tensor:
+        """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`."""
         if self._prompts is not None:
-            self._layers.append((self._spread(k, self._prompts), self._spread(v, self._prompts)))
-            return ragged_attention(q, k, v, self._prompts, causal=True)
-        rows = torch.arange(self.num_rows, device=q.device)
+            self._store_prompts(qkv, self._prompts, heads, rotary)
+            return self_attention(qkv, self._prompts, heads, causal=True, rotary=rotary)
         keys, values = self._layers[index]
+        if library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+            return decode_attention(qkv, keys, values, self.lengths, heads, rotary)
+        return self._attend_in_torch(qkv, keys, values, heads, rotary)
+
+    def _attend_in_torch(self, qkv: Tensor, keys: Tensor, values: Tensor, heads: int, rotary: Rotary | None) -> Tensor:
+        q, k, v = _turned(qkv, heads, rotary)
+        rows = torch.arange(self.num_rows, device=q.device)
         keys[rows, :, self.lengths] = k
         values[rows, :, self.lengths] = v
         # The query heads that share a key head are its queries: the cache is read as it lies.
         grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
         seen = self._longest + 1
+        if self._mask is None:
+            column = torch.arange(seen, device=q.device)
+            self._mask = (column[None] <= self.lengths[:, None])[:, None, None]
         out = F.scaled_dot_product_attention(grouped, keys[:, :, :seen], values[:, :, :seen], attn_mask=self._mask)
         return out.flatten(1, 2)  # (num_rows, heads, head_dim)
 
@@ -55,9 +67,7 @@ class KeyValueCache:
             assert capacity < self._most, "a sequence exceeds the length that was announced"
             more = min(2 * capacity, self._most) - capacity
             self._layers = [(F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for k, v in self._layers]
-        column = torch.arange(self._longest + 1, device=self.lengths.device)
-        # (num_rows, 1, 1, longest + 1), True = real
-        self._mask = (column[None] <= self.lengths[:, None])[:, None, None]
+        self._mask = None  # of the last step
 
     def end_step(self) -> None:
         self.lengths = self.lengths + 1
@@ -95,6 +105,10 @@ class KeyValueCache:
         self.lengths = self.lengths[rows.to(self.lengths.device)]
         self._longest = int(self.lengths.max()) if self.num_rows else 0
 
+    def _store_prompts(self, qkv: Tensor, prompts: Layout, heads: int, rotary: Rotary | None) -> None:
+        _, k, v = _turned(qkv, heads, rotary)
+        self._layers.append((self._spread(k, prompts), self._spread(v, prompts)))
+
     def _spread(self, x: Tensor, layout: Layout) -> Tensor:
         """(total_tokens, kv_heads, head_dim) of the prompts -> a new buffer."""
         capacity = min(2 * self._longest, self._most)
@@ -103,3 +117,10 @@ class KeyValueCache:
         first = torch.repeat_interleave(layout.cu_seqlens[:-1].long(), self.lengths)
         buffer[row, :, torch.arange(x.shape[0], device=x.device) - first] = x
         return buffer
+
+
+def _turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of (total_tokens, heads + 2 * kv_heads, head_dim), positions turned in."""
+    kv_heads = (qkv.shape[1] - heads) // 2
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+    return (q, k, v) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary), v)

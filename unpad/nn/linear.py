@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from unpad.native import library
+from unpad.native.small_linear import MAX_ROWS, small_linear
+
 
 @dataclass
 class _Copy:
@@ -96,13 +99,23 @@ def copies_written(parameters: Iterable[Tensor]) -> None:
             _kept[parameter].version = parameter._version
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias of one dtype; few rows without gradient, as in decoding, have a kernel of their own."""
+    if not torch.is_grad_enabled() and len(x) <= MAX_ROWS and library.runs(x):
+        return small_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
 class Linear(nn.Linear):
     """y = x W^T + b over a flat run, (total_tokens, in) to (total_tokens, out), in the computing dtype."""
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
         if self.weight.dtype == dtype:
-            return F.linear(x, self.weight, self.bias)
+            return product(x, self.weight, self.bias)
+        if not torch.is_grad_enabled():
+            bias = None if self.bias is None else computing_copy(self.bias, dtype)
+            return product(x.to(dtype), computing_copy(self.weight, dtype), bias)
         y: Tensor = _LowPrecision.apply(x.to(dtype), self.weight, self.bias)
         return y
 

@@ -16,6 +16,7 @@ ContextMethod = Literal["none", "linear", "ntk"]
 Rotary = tuple[Tensor, Tensor]  # what `rotary_table` returns
 
 
+@lru_cache(maxsize=8)
 def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, factor: float) -> Tensor:
     """Angle per position of each pair of channels, (head_dim / 2,) fp64.
 

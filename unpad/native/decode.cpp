@@ -1,0 +1,148 @@
+/* Attention of one new token per sequence against the keys and values of its earlier ones.
+ *
+ * A task is one row and one key head with all the query heads that it serves. It reads as many keys as the row has,
+ * whatever other rows have, and depends on no other task: a row's result is the same alone and among others.
+ */
+#include "kernels.h"
+
+#include "columns.h"
+#include "rows.h"
+
+#include <limits>
+#include <vector>
+
+namespace unpad {
+namespace {
+
+template <class T>
+struct Decode {
+    using Element = typename T::Element;
+    using Wide = typename T::Wide;
+    using Vec = typename T::Vec;
+
+    unpad_attention sizes;
+    int64_t capacity;
+    const int64_t* lengths;
+    const Element* qkv;
+    const Wide* cos; /* NULL for none */
+    const Wide* sin;
+    Element* keys;
+    Element* values;
+    Element* out;
+
+    void task(int64_t row, int64_t kv_head) const {
+        const int64_t head_dim = sizes.head_dim, group = sizes.heads / sizes.kv_heads, length = lengths[row];
+        const Element* token = qkv + row * (sizes.heads + 2 * sizes.kv_heads) * head_dim;
+        Element* row_keys = keys + (row * sizes.kv_heads + kv_head) * capacity * head_dim;
+        Element* row_values = values + (row * sizes.kv_heads + kv_head) * capacity * head_dim;
+        turn(token + (sizes.heads + kv_head) * head_dim, row, row_keys + length * head_dim);
+        const Element* value = token + (sizes.heads + sizes.kv_heads + kv_head) * head_dim;
+        std::copy_n(value, head_dim, row_values + length * head_dim);
+        thread_local std::vector<Element> query;
+        thread_local std::vector<Wide> weights;
+        query.resize(head_dim);
+        weights.resize((length + T::lanes) / T::lanes * T::lanes);
+        for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            turn(token + head * head_dim, row, query.data());
+            score(query.data(), row_keys, length + 1, weights.data());
+            const Wide total = exponentiate(length + 1, weights.data());
+            add_values(weights.data(), row_values, length + 1, 1 / total, out + (row * sizes.heads + head) * head_dim);
+        }
+    }
+
+  private:
+    /* One head of a new token, turned by the row's angles. */
+    void turn(const Element* x, int64_t row, Element* y) const {
+        const int64_t half = sizes.head_dim / 2;
+        if (!cos) {
+            std::copy_n(x, sizes.head_dim, y);
+            return;
+        }
+        for_columns<T>(half, [&](int64_t d, typename T::Mask m) UNPAD_INLINE {
+            const Vec c = T::load(cos + row * half + d, m), s = T::load(sin + row * half + d, m);
+            const Vec a = T::load(x + d, m), b = T::load(x + half + d, m);
+            T::store(y + d, a * c - b * s, m);
+            T::store(y + half + d, a * s + b * c, m);
+        });
+    }
+
+    /* scores[k] = query . key k * scale. Fills whole vectors: the rest of the last one repeats the last key. */
+    void score(const Element* query, const Element* row_keys, int64_t num_keys, Wide* scores) const {
+        const int64_t head_dim = sizes.head_dim;
+        for (int64_t first = 0; first < num_keys; first += T::lanes) {
+            Vec sums[T::lanes];
+            for (int lane = 0; lane < T::lanes; ++lane) {
+                const Element* key = row_keys + std::min(first + lane, num_keys - 1) * head_dim;
+                sums[lane] = T::set(0);
+                int64_t d = 0;
+                for (; d + T::part <= head_dim; d += T::part)
+                    sums[lane] = T::dot(T::load_part(query + d), T::load_part(key + d), sums[lane]);
+                if (d < head_dim)
+                    sums[lane] =
+                        T::dot(T::load_part(query + d, head_dim - d), T::load_part(key + d, head_dim - d), sums[lane]);
+            }
+            T::store(scores + first, T::sum_each(sums) * T::set((Wide)sizes.scale));
+        }
+    }
+
+    /* scores to exp(score - largest), and their sum; a NaN among them makes the sum NaN. */
+    static Wide exponentiate(int64_t num_keys, Wide* scores) {
+        Vec most = T::set(-std::numeric_limits<Wide>::infinity());
+        for (int64_t k = 0; k < num_keys; k += T::lanes) most = T::max(most, T::load(scores + k));
+        const Vec largest = T::set(T::largest(most)), zero = T::set(0);
+        Vec total = zero;
+        for_columns<T>(num_keys, [&](int64_t k, typename T::Mask m) UNPAD_INLINE {
+            const Vec weight = T::exp(T::load(scores + k, m) - largest);
+            T::store(scores + k, weight, m);
+            total = total + T::select(m, weight, zero);
+        });
+        return T::sum(total);
+    }
+
+    /* y = sum over keys of weight * value, times `factor`. */
+    void add_values(const Wide* weights, const Element* row_values, int64_t num_keys, Wide factor, Element* y) const {
+        constexpr int VECS = 4;
+        const int64_t head_dim = sizes.head_dim;
+        for (int64_t start = 0; start < head_dim; start += VECS * T::lanes) {
+            typename T::Mask valid[VECS];
+            Vec sums[VECS];
+            for (int i = 0; i < VECS; ++i) {
+                valid[i] = T::first(head_dim - start - i * T::lanes);
+                sums[i] = T::set(0);
+            }
+            for (int64_t k = 0; k < num_keys; ++k) {
+                const Element* value = row_values + k * head_dim + start;
+                const Vec weight = T::set(weights[k]);
+                for (int i = 0; i < VECS; ++i)
+                    sums[i] = T::fma(weight, T::load(value + i * T::lanes, valid[i]), sums[i]);
+            }
+            for (int i = 0; i < VECS; ++i) T::store(y + start + i * T::lanes, sums[i] * T::set(factor), valid[i]);
+        }
+    }
+};
+
+template <class T>
+void decode(
+    const unpad_attention& sizes, int64_t capacity, const int64_t* lengths, const void* qkv, const void* cos,
+    const void* sin, void* keys, void* values, void* out) {
+    using Element = typename T::Element;
+    using Wide = typename T::Wide;
+    const Decode<T> call{sizes, capacity, lengths, (const Element*)qkv, (const Wide*)cos, (const Wide*)sin,
+                         (Element*)keys, (Element*)values, (Element*)out};
+    int64_t numbers = 0;
+    for (int64_t row = 0; row < sizes.num_seqs; ++row) numbers += (lengths[row] + 1) * sizes.heads * sizes.head_dim;
+    const int threads = useful_threads(numbers, sizes.num_threads);
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (int64_t task = 0; task < sizes.num_seqs * sizes.kv_heads; ++task)
+        call.task(task / sizes.kv_heads, task % sizes.kv_heads);
+}
+
+}  // namespace
+}  // namespace unpad
+
+extern "C" void unpad_decode_attention(
+    int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
+    const void* cos, const void* sin, void* keys, void* values, void* out) {
+    auto run = dtype == UNPAD_BF16 ? unpad::decode<unpad::Bf16Rows> : unpad::decode<unpad::DoubleRows>;
+    run(*sizes, capacity, lengths, qkv, cos, sin, keys, values, out);
+}
