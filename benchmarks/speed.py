@@ -1,7 +1,7 @@
 """Training speed beside what people use today, in one process, with the gates and goals of the project.
 
     python benchmarks/speed.py                                   all workloads; about an hour on 2 quiet cores
-    python benchmarks/speed.py W1 chat --rounds 9 --seconds 3 --json /tmp/speed.json
+    python benchmarks/speed.py W1 chat --rounds 9 --seconds 3 --out /tmp/speed
     python benchmarks/speed.py W2 --sides ours "peer, best"
     python benchmarks/speed.py --time-to-loss                    about ten minutes
     python benchmarks/speed.py --quick                           does it run at all?
@@ -122,7 +122,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sides = build_sides(made, options.sides)
     turns = {key: Side(side.step, side.batches.cycle if hasattr(side, "batches") else 1) for key, side in sides.items()}
     result = measure_rounds(
-        turns, options.rounds, options.seconds, min_steps=options.min_steps, ceiling=matrix_ceiling,
+        turns, options.rounds, options.seconds, min_steps=options.min_steps, warm_seconds=3 * options.seconds,
+        ceiling=matrix_ceiling,
         report=lambda line: say(f"{name}: {line}"),
     )  # fmt: skip
     described = {key: describe_side(result, key, sides[key]) for key in sides}
@@ -248,7 +249,8 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"{result['rounds']} rounds of {result['seconds']:g} s and {result['min_steps']} steps for every side, in turn "
         "in one process. Tokens are real",
-        "ones, counted alike for all. Medians and quartiles of the rounds; ratios are those of the rounds too. The",
+        f"ones, counted alike for all. Every side first works {3 * result['seconds']:g} s untimed. Medians and "
+        "quartiles of the rounds; ratios are those of the rounds too. The",
         "ceiling is the best bf16 product of 4,096 cubed between the rounds; the share counts operations that the real",
         "tokens need.",
         "The peer is the Trainer of transformers, in W3 torch.nn.TransformerEncoder. Its best: bf16, batches of like",
@@ -350,11 +352,11 @@ def read_command_line() -> argparse.Namespace:
     )
     parser.add_argument("--slices", type=int, default=8, help="of every run of --time-to-loss")
     parser.add_argument("--data", type=Path, default=HERE / "../../shared/data", help="folder with zh/")
-    parser.add_argument("--json", type=Path, help="where every number goes")
-    parser.add_argument("--out", type=Path, help="the tables; default benchmarks/speed.md, or time_to_loss.md")
+    parser.add_argument("--out", type=Path, default=HERE / "speed", help="folder for tables and numbers")
     parser.add_argument("--quick", action="store_true", help="a trial: few steps, no numbers to believe; prints only")
     for internal in ("--peak-of", "--batch"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]
@@ -402,28 +404,39 @@ def main() -> None:
     if options.peak_of:
         options.json.write_text(json.dumps(measure_peak(options.names[0], options.peak_of, options)))
         return
-    machine = describe_machine(PACKAGES)  # its load is that of before
-    result: dict[str, Any] = {
-        "command": typed_command(), "machine": machine, "kernels": library.describe(), "rounds": options.rounds,
-        "seconds": options.seconds, "min_steps": options.min_steps, "allocator_kept": kept, "workloads": {},
-        "time_to_loss": {},
-    }  # fmt: skip
-    for name in options.names:
-        result["workloads"][name] = measure_all(name, options)
     if options.time_to_loss:
+        result = {**about(options, kept), "time_to_loss": {}}
         for name in time_to_loss.NAMES:
             found = time_to_loss.time_to_loss(name, options.data, options.slices, options.seconds, say)
             result["time_to_loss"][name] = found
+        write_result("time_to_loss", result, options)
+    for name in options.names:
+        result = {**about(options, kept), "workloads": {name: measure_all(name, options)}}
+        write_result(name, result, options)
+
+
+def about(options: argparse.Namespace, kept: bool) -> dict[str, Any]:
+    """How and on what the measuring that begins now is done."""
+    return {
+        "command": typed_command(), "machine": describe_machine(PACKAGES), "kernels": library.describe(),
+        "rounds": options.rounds, "seconds": options.seconds, "min_steps": options.min_steps, "allocator_kept": kept,
+        "workloads": {}, "time_to_loss": {},
+    }  # fmt: skip
+
+
+def write_result(name: str, result: dict[str, Any], options: argparse.Namespace) -> None:
+    """Every number as JSON and the table as Markdown, in a file each; a part writes its JSON alone."""
     result["load_after"] = load_average()
-    if options.json:
-        write_atomic(options.json, json.dumps(result, ensure_ascii=False, indent=1) + "\n")
+    numbers = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
     if options.part:
+        write_atomic(options.json, numbers)
         return
     text = markdown(result)
-    out = options.out or (None if options.quick else HERE / ("speed.md" if options.names else "time_to_loss.md"))
-    if out:
-        write_atomic(out, text)
-    print(text, end="")
+    if not options.quick:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_atomic(options.out / f"{name}.md", text)
+        write_atomic(options.out / f"{name}.json", numbers)
+    print(text, end="", flush=True)
 
 
 if __name__ == "__main__":

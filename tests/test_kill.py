@@ -30,11 +30,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
 
 
-def two_stages(folder: Path, precision: str = "fp32") -> Path:
+def two_stages(folder: Path, precision: str = "fp32", threads: int = 1, **model: int) -> Path:
     """Dropout, micro-batches, epochs of 10 and 11 steps, evaluation inside an epoch, a rate that changes by epoch."""
     return write_toy(
         folder,
         precision=precision,
+        train={"threads": threads},
+        model=model,
         plan={"tokens_per_step": 120, "tokens_per_micro": 70},
         stages=[
             {"name": "pretrain", "use": ["text"], "train": {"max_epochs": 2, "eval_every": 5}},
@@ -126,9 +128,17 @@ def assert_same_run(folder: Path, expected: Path) -> None:
     assert not [path for path in folder.rglob(".*") if path.name.startswith((".tmp-", ".old-"))]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_killed_twenty_times_equals_one_that_was_not(tmp_path: Path, precision: str) -> None:
-    recipe = two_stages(tmp_path, precision)
+# Heads of 32, which native kernels take, and matrices that several threads share.
+NATIVE = {"width": 64, "heads": 2, "hidden": 256}
+
+
+@pytest.mark.parametrize(
+    ("precision", "threads", "model"), [("fp32", 1, {}), ("bf16", 1, {}), ("bf16", 1, NATIVE), ("bf16", 2, NATIVE)]
+)
+def test_a_run_killed_twenty_times_equals_one_that_was_not(
+    tmp_path: Path, precision: str, threads: int, model: dict[str, int]
+) -> None:
+    recipe = two_stages(tmp_path, precision, threads, **model)
     num_events = undisturbed(recipe, tmp_path / "calm")
     assert {row["stage"]: row["step"] for row in rows(tmp_path / "calm", "train")} == {"pretrain": 21, "tune": 33}
     draw = random.Random(precision)

@@ -19,8 +19,10 @@ from unpad.nn.linear import computing_copy
 
 Terms = dict[str, tuple[Tensor, int]]
 
-# What the logits of one chunk may take with everything made of them; (targets, vocabulary) never exists as a whole.
+# What the logits of one chunk may take; (targets, vocabulary) never exists as a whole.
 CHUNK_BYTES = 32 << 20
+# Logits that torch turns into losses and gradients at a time: few enough to stay in a core's cache in fp32.
+BLOCK_CELLS = 1 << 18
 
 
 def cross_entropy(
@@ -56,31 +58,35 @@ def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
 
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    wide = torch.promote_types(hidden.dtype, torch.float32).itemsize
-    # Natively the gradient takes the logits' place; torch also holds both, and log-probabilities in the wide dtype.
-    per_cell = hidden.itemsize if library.runs(hidden) else 2 * hidden.itemsize + wide
-    rows = max(64, CHUNK_BYTES // (per_cell * vocab_size))
+    rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size))
     return zip(hidden.split(rows), labels.split(rows), strict=True)
 
 
-def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Smoothed and plain loss of every row, both (rows,), and their gradient, (rows, vocab_size) in the logits' dtype.
+def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    """Smoothed and plain loss of every row, both (rows,) in fp32 or wider.
 
-    The logits are overwritten; without `want_grad` the third is of no use.
+    With `want_grad` the logits (rows, vocab_size) are overwritten with the gradient of the smoothed losses' sum.
     """
     if library.runs(logits):
-        loss, nll = native_cross_entropy(logits, labels, smoothing, 1.0, want_grad)
-        return loss, nll, logits
+        return native_cross_entropy(logits, labels, smoothing, 1.0, want_grad)
+    rows = max(1, BLOCK_CELLS // logits.shape[1])
+    blocks = zip(logits.split(rows), labels.split(rows), strict=True)
+    parts = [_score_block(block, y, smoothing, want_grad) for block, y in blocks]
+    loss, nll = (torch.cat(column) for column in zip(*parts, strict=True))
+    return loss, nll
+
+
+def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
     log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     nll = -log_p.gather(1, labels[:, None])[:, 0]
     loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1) if smoothing else nll
-    if not want_grad:
-        return loss, nll, logits
-    grad = log_p.exp_()  # softmax, then minus the smoothed target
-    if smoothing:
-        grad -= smoothing / grad.shape[1]
-    grad.scatter_add_(1, labels[:, None], grad.new_full((len(labels), 1), smoothing - 1))
-    return loss, nll, grad.to(logits.dtype)
+    if want_grad:
+        grad = log_p.exp_()  # softmax, then minus the smoothed target
+        if smoothing:
+            grad -= smoothing / grad.shape[1]
+        grad.scatter_add_(1, labels[:, None], grad.new_full((len(labels), 1), smoothing - 1))
+        logits.copy_(grad)
+    return loss, nll
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -94,7 +100,8 @@ class _CrossEntropy(torch.autograd.Function):
         loss, nll = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
         at = 0
         for x, y in _chunks(hidden, labels, weight.shape[0]):
-            row_loss, row_nll, grad = _score(x @ low.t(), y, smoothing, need_hidden or need_weight)
+            grad = x @ low.t()  # logits, (rows, vocab_size); _score puts their gradient in their place
+            row_loss, row_nll = _score(grad, y, smoothing, need_hidden or need_weight)
             loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
             if grad_hidden is not None:
                 torch.matmul(grad, low, out=grad_hidden[at : at + len(y)])

@@ -116,6 +116,7 @@ def measure_rounds(
     *,
     min_steps: int = 1,
     warm_steps: int = 2,
+    warm_seconds: float = 0.0,
     ceiling: Callable[[], float] | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Rounds:
@@ -123,15 +124,15 @@ def measure_rounds(
 
     Args:
         seconds, min_steps: as `turn`.
-        warm_steps: untimed steps of every side before the first round: first products of a shape, optimizer state.
+        warm_steps, warm_seconds: untimed work of every side before the first round: first products of every shape,
+            optimizer state.
         ceiling: measures what the machine can do, in operations per second; called before every round and at the end.
         report: is told what a round gave, one line each.
     """
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     ceilings: list[float] = []
     for side in sides.values():
-        for _ in range(warm_steps):
-            side.step()
+        turn(side, warm_seconds, warm_steps)
     for number in range(rounds):
         if ceiling is not None:
             ceilings.append(ceiling())

@@ -228,28 +228,51 @@ void check_attention() {
 }
 
 template <class T>
-std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, bool choose_rows) {
+std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, bool rotary) {
     using Element = typename T::Element;
-    const int64_t num_rows = 6, capacity = 100, cache_rows = choose_rows ? 3 : num_rows;
-    const unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, false, false, 0});
-    const int64_t cache_size = cache_rows * kv_heads * capacity * head_dim;
-    Array<int64_t> rows(num_rows, [&](int64_t i) { return (double)((i * 2) % cache_rows); });
-    Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i + 1]; });
-    Array<Element> q = random_array<Element>(num_rows * heads * head_dim, 1);
+    using Wide = typename T::Wide;
+    const int64_t num_rows = std::size(lengths), capacity = lengths[num_rows - 1] + 1, half = head_dim / 2;
+    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, 0});
+    sizes.num_seqs = sizes.total_tokens = num_rows;
+    const int64_t cache_size = num_rows * kv_heads * capacity * head_dim;
+    Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i]; });
+    Array<Element> qkv = random_array<Element>(num_rows * (heads + 2 * kv_heads) * head_dim, 1);
+    Array<Wide> cos(num_rows * half, [](int64_t i) { return std::cos((double)i); });
+    Array<Wide> sin(num_rows * half, [](int64_t i) { return std::sin((double)i); });
     Array<Element> keys = random_array<Element>(cache_size, 2), values = random_array<Element>(cache_size, 3);
     Array<Element> out(num_rows * heads * head_dim);
     unpad_decode_attention(
-        T::dtype, &sizes, num_rows, capacity, choose_rows ? rows.data() : nullptr, keys_of_row.data(), q.data(),
-        keys.data(), values.data(), out.data());
-    return {out.numbers()};
+        T::dtype, &sizes, capacity, keys_of_row.data(), qkv.data(), rotary ? cos.data() : nullptr,
+        rotary ? sin.data() : nullptr, keys.data(), values.data(), out.data());
+    return {out.numbers(), keys.numbers(), values.numbers()};
 }
 
 void check_decode() {
     Comparison comparison{"decode"};
     const int64_t heads[][3] = {{2, 2, 16}, {4, 2, 32}, {3, 1, 128}};
     for (const auto& h : heads)
-        for (bool rows : {false, true})
-            comparison.add(decode<LowType>(h[0], h[1], h[2], rows), decode<DoubleType>(h[0], h[1], h[2], rows));
+        for (bool rotary : {false, true})
+            comparison.add(decode<LowType>(h[0], h[1], h[2], rotary), decode<DoubleType>(h[0], h[1], h[2], rotary));
+    comparison.report();
+}
+
+template <class T>
+std::vector<Numbers> small_linear(int64_t rows, int64_t in, int64_t out, bool with_bias) {
+    using Element = typename T::Element;
+    Array<Element> x = random_array<Element>(rows * in, 1), weight = random_array<Element>(out * in, 2);
+    Array<Element> bias = random_array<Element>(out, 3), y(rows * out);
+    unpad_small_linear(
+        T::dtype, rows, in, out, num_threads, x.data(), weight.data(), with_bias ? bias.data() : nullptr, y.data());
+    return {y.numbers()};
+}
+
+void check_small_linear() {
+    Comparison comparison{"small_linear"};
+    for (int64_t rows : {1, 3, 8, 31, 32})
+        for (int64_t in : {7, 32, 100})
+            for (int64_t out : {1, 17, 64})
+                for (bool bias : {false, true})
+                    comparison.add(small_linear<LowType>(rows, in, out, bias), small_linear<DoubleType>(rows, in, out, bias));
     comparison.report();
 }
 
@@ -385,6 +408,7 @@ int main() {
     }
     check_attention();
     check_decode();
+    check_small_linear();
     check_add_norm();
     check_activation();
     check_cross_entropy();

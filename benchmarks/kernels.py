@@ -1,0 +1,138 @@
+"""What each native kernel and setting contributes to training, one at a time.
+
+    python benchmarks/kernels.py                      about six minutes on 2 quiet cores
+    python benchmarks/kernels.py W1 --rounds 3 --seconds 1 --out /tmp/kernels.md
+
+Every side trains with all kernels but the one it is named after, whose part torch computes; all sides take turns in one
+process. The gain is how much faster the full path is than the side without: the median of the rounds' own ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+from workloads import Ours, workload
+
+import unpad.losses
+import unpad.nn.activation
+import unpad.nn.attention
+import unpad.nn.norm
+import unpad.optim
+import unpad.step
+from unpad.measure import Side, Work, describe_machine, matrix_ceiling, measure_rounds, spread
+from unpad.native import library
+from unpad.storage import write_atomic
+
+HERE = Path(__file__).parent
+FULL = "all"
+
+
+class Off:
+    """Stands for `native/library.py` where a part is to go through torch."""
+
+    @staticmethod
+    def runs(*_: Any) -> bool:
+        return False
+
+    @staticmethod
+    def enabled() -> bool:
+        return False
+
+
+def without(*modules: ModuleType) -> Callable[[], Any]:
+    """These modules find no kernels."""
+
+    @contextmanager
+    def switched() -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in modules:
+                stack.enter_context(patch.object(module, "library", Off))
+            yield
+
+    return switched
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    FULL: nullcontext,
+    "attention": without(unpad.nn.attention),
+    "residual add + norm": without(unpad.nn.norm),
+    "activation": without(unpad.nn.activation),
+    "cross-entropy": without(unpad.losses),
+    "norm of gradients, clip, AdamW": without(unpad.optim, unpad.step),
+    "gradients kept in bf16": without(unpad.step),
+    "copies of weights kept between steps": lambda: patch.object(
+        unpad.step, "keep_copies", lambda _: nullcontext()
+    ),
+    "every one of them": without(
+        unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.losses, unpad.optim, unpad.step
+    ),
+}  # fmt: skip
+
+
+def side(name: str, data: Path, part: Callable[[], Any]) -> Side:
+    """One way to train; its own model, optimizer and loader."""
+    ours = Ours(workload(name, data))
+
+    def step() -> Work:
+        with part():
+            return ours.step()
+
+    return Side(step)
+
+
+def measure(name: str, options: argparse.Namespace) -> list[str]:
+    """The table of one workload."""
+    sides = {part: side(name, options.data, switch) for part, switch in PARTS.items()}
+    result = measure_rounds(
+        sides, options.rounds, options.seconds, warm_seconds=2 * options.seconds, ceiling=matrix_ceiling
+    )
+    rows = [
+        f"## {name}",
+        "",
+        "| without | tokens/s | quartiles | gain of having it | quartiles |",
+        "|---|---|---|---|---|",
+    ]
+    for part in PARTS:
+        rate, gain = spread(result.rates(part)), spread(result.ratios(FULL, part))
+        gains = (
+            ["", ""] if part == FULL else [f"{gain.median - 1:+.1%}", f"{gain.low - 1:+.1%} to {gain.high - 1:+.1%}"]
+        )
+        shown = "nothing" if part == FULL else part
+        cells = [shown, f"{rate.median:,.0f}", f"{rate.low:,.0f} to {rate.high:,.0f}", *gains]
+        rows.append(f"| {' | '.join(cells)} |")
+    return [*rows, ""]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=["W1", "W2", "W3"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.5)
+    parser.add_argument("--data", type=Path, default=HERE / "../../shared/data", help="folder with zh/, for corpora")
+    parser.add_argument("--out", type=Path, default=HERE / "kernels.md")
+    options = parser.parse_args()
+    machine = describe_machine()
+    lines = [
+        "# What each kernel contributes",
+        "",
+        f"    python benchmarks/kernels.py {' '.join(options.names)} --rounds {options.rounds} "
+        f"--seconds {options.seconds:g}",
+        "",
+        f"Machine: {machine['cores']} cores of {machine['processor']}, {machine['memory_gib']} GiB, load "
+        f"{machine['load']:.1f} before; {machine['threads']} threads; {library.describe()}; torch {machine['torch']}.",
+        "",
+    ]
+    for name in options.names:
+        lines += measure(name, options)
+    write_atomic(options.out, "\n".join(lines))
+    print("\n".join(lines), end="")
+
+
+if __name__ == "__main__":
+    main()
