@@ -1,6 +1,6 @@
 """Compile the native kernels where they can run; everything else about the package is in pyproject.toml.
 
-Only Linux on x86-64 with gcc or clang is tried. A build that fails is no error: unpad then trains through torch alone.
+Only gcc on Linux on x86-64 is tried. A build that fails is no error: unpad then trains through torch alone.
 """
 
 import platform

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from workloads import CORPORA, Ours, corpus
+from workloads import CORPORA, CPU, Ours, corpus
 
 from unpad.native import library
+from unpad.step import choose_precision
 from unpad.storage import write_atomic
 
 HERE = Path(__file__).parent
@@ -50,7 +51,8 @@ def main() -> None:
         "",
         f"    python benchmarks/same_loss.py {' '.join(options.names)} --steps {options.steps}",
         "",
-        f"Fast is bf16 with {library.describe()}; both sides take the same sequences in every update.",
+        f"Fast is {choose_precision('auto', CPU)[0]} with {library.describe()}; both sides take the same sequences in "
+        "every update.",
         "",
         f"| {' | '.join(head)} |",
         "|---" * len(head) + "|",

@@ -16,7 +16,6 @@ Peers need `pip install 'unpad[bench]'`; a side whose package is missing is left
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import subprocess
@@ -33,7 +32,7 @@ import time_to_loss
 from workloads import NAMES, Ours, Workload, our_sides, workload
 
 from unpad.measure import Rounds, Side, describe_machine, load_average, matrix_ceiling, measure_rounds, spread
-from unpad.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.native import library
 from unpad.storage import write_atomic
 
@@ -43,7 +42,6 @@ OURS, TORCH_KERNELS = "ours", "ours, torch kernels"
 ALONE = "ours, one at a time, fp32"
 MEMORY_GATE = 0.7  # of the Trainer's peak at equal tokens per step
 MIB = 2**20
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,6 @@ GATES: dict[str, list[Gate]] = {
 
 
 # --------------------------------------------------------------------------- one process
-
-
-def keep_memory() -> bool:
-    """Tell glibc to keep freed memory and to map no large blocks apart; whether there is one to tell."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None:
-        return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def all_sides(made: Workload) -> dict[str, Callable[[Workload], Any]]:
@@ -402,7 +392,7 @@ def measure_all(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     options = read_command_line()
     peers.quiet()
-    kept = options.allocator == "kept" and keep_memory()
+    kept = options.allocator == "kept" and keep_freed_memory()
     if options.peak_of:
         options.json.write_text(json.dumps(measure_peak(options.names[0], options.peak_of, options)))
         return

@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-from unpad.bench import MIB, Bench, Row, bench
+from unpad.bench import MIB, Bench, Effort, Row, bench
 from unpad.storage import write_atomic
 
 HEAD = ["real tokens/s", "quartiles", "times as fast", "padding", "tokens per pass", "tokens per update", "memory"]
@@ -34,8 +34,8 @@ def markdown(result: Bench, command: str) -> str:
             f"Recipe {result.recipe}: {data['parameters']:,} parameters; {data['sequences']:,} training sequences of "
             f"{data['mean_tokens']:.1f} tokens,",
             f"the longest {data['longest']}. Medians and quartiles of {result.rounds} rounds of {result.seconds:g} s: "
-            "all rows take turns in one process, each from a copy",
-            'of the same model, and waiting for the loader is part of the time. "times as fast" is the median of the',
+            "all rows take turns in one process with one",
+            'model at rate 0, and waiting for the loader is part of the time. "times as fast" is the median of the',
             "rounds' own ratios. Tokens are real ones; a pass is one forward and backward. Memory is what training",
             "adds to the process: a model copy, gradients, optimizer state, and the activations of the largest pass.",
             "The recipe's batch size makes small passes; plan.batch_size=N gives padded strategies larger ones.",
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, help="folder of strategies.md and .json")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="recipe fields to change")
     chosen = parser.parse_args()
-    result = bench(chosen.recipe, chosen.overrides, rounds=chosen.rounds, seconds=chosen.seconds)
+    result = bench(chosen.recipe, chosen.overrides, Effort(rounds=chosen.rounds, seconds=chosen.seconds))
     text = markdown(result, " ".join(["python benchmarks/strategies.py", *sys.argv[1:]]))
     write_atomic(chosen.out / "strategies.md", text)
     write_atomic(chosen.out / "strategies.json", json.dumps(result.to_json(), ensure_ascii=False, indent=1) + "\n")

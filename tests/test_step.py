@@ -243,3 +243,23 @@ def test_the_precision_is_chosen_with_a_reason() -> None:
     chosen, reason = choose_precision("auto", device)
     assert chosen in ("fp32", "bf16")
     assert torch.backends.cpu.get_cpu_capability() in reason
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradients_of_frozen_parameters_are_forgotten(precision: str) -> None:
+    """What an earlier stage left in them counts neither in the norm nor against the next stage's gradients."""
+    model, batch = tiny_model(torch.float32, width=32, heads=2), random_batch([9, 5, 12])
+    parts = [batch.select([0]), batch.select([1, 2])]
+    step(model, [batch], precision=precision)
+    model.embed.weight.requires_grad_(False)
+    left = step(model, parts, precision=precision)
+    assert model.embed.weight.grad is None
+    norm = torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert left.grad_norm * min(1.0, 1.0 / left.grad_norm) == pytest.approx(min(float(norm), 1.0), rel=1e-3)
+
+
+def test_a_model_of_bf16_parameters_trains_through_torch() -> None:
+    model, batch = tiny_model(torch.float32, width=32, heads=2).to(torch.bfloat16), random_batch([9, 5, 12])
+    optimizer = make_optimizer(model, Optim(lr=1e-2))
+    losses = [step(model, [batch], optimizer=optimizer).terms["nll"] for _ in range(8)]
+    assert losses[-1] < losses[0]

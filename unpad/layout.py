@@ -87,10 +87,11 @@ class Layout:
 
     @cached_property
     def _grouped(self) -> GroupedRun:
-        """Made when first asked for, and kept: a kernel for ragged runs needs none of it. Where attention does, the
-        loader asks first, so that no step makes it."""
+        """Made when first asked for, and kept: a kernel for ragged runs needs none of it. Where there are no native
+        kernels the loader asks first, so that no step makes it."""
         lengths = np.diff(self.cu_seqlens.cpu().numpy()).astype(np.int64)
-        return _group_run(lengths).to(self.cu_seqlens.device)
+        with torch.inference_mode(False):  # first asked for in inference, they may be trained with later
+            return _group_run(lengths).to(self.cu_seqlens.device)
 
     @property
     def groups(self) -> tuple[LengthGroup, ...]:

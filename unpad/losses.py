@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from unpad.native import library
@@ -77,7 +78,7 @@ def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) ->
     """
     if library.runs(logits):
         return native_cross_entropy(logits, labels, smoothing, 1.0, want_grad)
-    rows = max(1, BLOCK_CELLS // logits.shape[1])
+    rows = max(1, BLOCK_CELLS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
     blocks = zip(logits.split(rows), labels.split(rows), strict=True)
     parts = [_score_block(block, y, smoothing, want_grad) for block, y in blocks]
     loss, nll = (torch.cat(column) for column in zip(*parts, strict=True))
@@ -131,5 +132,6 @@ class _CrossEntropy(torch.autograd.Function):
         return loss, nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return (*(None if saved is None else saved * grads[0] for saved in ctx.saved_tensors), None, None)

@@ -60,7 +60,7 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:
     """Global L2 norm of all gradients, a scalar in fp32 or wider; 0 without gradients."""
     if not gradients:
         return torch.zeros(())
-    if _runs_native(gradients):
+    if _read_native(gradients):
         return torch.tensor(grad_square_sum(gradients), dtype=torch.float64).sqrt()
     return torch.nn.utils.get_total_norm(gradients)
 
@@ -71,7 +71,7 @@ def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> No
     Natively both happen in one pass, which also writes the low-precision copies that `nn/linear.py` keeps.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if _runs_native([*parameters, *(p.grad for p in parameters)]):
+    if _updates_native(optimizer, parameters):
         _update_native(optimizer, 1.0 if clip is None else min(clip / (float(norm) + 1e-6), 1.0))
         return
     if clip is not None:
@@ -80,9 +80,15 @@ def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> No
     parameters_changed(parameters)
 
 
-def _runs_native(tensors: list[Tensor]) -> bool:
+def _read_native(gradients: list[Tensor]) -> bool:
     kinds = (torch.float32, torch.bfloat16)
-    return library.enabled() and all(t.device.type == "cpu" and t.dtype in kinds for t in tensors)
+    return library.enabled() and all(g.device.type == "cpu" and g.dtype in kinds for g in gradients)
+
+
+def _updates_native(optimizer: torch.optim.AdamW, parameters: list[Tensor]) -> bool:
+    plain = not any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups)
+    known = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
+    return plain and known and _read_native([p.grad for p in parameters if p.grad is not None])
 
 
 def _update_native(optimizer: torch.optim.AdamW, grad_scale: float) -> None:

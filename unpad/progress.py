@@ -89,7 +89,7 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
         "progress": asdict(progress),
         "data": setup.tokens.fingerprint(),
         "files": dict(setup.tokens.file_hashes),
-        "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision")},
+        "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision", "kernels")},
     }
     return checkpoint.State(progress.step, tensors, values)
 

@@ -284,7 +284,7 @@ def _torch_line(model: nn.Module, truth: Measurement, variant: Variant, device: 
 def _kernels(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
     names: set[str] = set()
     for batch in variant.micros:
-        names |= kernel_names(dtype, device, batch.layout, model.config.head_dim)  # type: ignore[union-attr, arg-type]
+        names |= kernel_names(dtype, device, batch.layout, getattr(model.config, "head_dim", 0))
     return ", ".join(sorted(names))
 
 

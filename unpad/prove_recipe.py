@@ -125,4 +125,6 @@ def _kernels_of_run(setup: Setup) -> set[str]:
     """Attention kernels that training will meet: the choice depends on length alone."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[setup.precision]
     lengths = np.unique(np.minimum(setup.tokens.lengths - 1, _longest(setup)))
-    return kernel_names(dtype, setup.device, build_layout(lengths[lengths > 0]), setup.model.config.head_dim)
+    return kernel_names(
+        dtype, setup.device, build_layout(lengths[lengths > 0]), getattr(setup.model.config, "head_dim", 0)
+    )

@@ -59,7 +59,7 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
     precision, reason = choose_precision("fp32" if low_power else recipe.precision, device)
     allocator, allocator_reason = choose_allocator(
         recipe.train.allocator,
-        makes_large_tensors=device.type == "cpu" and not library.enabled() and not low_power,
+        makes_large_tensors=device.type == "cpu" and not (library.enabled() and precision == "bf16") and not low_power,
     )
     if recipe.train.init_from and tokenizer is None:
         tokenizer = open_tokenizer(find_run(recipe.train.init_from))
@@ -73,7 +73,7 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
-        "kernels": _kernels(device, precision, config.head_dim),
+        "kernels": _kernels(device, precision, getattr(config, "head_dim", 0)),
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
     return Setup(

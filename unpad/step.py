@@ -113,7 +113,6 @@ def accumulate(
     # Counts are known from the batches, so every divisor is right before the first backward pass.
     per_micro = [model.count_targets(batch) for batch in micros]
     totals = {name: sum(micro[name] for micro in per_micro) for name in weights}
-    _choose_gradient_dtype(model, sum(any(present[name] for name in weights) for present in per_micro), precision)
     for batch, present in zip(micros, per_micro, strict=True):
         if not any(present[name] for name in weights):
             continue
@@ -127,12 +126,12 @@ def accumulate(
     return sums, counts
 
 
-def _choose_gradient_dtype(model: Trainable, num_passes: int, precision: Precision) -> None:
+def _choose_gradient_dtype(model: Trainable, micros: Sequence[RaggedBatch], precision: Precision) -> None:
     """Keep gradients in the dtype that products make them in where the native optimizer reads them once.
 
     Sums over several backward passes need the parameters' own dtype, and torch's optimizers ask for it.
     """
-    as_made = num_passes == 1 and precision == "bf16" and library.enabled()
+    as_made = len(micros) == 1 and precision == "bf16" and library.enabled()
     for parameter in model.parameters():
         parameter.grad_dtype = None if as_made and parameter.device.type == "cpu" else parameter.dtype
 
@@ -151,11 +150,14 @@ def train_step(
 
     The caller sets learning rates and decides what follows a step that was not `updated`. Low-precision copies of the
     weights are kept between steps with the optimizer; `nn/linear.py` says which writes to a weight they would miss.
+    Gradients stay as they are in `.grad`, those of matrices in bf16 where the native optimizer reads them.
 
     Raises:
         OutOfMemoryError: names the step's largest micro-batch and the setting to lower.
     """
-    optimizer.zero_grad(set_to_none=True)
+    for parameter in model.parameters():
+        parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
+    _choose_gradient_dtype(model, micros, precision)
     scale = scaler.scale if scaler else 1.0
     try:
         with keep_copies(optimizer):

@@ -48,6 +48,13 @@ def test_the_switch_turns_the_kernels_off(tmp_path: Path) -> None:
     assert shown == "False torch kernels (switched off by UNPAD_NATIVE=0)\n"
 
 
+def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "avx512_bf16" not in flags or shutil.which("g++") is None or os.environ.get("UNPAD_NATIVE") == "0":
+        pytest.skip("no compiler, no such processor, or switched off")
+    assert library.enabled(), library.describe()
+
+
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
     library.library()
@@ -72,15 +79,19 @@ def test_a_processor_without_the_instructions_takes_torch(monkeypatch: pytest.Mo
     if not library.enabled():
         pytest.skip("no native kernels here")
 
-    class Old:
-        @staticmethod
-        def unpad_supported() -> int:
-            return 0
+    class Other:
+        def __init__(self, interface: int) -> None:
+            self.unpad_interface = lambda: interface
+            self.unpad_supported = lambda: 0
 
-    monkeypatch.setattr(library.ctypes, "CDLL", lambda _: Old)
-    library._load.cache_clear()
     try:
-        assert library.describe() == "torch kernels (this processor has no AVX-512 BF16)"
+        for interface, reason in (
+            (library.INTERFACE, "this processor has no AVX-512 BF16"),
+            (0, "compiled from other"),
+        ):
+            monkeypatch.setattr(library.ctypes, "CDLL", lambda _, i=interface: Other(i))
+            library._load.cache_clear()
+            assert library.describe().startswith(f"torch kernels ({reason}")
     finally:
         monkeypatch.undo()
         library._load.cache_clear()

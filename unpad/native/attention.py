@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from unpad.native.library import DTYPES, library, pointer
 
@@ -66,6 +67,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         qkv, key_bias, cu_seqlens, cos, sin, out, log_z = ctx.saved_tensors
         heads, kv_heads, causal, scale, dropout, seed = ctx.settings
@@ -192,6 +194,7 @@ def _sizes(
     assert rows == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
     assert supports(qkv.dtype, head_dim), (qkv.dtype, head_dim)
     assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
+    assert int(cu_seqlens[-1]) == total, f"the layout ends at {int(cu_seqlens[-1])}, the run at {total}"
     assert 0 <= dropout < 1, dropout
     return Sizes(
         len(cu_seqlens) - 1, total, heads, kv_heads, head_dim, scale, dropout, seed, causal, torch.get_num_threads()

@@ -70,6 +70,7 @@ def _decode(
     assert supports(qkv.dtype, head_dim), (qkv.dtype, head_dim)
     assert lengths.dtype == torch.int64, "lengths are int64"
     assert lengths.shape == (num_rows,), "one length per row"
+    assert num_rows == 0 or int(lengths.max()) < capacity, "the cache is full"
     wide = WIDE[qkv.dtype]
     tables = (None if table is None else table.to(wide).contiguous() for table in (cos, sin))
     out = qkv.new_empty((num_rows, heads, head_dim))

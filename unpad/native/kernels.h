@@ -16,6 +16,10 @@ extern "C" {
 
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1 };
 
+/* Raised with every change of this file, so that a library compiled from another one is not called. */
+#define UNPAD_INTERFACE 1
+int unpad_interface(void);
+
 /* 1 when the processor has the instructions these kernels are compiled for. */
 int unpad_supported(void);
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 SWITCH = "UNPAD_NATIVE"
+INTERFACE = 1  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1}  # of activations, as in kernels.h
 _switched_off = False
 
@@ -25,13 +27,15 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library, or why there is none."""
     if os.environ.get(SWITCH, "1") == "0":
         return None, f"switched off by {SWITCH}=0"
-    found = sorted(Path(__file__).parent.glob("_kernels*.so"))
-    if not found:
-        return None, "not compiled: the installation found no C++ compiler, or no Linux on x86-64"
+    file = Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
+    if not file.exists():
+        return None, "not compiled: the installation found no gcc, or no Linux on x86-64"
     try:
-        library = ctypes.CDLL(str(found[0]))
+        library = ctypes.CDLL(str(file))
     except OSError as error:
-        return None, f"{found[0].name} cannot be loaded: {error}"
+        return None, f"{file.name} cannot be loaded: {error}"
+    if library.unpad_interface() != INTERFACE:
+        return None, "compiled from other sources: install again"
     if not library.unpad_supported():
         return None, "this processor has no AVX-512 BF16"
     if len(_openmp_runtimes()) > 1:  # two pools of threads would wait for each other's cores
@@ -58,9 +62,9 @@ def enabled() -> bool:
     return not _switched_off and _load()[0] is not None
 
 
-def runs(x: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Whether kernels take a tensor like this one; `dtype` is the computing dtype where it is not the tensor's own."""
-    return x.device.type == "cpu" and (dtype or x.dtype) in DTYPES and enabled()
+def runs(x: Tensor) -> bool:
+    """Whether kernels take activations like this tensor."""
+    return x.device.type == "cpu" and x.dtype in DTYPES and enabled()
 
 
 def describe() -> str:

@@ -160,8 +160,8 @@ def _forward(
     seed: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = residual.dtype
-    assert _narrow(wide) == dtype, f"activations of {dtype} with a residual of {wide}"
+    wide = torch.promote_types(dtype, torch.float32)
+    assert residual.dtype == wide, f"activations of {dtype} with a residual of {residual.dtype}"
     for vector in (weight,) if bias is None else (weight, bias):
         assert vector.dtype == wide, f"parameters of {vector.dtype} with a residual of {wide}"
         assert vector.shape == residual.shape[1:], "parameters do not match"

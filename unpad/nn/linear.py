@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -27,7 +29,8 @@ class _Copy:
     version: int  # of the parameter when the copy was made
 
 
-_kept: WeakTensorKeyDictionary | None = None  # what the innermost `keep_copies` keeps
+# What the innermost `keep_copies` of this thread keeps: parameter -> _Copy.
+_kept: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("_kept", default=None)
 _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
 
 
@@ -41,16 +44,16 @@ def keep_copies(owner: object | None = None) -> Iterator[None]:
     Args:
         owner: the copies are there again the next time, as long as this object lives; None forgets them at the end.
     """
-    global _kept
-    before = _kept
     if owner is not None:
-        _kept = _owned.setdefault(owner, WeakTensorKeyDictionary())
-    elif _kept is None:
-        _kept = WeakTensorKeyDictionary()
+        copies = _owned.setdefault(owner, WeakTensorKeyDictionary())
+    else:
+        outer = _kept.get()
+        copies = WeakTensorKeyDictionary() if outer is None else outer
+    token = _kept.set(copies)
     try:
         yield
     finally:
-        _kept = before
+        _kept.reset(token)
 
 
 def parameters_changed(parameters: Iterable[Tensor]) -> None:
@@ -69,13 +72,14 @@ def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     """A parameter in the computing dtype, without gradient."""
     if parameter.dtype == dtype:
         return parameter.detach()
-    if _kept is None:
+    copies = _kept.get()
+    if copies is None:
         return parameter.detach().to(dtype)
-    kept: _Copy | None = _kept.get(parameter)
+    kept: _Copy | None = copies.get(parameter)
     if kept is None or kept.value.dtype != dtype or kept.value.device != parameter.device:
         with torch.inference_mode(False), torch.no_grad():  # a copy first made for inference may be trained with later
             kept = _Copy(parameter.detach().to(dtype), parameter._version)
-        _kept[parameter] = kept
+        copies[parameter] = kept
     elif kept.version != parameter._version:
         with torch.no_grad():
             kept.value.copy_(parameter)
@@ -88,15 +92,17 @@ def kept_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor | None:
 
     Whoever writes to both behind autograd's back calls `copies_written` then.
     """
-    kept: _Copy | None = None if _kept is None else _kept.get(parameter)
+    copies = _kept.get()
+    kept: _Copy | None = None if copies is None else copies.get(parameter)
     return kept.value if kept is not None and kept.value.dtype == dtype else None
 
 
 def copies_written(parameters: Iterable[Tensor]) -> None:
     """Say that the kept copies of these parameters hold their newest values."""
+    copies = _kept.get()
     for parameter in parameters:
-        if _kept is not None and parameter in _kept:
-            _kept[parameter].version = parameter._version
+        if copies is not None and parameter in copies:
+            copies[parameter].version = parameter._version
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -128,6 +134,7 @@ class _LowPrecision(torch.autograd.Function):
         return F.linear(x, low, None if bias is None else computing_copy(bias, x.dtype))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, low = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad

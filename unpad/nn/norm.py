@@ -14,6 +14,12 @@ from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import compute_dtype
 
 
+def _runs_native(residual: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
+    wide = torch.promote_types(dtype, torch.float32)
+    known = dtype in library.DTYPES and residual.dtype == weight.dtype == wide
+    return known and residual.device.type == "cpu" and library.enabled()
+
+
 class Norm(nn.Module):
     """RMSNorm, g * x / sqrt(mean(x^2) + eps) (Zhang and Sennrich 2019, arXiv 1910.07467), or LayerNorm,
     g * (x - mean) / sqrt(var + eps) + b (Ba et al. 2016, arXiv 1607.06450), of a residual stream.
@@ -41,16 +47,17 @@ class Norm(nn.Module):
         dtype = compute_dtype(residual)
         share = self.dropout if self.training and delta is not None else 0.0
         seed = draw_seed() if share else 0
-        if library.runs(residual, dtype):
+        if _runs_native(residual, self.weight, dtype):
             return add_norm(
                 residual, delta, self.weight, self.bias,
                 eps=self.eps, centred=self.bias is not None, dropout=share, seed=seed, dtype=dtype,
             )  # fmt: skip
         if delta is not None:
             residual = residual + dropout(delta, share, seed)
-        weight, bias = self.weight.to(residual.dtype), None if self.bias is None else self.bias.to(residual.dtype)
+        wide = residual.to(torch.promote_types(residual.dtype, torch.float32))
+        weight, bias = self.weight.to(wide.dtype), None if self.bias is None else self.bias.to(wide.dtype)
         if bias is None:
-            y = F.rms_norm(residual, weight.shape, weight, self.eps)
+            y = F.rms_norm(wide, weight.shape, weight, self.eps)
         else:
-            y = F.layer_norm(residual, weight.shape, weight, bias, self.eps)
+            y = F.layer_norm(wide, weight.shape, weight, bias, self.eps)
         return residual, y.to(dtype)
