@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from workloads import Ours, workload
@@ -35,6 +35,8 @@ FULL = "all"
 
 class Off:
     """Stands for `native/library.py` where a part is to go through torch."""
+
+    DTYPES: ClassVar[dict[Any, int]] = {}
 
     @staticmethod
     def runs(*_: Any) -> bool:
