@@ -132,7 +132,7 @@ def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path: Path) -
 
 def test_a_rate_that_changes_by_epoch_is_constant_within_epochs_of_any_length(tmp_path: Path) -> None:
     recipe = write_toy(
-        tmp_path, stages=[], plan={"tokens_per_step": 120}, optim={"per": "epoch"}, train={"max_epochs": 3},
+        tmp_path, stages=[], plan={"tokens_per_step": 100}, optim={"per": "epoch"}, train={"max_epochs": 3},
         data={"chat": None},
     )  # fmt: skip
     run(recipe, tmp_path / "run")
