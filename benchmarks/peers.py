@@ -31,7 +31,7 @@ from unpad.step import choose_precision
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments
 MEGABATCH = 50  # batches that are sorted by length together, in transformers' LengthGroupedSampler
-STRATA = 8  # a round of a side with grouped batches holds so many steps, one from each part of the lengths
+STRATA = 8  # a round of a padded side holds a multiple of so many steps, one from each part of the lengths
 BATCH_CANDIDATES = (8, 16, 32, 64)
 Example = tuple[Tensor, Tensor]
 
@@ -54,26 +54,25 @@ def bf16_here() -> bool:
 # --------------------------------------------------------------------------- batches
 
 
-def random_batches(lengths: Sequence[int], size: int, generator: torch.Generator) -> list[list[int]]:
-    """One epoch in random order."""
-    return [part.tolist() for part in torch.randperm(len(lengths), generator=generator).split(size)]
+def epoch_batches(lengths: Sequence[int], size: int, grouped: bool, generator: torch.Generator) -> list[list[int]]:
+    """One epoch of the batches that the Trainer's samplers make, in an order fit for measuring.
 
-
-def grouped_batches(lengths: Sequence[int], size: int, generator: torch.Generator) -> list[list[int]]:
-    """One epoch of the batches that `train_sampling_strategy="group_by_length"` makes, in an order fit for measuring.
-
-    Its sampler sorts 50 batches at a time, longest first, so that a few steps in a row are all long or all short. Here
-    every STRATA batches in a row hold one of each STRATA parts of the batches, sorted by their longest sequence; up to
-    STRATA - 1 batches that are left over are dropped.
+    `train_sampling_strategy="random"` cuts a random order into batches; `"group_by_length"` sorts 50 batches at a time,
+    longest first. Either way what a batch costs follows its longest sequence, and a few steps in a row may be all dear
+    or all cheap. Here every STRATA batches in a row hold one of each STRATA parts of the batches, sorted by their
+    longest sequence, so that every round sees all of them alike; up to STRATA - 1 batches that are left over are
+    dropped.
     """
     batches = []
     for part in torch.randperm(len(lengths), generator=generator).split(MEGABATCH * size):
-        order = sorted(part.tolist(), key=lambda i: lengths[i], reverse=True)
+        order = part.tolist()
+        if grouped:
+            order.sort(key=lambda i: lengths[i], reverse=True)
         batches += [order[i : i + size] for i in range(0, len(order), size)]
     strata = min(STRATA, len(batches))
     whole = len(batches) // strata * strata
     kept = [batches[i] for i in torch.randperm(len(batches), generator=generator)[:whole].tolist()]
-    kept.sort(key=lambda batch: lengths[batch[0]])
+    kept.sort(key=lambda batch: max(lengths[i] for i in batch))
     columns = [
         [kept[start + i] for i in torch.randperm(whole // strata, generator=generator).tolist()]
         for start in range(0, whole, whole // strata)
@@ -92,15 +91,16 @@ class Batches:
     @property
     def cycle(self) -> int:
         """Steps that together see short and long batches alike."""
-        return min(STRATA, -(-len(self.lengths) // self.size)) if self.grouped else 1
+        if min(self.lengths) == max(self.lengths):
+            return 1
+        return min(STRATA, -(-len(self.lengths) // self.size))
 
     def __iter__(self) -> Iterator[list[int]]:
         return self
 
     def __next__(self) -> list[int]:
         if not self._rest:
-            make = grouped_batches if self.grouped else random_batches
-            self._rest.extend(make(self.lengths, self.size, self.generator))
+            self._rest.extend(epoch_batches(self.lengths, self.size, self.grouped, self.generator))
         return self._rest.popleft()
 
     def longest_next(self) -> None:
@@ -326,7 +326,7 @@ class PackingSide(TrainerSide):
             train_dataset=Dataset.from_dict({"input_ids": [ids.tolist() for ids, _ in workload.examples()]}),
             processing_class=tokenizer,
         )  # fmt: skip
-        self.batches = Batches([1], 1, grouped=False)  # for its cycle: rows of one length have none
+        self.batches = Batches([1], 1, grouped=False)  # TRL makes the batches; rows of one length have no cycle
         self._stream = (batch for _ in count() for batch in self.trainer.get_train_dataloader())
         self._begin()
 

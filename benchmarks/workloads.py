@@ -172,6 +172,7 @@ def our_sides() -> dict[str, Callable[[Workload], Ours]]:
     return {
         "ours": Ours,
         "ours, torch kernels": lambda w: Ours(w, native=False),
+        "one at a time, torch": lambda w: Ours(w, precision="fp32", native=False, **alone),
         "ours, one at a time, fp32": lambda w: Ours(w, precision="fp32", **alone),
         "ours, one at a time, auto": lambda w: Ours(w, **alone),
         "ours, buckets": lambda w: Ours(w, strategy="bucket"),
