@@ -32,6 +32,12 @@ class RaggedBatch:
         target_index: (num_targets,) int64, the positions where `loss_mask` is True.
         inputs_embeds: (total_tokens, dim), inputs that are no tokens of the vocabulary, such as patches.
         seq_ids: (num_seqs,) int64, which sequences of the corpus these are; names them in errors.
+        seq_labels: (num_seqs,) int64, a class for every sequence, where sequences and not tokens are the targets.
+        grid: (num_seqs, 2) int64, rows and columns of patches of every image; position_ids then count row by row, and
+            keep doing so for the patches that are left when some are dropped.
+        media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
+        media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
+        media_seqs: (media.num_seqs,) int64, the sequence of this run that each image stands in.
     """
 
     layout: Layout | PaddedLayout
@@ -42,6 +48,11 @@ class RaggedBatch:
     target_index: Tensor
     inputs_embeds: Tensor | None = None
     seq_ids: Tensor | None = None
+    seq_labels: Tensor | None = None
+    grid: Tensor | None = None
+    media: RaggedBatch | None = None
+    media_index: Tensor | None = None
+    media_seqs: Tensor | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -54,23 +65,23 @@ class RaggedBatch:
 
     @property
     def num_targets(self) -> int:
-        return self.target_index.numel()
+        """Labels that count: of tokens, or of whole sequences."""
+        return self.target_index.numel() if self.seq_labels is None else self.seq_labels.numel()
 
     def to(self, device: torch.device) -> RaggedBatch:
         if self.position_ids.device == device:
             return self
         moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, layout=self.layout.to(device), **moved)
+        media = None if self.media is None else self.media.to(device)
+        return replace(self, layout=self.layout.to(device), media=media, **moved)
 
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
         assert isinstance(self.layout, Layout), "only a flat run can be split by sequence"
-        cu = self.layout.cu_seqlens.tolist()
-        spans = [torch.arange(cu[s], cu[s + 1]) for s in seqs]
-        tokens = torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
+        tokens = self.layout.tokens_of(seqs)
         loss_mask = self.loss_mask[tokens]
-        return RaggedBatch(
-            layout=build_layout(np.array([cu[s + 1] - cu[s] for s in seqs], np.int64)),
+        chosen = RaggedBatch(
+            layout=build_layout(self.layout.lengths()[list(seqs)].cpu().numpy()),
             position_ids=self.position_ids[tokens],
             input_ids=None if self.input_ids is None else self.input_ids[tokens],
             labels=self.labels[tokens],
@@ -78,7 +89,25 @@ class RaggedBatch:
             target_index=loss_mask.nonzero().flatten(),
             inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds[tokens],
             seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
-        ).to(self.position_ids.device)
+            seq_labels=None if self.seq_labels is None else self.seq_labels[list(seqs)],
+            grid=None if self.grid is None else self.grid[list(seqs)],
+        )
+        return self._with_media(chosen, seqs, tokens).to(self.position_ids.device)
+
+    def _with_media(self, chosen: RaggedBatch, seqs: Sequence[int], tokens: Tensor) -> RaggedBatch:
+        """Give a selection the images of its sequences."""
+        if self.media is None or self.media_index is None or self.media_seqs is None:
+            return chosen
+        owners = self.media_seqs.tolist()
+        images = [(new, image) for new, seq in enumerate(seqs) for image, owner in enumerate(owners) if owner == seq]
+        is_media = torch.zeros(self.total_tokens, dtype=torch.bool)
+        is_media[self.media_index] = True
+        return replace(
+            chosen,
+            media=self.media.select([image for _, image in images]),
+            media_index=is_media[tokens].nonzero().flatten(),
+            media_seqs=torch.tensor([new for new, _ in images], dtype=torch.int64),
+        )
 
     def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
         """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.
@@ -93,6 +122,7 @@ class RaggedBatch:
             return None if values is None else to_padded(values, self.layout, side, pad_to, fill)[0].flatten(0, 1)
 
         _, mask = to_padded(torch.ones_like(self.loss_mask), self.layout, side, pad_to, 0)
+        cells = mask.flatten().nonzero().flatten()  # (total_tokens,) the cell of every token
         loss_mask = rectangle(self.loss_mask, 0)
         position_ids, labels = rectangle(self.position_ids, 0), rectangle(self.labels, 0)
         assert loss_mask is not None
@@ -107,6 +137,11 @@ class RaggedBatch:
             target_index=loss_mask.nonzero().flatten(),
             inputs_embeds=rectangle(self.inputs_embeds, 0),
             seq_ids=self.seq_ids,
+            seq_labels=self.seq_labels,
+            grid=self.grid,
+            media=self.media,
+            media_index=None if self.media_index is None else cells[self.media_index],
+            media_seqs=self.media_seqs,
         )
 
 
