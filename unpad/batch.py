@@ -135,7 +135,7 @@ class RaggedBatch:
             labels=labels,
             loss_mask=loss_mask,
             target_index=loss_mask.nonzero().flatten(),
-            inputs_embeds=rectangle(self.inputs_embeds, 0),
+            inputs_embeds=rectangle(self.inputs_embeds, pad_id),
             seq_ids=self.seq_ids,
             seq_labels=self.seq_labels,
             grid=self.grid,
@@ -194,6 +194,45 @@ def from_sequences(
     lengths = [max(len(s) - 1, 0) for s in sequences]
     return make_batch(
         np.array(inputs, np.int64), np.array(labels, np.int64), np.array(counted, np.bool_), np.array(lengths, np.int64)
+    )
+
+
+def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
+    """One batch of all sequences of several flat ones, in order; `select` takes it apart again."""
+    layouts = [batch.layout for batch in batches]
+    assert all(isinstance(layout, Layout) for layout in layouts), "rectangles of different widths have no common one"
+    lengths = [layout.lengths() for layout in layouts]
+    first_token = np.cumsum([0, *(batch.total_tokens for batch in batches)]).tolist()
+    first_seq = np.cumsum([0, *(batch.num_seqs for batch in batches)]).tolist()
+
+    def joined(name: str, shifts: Sequence[int] | None = None) -> Tensor | None:
+        parts = [getattr(batch, name) for batch in batches]
+        if all(part is None for part in parts):
+            return None
+        known = [
+            (part, shift) for part, shift in zip(parts, shifts or [0] * len(parts), strict=False) if part is not None
+        ]
+        return torch.cat([part + shift if shift else part for part, shift in known])
+
+    def required(name: str, shifts: Sequence[int] | None = None) -> Tensor:
+        found = joined(name, shifts)
+        return torch.zeros(0, dtype=torch.int64) if found is None else found
+
+    media = [batch.media for batch in batches if batch.media is not None]
+    return RaggedBatch(
+        layout=build_layout(torch.cat([torch.zeros(0, dtype=torch.int64), *lengths]).cpu().numpy()),
+        position_ids=required("position_ids"),
+        input_ids=joined("input_ids"),
+        labels=required("labels"),
+        loss_mask=required("loss_mask").bool(),
+        target_index=required("target_index", first_token),
+        inputs_embeds=joined("inputs_embeds"),
+        seq_ids=joined("seq_ids"),
+        seq_labels=joined("seq_labels"),
+        grid=joined("grid"),
+        media=concatenate(media) if media else None,
+        media_index=joined("media_index", first_token),
+        media_seqs=joined("media_seqs", first_seq),
     )
 
 

@@ -20,6 +20,7 @@ from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
+DATA = "text"
 PRESETS: dict[str, dict[str, Any]] = {
     # A small Chinese GPT: sinusoidal positions scaled against the embedding, and a norm before the head.
     "zh_gpt": {
