@@ -196,10 +196,10 @@ def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) 
     apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")
     stage = joined.stages[0]
     assert stage_sequences(joined, stage, 0).size == 1
-    assert joined.tokens.lengths.sum() == apart.tokens.lengths.sum()
+    assert joined.data.tokens.lengths.sum() == apart.data.tokens.lengths.sum()
     windows = epoch_plan(joined, stage, 0)
     assert windows.pieces.lengths.max() <= joined.model.config.longest
-    assert windows.ledger.total == int(joined.tokens.lengths[stage_sequences(joined, stage, 0)].sum()) - 1
+    assert windows.ledger.total == int(joined.data.tokens.lengths[stage_sequences(joined, stage, 0)].sum()) - 1
 
 
 # --------------------------------------------------------------------------- weights

@@ -291,7 +291,7 @@ def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: py
     wall = time.perf_counter() - began
     *rows, waiting = result.lines
     assert {line.split()[0] for line in rows} == set(parts)
-    assert parts.keys() >= {"tokenise", "wait", "train", "evaluate", "save", "log", "other"}
+    assert parts.keys() >= {"read", "wait", "train", "evaluate", "save", "log", "other"}
     assert sum(parts.values()) == pytest.approx(wall, rel=0.05)
     assert parts["other"] < 0.15 * wall
     assert sum(float(line.split()[-1].rstrip("%")) for line in rows) == pytest.approx(100, abs=1)

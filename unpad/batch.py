@@ -26,7 +26,8 @@ class RaggedBatch:
     Args:
         layout: boundaries. A PaddedLayout makes this a flattened (batch, seq) rectangle, for comparison and exchange.
         position_ids: (total_tokens,) int64, counted from 0 in every sequence unless the data says otherwise.
-        input_ids: (total_tokens,) int64; None when `inputs_embeds` is given.
+        input_ids: (total_tokens,) int64; None where there are no tokens of a vocabulary. Beside `inputs_embeds` they
+            only tell that this is text.
         labels: (total_tokens,) int64, the token to predict at each position; 0 where `loss_mask` is False.
         loss_mask: (total_tokens,) bool, True where a label counts.
         target_index: (num_targets,) int64, the positions where `loss_mask` is True.

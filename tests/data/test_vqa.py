@@ -61,7 +61,8 @@ def recipe_of(file: Path, **sections: Any) -> Recipe:
     values: dict[str, Any] = {
         "data": {"vqa": str(file), "holdout": 0.25}, "model": SMALL, "precision": "fp32",
         "plan": {"tokens_per_step": 512, "tokens_per_micro": 512, "overflow": "error"},
-        "train": {"max_epochs": 12, "threads": 1}, "optim": {"lr": 5e-3, "schedule": "constant"}, "generate": {"max_new_tokens": 6},
+        "train": {"max_epochs": 12, "threads": 1}, "optim": {"lr": 5e-3, "schedule": "constant"},
+        "generate": {"max_new_tokens": 6},
     }  # fmt: skip
     for name, fields in sections.items():
         values[name] = {**values.get(name, {}), **fields}

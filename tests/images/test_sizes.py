@@ -41,6 +41,7 @@ def test_a_native_image_has_the_nearest_number_of_patches() -> None:
     assert grid_of(24, 40, 16, settings) == (3, 2)  # a half is rounded up
     assert grid_of(1, 1, 16, settings) == (1, 1)
     assert grid_of(48, 720, 16, settings) == (45, 3)
+    assert grid_of(154, 166, 10, settings) == (17, 15)  # 255 fit, though 16 x 15 would be nearer to the aspect
 
 
 def test_a_strip_stays_a_strip() -> None:

@@ -115,6 +115,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Pa
 def test_logits_equal_those_of_transformers_row_by_row(saved: tuple[nn.Module, Path]) -> None:
     theirs, folder = saved
     ours, _ = load_llava(folder)
+    assert (ours.decoder.head is None) == theirs.config.tie_word_embeddings
     batch = samples(theirs).batch
     assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
 
@@ -357,7 +358,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "oblong": ({"vision_config": {"image_size": [28, 42]}}, r"vision_config.image_size is \[28, 42\]"),
     "cut patches": ({"vision_config": {"image_size": 30}}, "image_size is 30, .* expected a multiple of 14"),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config is"),
-    "size": ({"text_config": {"hidden_size": 16}}, "tensors do not fit config.json"),
+    "size": ({"text_config": {"intermediate_size": 16}}, "tensors do not fit config.json"),
     "depth": ({"text_config": {"num_hidden_layers": 3}}, "layers.2.* is missing"),
     "shallow": ({"text_config": {"num_hidden_layers": 1}}, "layers.1.* is unknown"),
     "text": ({"text_config": {"hidden_size": "wide"}}, "text_config.hidden_size is 'wide'"),

@@ -174,7 +174,7 @@ def test_bf16_stays_close_to_fp64_and_scores_are_fp32() -> None:
 
 
 def halves(num: int, side: int, seed: int) -> RaggedBatch:
-    """Noisy images of 8 to 48 pixels a side brought to squares; label 0 is brighter on the left half, 1 on the right."""
+    """Noisy images of 8 to 48 pixels a side brought to squares; label 0 is brighter on the left, 1 on the right."""
     generator = np.random.default_rng(seed)
     squares, labels = [], generator.integers(0, 2, num).tolist()
     for label in labels:
@@ -196,6 +196,15 @@ def test_it_learns_which_half_of_an_image_is_bright() -> None:
     with torch.no_grad():
         right = model.classify(fresh).argmax(1) == fresh.seq_labels
     assert right.double().mean() > 0.95
+
+
+def test_a_fresh_model_lets_the_signal_through() -> None:
+    torch.manual_seed(0)
+    model = build_model(model_config({"kind": "cnn", "patch": SIDE}), CLASSES)
+    assert isinstance(model, Cnn)
+    features = model(random_squares())
+    assert 0.1 < features.std() < 10
+    assert all(torch.equal(c.bias, torch.zeros_like(c.bias)) for c in model.convolutions)
 
 
 def test_defaults() -> None:

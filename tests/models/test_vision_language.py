@@ -20,7 +20,7 @@ from torch.func import functional_call
 from tests.vision import GRIDS, IMAGE, PATCH, ROWS, VOCAB, encode, picture, prepare
 from unpad.batch import RaggedBatch, from_padded, from_sequences
 from unpad.errors import RecipeError, SourceError
-from unpad.generate import advance
+from unpad.generate import advance, generate
 from unpad.interchange.preprocess import Special, preprocess
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
@@ -30,6 +30,7 @@ from unpad.nn.activation import activate
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.tower import Tower, TowerConfig
 from unpad.optim import freeze
+from unpad.recipe import Generate
 from unpad.step import WEIGHTS, accumulate
 
 LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
@@ -280,6 +281,15 @@ def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
     assert 0 < (close - exact).norm() < 0.05 * exact.norm()
 
 
+@torch.no_grad()
+def test_visual_tokens_may_come_in_low_precision() -> None:
+    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    visual = model.encode(batch.media).bfloat16()
+    spliced = model.splice(batch, visual)
+    assert spliced.inputs_embeds.dtype == torch.float32
+    assert torch.equal(spliced.inputs_embeds[batch.media_index], visual.float())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype: torch.dtype) -> None:
     x = torch.linspace(-6, 6, 60, dtype=torch.float64).unflatten(0, (5, 12)).to(dtype)
@@ -339,10 +349,11 @@ def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
         model(replace(batch, media=None, media_index=None, media_seqs=None))
 
 
-def test_fewer_places_than_visual_tokens_are_named_without_knowing_placeholders() -> None:
-    model = tiny(**KINDS["clip"], image_id=None)
+@pytest.mark.parametrize("image_id", [IMAGE, None])
+def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None:
+    model = tiny(**KINDS["clip"], image_id=image_id)
     batch = prepare(ROWS).batch
-    with pytest.raises(SourceError, match="visual tokens") as caught:
+    with pytest.raises(SourceError, match="3 placeholders for 4 visual tokens") as caught:
         model(replace(batch, media_index=batch.media_index[:-1]))
     assert "sequence 4" in str(caught.value)
 
@@ -391,3 +402,5 @@ def test_the_model_offers_what_training_and_generation_ask_for() -> None:
     assert TowerConfig().num_run == 1  # of two blocks
     plain = from_sequences([[1, 2, 3]])
     assert model.logits(model(plain)).shape == (2, VOCAB)
+    model, settings, prompts = tiny(LEARNED), Generate(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
+    assert generate(model, prompts, settings, eos_id=-1) == generate(model.decoder, prompts, settings, eos_id=-1)

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck
 
 from unpad.batch import to_padded
 from unpad.layout import Layout, PaddedLayout, build_layout
-from unpad.nn.pool import AttentionPool, segment_mean, segment_sum
+from unpad.nn.pool import AttentionPool, _reduce, segment_mean, segment_sum
 
 Pool = Callable[[Tensor, Layout | PaddedLayout], Tensor]
 LENGTHS = [5, 0, 1, 300, 0, 17]
@@ -60,6 +60,17 @@ def test_a_pool_of_many_sequences_is_the_definition_for_each(name: str) -> None:
         padded, mask = to_padded(x, layout, side, pad_to=310, fill=math.nan)
         got = pools()[name](padded.flatten(0, 1), PaddedLayout(mask))
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, [], [0, 0]])
+def test_the_sum_of_accelerators_is_that_of_the_processor(lengths: list[int]) -> None:
+    x, layout = flat_run(lengths)
+    here, there = x.clone().requires_grad_(), x.clone().requires_grad_()
+    sums = segment_sum(here, layout), _reduce(there, "sum", layout.lengths())
+    torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-12)
+    for total in sums:
+        total.square().sum().backward()
+    torch.testing.assert_close(here.grad, there.grad, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", pools())
@@ -126,10 +137,10 @@ def _softmax_pool(pool: AttentionPool, x: Tensor) -> Tensor:
 
 
 def test_low_precision_is_summed_in_fp32_and_fp64_stays() -> None:
-    x = torch.ones(4096, WIDTH, dtype=torch.bfloat16)  # in bf16 a sum of ones stops at 256
-    layout = build_layout(np.array([4096]))
-    assert torch.equal(segment_sum(x, layout), torch.full((1, WIDTH), 4096.0))
-    assert torch.equal(segment_mean(x, layout), torch.ones(1, WIDTH))
+    x = torch.ones(4097, WIDTH, dtype=torch.bfloat16)  # a number that bf16 does not have
+    layout = build_layout(np.array([4097]))
+    torch.testing.assert_close(segment_sum(x, layout), torch.full((1, WIDTH), 4097.0), rtol=0, atol=0)
+    torch.testing.assert_close(segment_mean(x, layout), torch.ones(1, WIDTH), rtol=0, atol=0)
     pool = attention_pool(torch.bfloat16)
     pool.to_value.weight.data = torch.eye(WIDTH, dtype=torch.bfloat16)
     torch.testing.assert_close(pool(x, layout), torch.ones(1, WIDTH))

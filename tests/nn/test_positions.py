@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -54,9 +56,9 @@ def test_every_place_of_an_image_larger_than_any_seen_is_finite_and_distinct(siz
 
 @torch.no_grad()
 def test_places_of_equal_number_in_images_of_unlike_shape_differ() -> None:
-    embeddings = positions()(*images((2, 6), (6, 2), (3, 4)))
-    wide, tall, other = embeddings.split(12)
-    assert (wide - tall).norm(dim=1).min() > 1e-3  # the corner too: its fractions are equal, the rest of the image not
+    wide, tall, other = positions()(*images((2, 6), (6, 2), (3, 4))).split(12)
+    assert torch.equal(wide[0], tall[0])  # the upper left corner is where every coordinate begins
+    assert (wide - tall)[1:].norm(dim=1).min() > 1e-3
     assert (wide - other)[1:].norm(dim=1).min() > 1e-3
 
 
@@ -110,11 +112,38 @@ def test_no_images_have_no_positions_and_an_empty_image_harms_none() -> None:
     torch.testing.assert_close(padded[2:], module(*images((1, 2))))
 
 
+def waves(coordinate: int, size: int) -> Tensor:
+    """What a map sees of one coordinate, (4 * num_waves,), with num_waves = 4."""
+    absolute = [coordinate / 10_000 ** (i / 4) for i in range(4)]
+    relative = [coordinate / max(size - 1, 1) * math.pi * 64 ** (i / 4) for i in range(4)]
+    angles = [math.sin(a) for a in absolute], [math.cos(a) for a in absolute]
+    fractions = [math.sin(a) for a in relative], [math.cos(a) for a in relative]
+    return torch.tensor([*angles[0], *angles[1], *fractions[0], *fractions[1]], dtype=torch.float64)
+
+
 @torch.no_grad()
-def test_far_coordinates_lose_nothing_to_fp32() -> None:
-    exact = positions()(*images((1, 20_000)))
-    error = positions(torch.float32)(*images((1, 20_000))).double() - exact
-    assert error.norm() <= 1e-6 * exact.norm()
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_an_embedding_follows_its_formula_near_and_far(dtype: torch.dtype, tolerance: float) -> None:
+    exact = positions()
+    rows, columns = 2, 20_000
+    embeddings = positions(dtype)(*images((3, 5), (rows, columns)))[15:].double()
+    for row, column in [(0, 0), (1, 1), (0, 777), (1, 14_321), (1, 19_999)]:
+        expected = exact.row.weight @ waves(row, rows) + exact.column.weight @ waves(column, columns)
+        assert (embeddings[row * columns + column] - expected).norm() <= tolerance * expected.norm()
+
+
+def test_gradients_of_low_precision_are_summed_in_fp32() -> None:
+    exact, low = positions(), positions(torch.float32)
+    strip = images((1, 4096))  # in bf16 a sum of ones stops at 256
+    exact(*strip).sum().backward()
+    with torch.autocast("cpu", torch.bfloat16):
+        embeddings = low(*strip)
+    assert embeddings.dtype == torch.float32
+    embeddings.sum().backward()
+    assert low.row.weight.grad is not None
+    assert exact.row.weight.grad is not None
+    error = (low.row.weight.grad - exact.row.weight.grad).norm()
+    assert error <= 1e-2 * exact.row.weight.grad.norm()
 
 
 def test_any_width_has_positions_and_both_maps_are_trained() -> None:

@@ -1,8 +1,9 @@
 """Image files nobody vouches for: their size from the header alone, their pixels, or a fault with a code.
 
 The parts of a file are read here; Pillow receives only those that hold pixels. So text and colour profiles are never
-unpacked, a second header never replaces the one whose size was checked, and Pillow has nothing to warn about. Memory is
-bounded by MAX_PIXELS. This module needs neither torch nor the rest of the package, so that a small process can run it.
+unpacked, a second header never replaces the one whose size was checked, and Pillow has nothing to warn about. A process
+that decodes one image at a time needs at most 512 MiB beside the file. This module needs neither torch nor the rest of
+the package, so that such a process can be small. What libtiff says about damaged TIFFs it writes to stderr by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from PIL import Image
 from unpad.errors import SourceError
 
 MAX_PIXELS = 40_000_000
+MAX_WEBP_PIXELS = 25_000_000  # libwebp and Pillow together hold four copies of the canvas
 MAX_SIDE = 16_384
 MAX_BYTES = 1 << 28
 MAX_METADATA = 1 << 24  # bytes of text, profiles and thumbnails in one file; profiles of printers have about 3 MB
@@ -30,7 +32,7 @@ FIXES = {
     "E_EMPTY": "remove the file, or copy it again",
     "E_FORMAT": "save it as PNG, JPEG, WebP, GIF, BMP or TIFF",
     "E_TRUNCATED": "copy the file again from where it came",
-    "E_PIXELS": f"reduce it to at most {MAX_PIXELS:,} pixels, {MAX_SIDE:,} a side",
+    "E_PIXELS": "make it smaller",
     "E_METADATA": "save it again without its metadata",
     "E_DECODE": "save it again with an image program",
 }
@@ -169,9 +171,10 @@ def _read_header(data: bytes) -> _Header:
         raise _truncated(name, "it should") from None
     if min(header.width, header.height) < 1:
         raise ImageError("E_DECODE", f"its header says {header.width} x {header.height} pixels")
-    if max(header.width, header.height) > MAX_SIDE or header.width * header.height > MAX_PIXELS:
-        limit = f"the limit is {MAX_PIXELS:,} and {MAX_SIDE:,} a side"
-        raise ImageError("E_PIXELS", f"{header.width:,} x {header.height:,} pixels; {limit}")
+    most = MAX_WEBP_PIXELS if name == "WEBP" else MAX_PIXELS
+    if max(header.width, header.height) > MAX_SIDE or header.width * header.height > most:
+        limit = f"more than {most:,} in a {name} or {MAX_SIDE:,} a side"
+        raise ImageError("E_PIXELS", f"{header.width:,} x {header.height:,} pixels, {limit}")
     return header
 
 
@@ -474,7 +477,7 @@ def _in_8_bits(transparency: object, mode: str, bits: int) -> object:
 
 def _rgb(image: Image.Image) -> NDArray[np.uint8]:
     """Pixels (height, width, 3) of an image of any mode, strip by strip."""
-    if image.mode in ("I", "F"):
+    if image.mode == "I":  # signed, or of 32 bits
         raise ImageError("E_DECODE", "it holds numbers of no stated range", "save it with 8 or 16 bits per sample")
     width, height = image.size
     pixels = np.empty((height, width, 3), np.uint8)

@@ -1,10 +1,10 @@
 """LLaVA checkpoints of Hugging Face: a folder of config.json and safetensors, in and out with equal logits.
 
 Covered is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as LLaVA 1.5 (Liu et al. 2023,
-arXiv 2310.03744). Tensors have names of two layouts: with the head inside the language model and `vision_model` inside
-the tower, as files of every version of transformers have them and as they are written here; or as transformers names
-its modules, with `model.` before them. Rotary positions turn the same pairs of channels there and here, so rows keep
-their order; queries, keys and values lie below each other in one matrix here, and so do gate and values.
+arXiv 2310.03744). Its versions name tensors differently: with `model.` before all of them or not, the head inside the
+language model or beside it, `vision_model` inside the tower or not. All are read; written are the names of versions up
+to 4.51, which later ones convert. Rotary positions turn the same pairs of channels there and here, so rows keep their
+order; queries, keys and values lie below each other in one matrix here, and so do gate and values.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _in_memory(name: str) -> str:
-    """The name in `_table` of a tensor of either layout."""
+    """The name in `_table` of a tensor, whichever version named it."""
     name = name.removeprefix("model.")
     for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
         if name.startswith(outer + inner):
@@ -204,7 +204,7 @@ def _in_memory(name: str) -> str:
 
 
 def _in_file(name: str) -> str:
-    """The name that every version of transformers reads, from the one in `_table`."""
+    """The name to write, from the one in `_table`."""
     if name == HEAD:
         return f"language_model.{HEAD}"
     for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):

@@ -6,6 +6,7 @@ image's result does not depend on its company.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -51,8 +52,9 @@ class Cnn(nn.Module):
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()
         self.config, self.num_classes = config, num_classes
-        pairs = zip(CHANNELS[:-1], CHANNELS[1:], strict=True)
-        self.convolutions = nn.ModuleList(nn.Conv2d(before, after, 3, padding=1) for before, after in pairs)
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise(CHANNELS)
+        )
         self.head = Linear(CHANNELS[-1], num_classes, bias=False)
         self.label_smoothing = 0.0
         init_weights(self, 0)

@@ -153,7 +153,7 @@ class Decoder(nn.Module):
         elif self.config.positions == "sinusoidal":
             # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the words.
             table = sinusoidal_table(limit, self.config.width).to(positions.device)[positions].to(x.dtype)
-            x = x + 0.02 * table if batch.inputs_embeds is None else x + table
+            x = x + 0.02 * table if batch.input_ids is not None else x + table
         return self.dropout(x)
 
     def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:

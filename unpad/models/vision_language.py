@@ -184,7 +184,8 @@ class VisionLanguage(nn.Module):
         marked, placed = (torch.bincount(sequence[at], minlength=batch.num_seqs) for at in (expected, index))
         wrong = ((marked != visual) | (placed != visual)).nonzero().flatten().tolist()
         if wrong:
-            counts = f"{int(marked[wrong[0]])} placeholders for {int(visual[wrong[0]])} visual tokens"
+            short = int(placed[wrong[0]]) if marked[wrong[0]] == visual[wrong[0]] else int(marked[wrong[0]])
+            counts = f"{short} placeholders for {int(visual[wrong[0]])} visual tokens"
         else:
             wrong = sequence[expected[expected != index][:1]].tolist()
             counts = "visual tokens at other places than its placeholders"

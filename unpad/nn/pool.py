@@ -25,7 +25,7 @@ def segment_sum(x: Tensor, layout: Layout | PaddedLayout) -> Tensor:
     Returns:
         (num_seqs, dim) in fp32 or wider, as accumulated; an empty sequence gives zeros.
     """
-    return _reduce(_real_tokens(x, layout), "sum", layout.lengths())
+    return _sum(_real_tokens(x, layout), layout.lengths())
 
 
 def segment_mean(x: Tensor, layout: Layout | PaddedLayout) -> Tensor:
@@ -58,16 +58,25 @@ class AttentionPool(nn.Module):
         sequence = torch.repeat_interleave(lengths, output_size=x.shape[0])  # (num_tokens,) of the real ones
         scores = self.query(x).to(wide) / math.sqrt(x.shape[1])  # (num_tokens, heads)
         # Each sequence's own maximum: with the batch's, a sequence of low scores would lose all of its weights.
-        highest = _reduce(scores.detach(), "max", lengths)
+        highest = _reduce(scores.detach(), "max", lengths)  # (num_seqs, heads)
         weights = (scores - highest.index_select(0, sequence)).exp()
         values = self.to_value(x).to(wide).unflatten(-1, (self.heads, -1))  # (num_tokens, heads, head_dim)
-        total = _reduce(weights, "sum", lengths)  # (num_seqs, heads), 0 for an empty sequence, else at least 1
-        pooled = _reduce((weights[..., None] * values).flatten(1), "sum", lengths).unflatten(-1, (self.heads, -1))
+        total = _sum(weights, lengths)  # (num_seqs, heads), 0 for an empty sequence, else at least 1
+        pooled = _sum((weights[..., None] * values).flatten(1), lengths).unflatten(-1, (self.heads, -1))
         return (pooled / torch.where(total > 0, total, 1)[..., None]).flatten(1)
 
 
 def _real_tokens(x: Tensor, layout: Layout | PaddedLayout) -> Tensor:
     return x[layout.attention_mask.flatten()] if isinstance(layout, PaddedLayout) else x
+
+
+def _sum(x: Tensor, lengths: Tensor) -> Tensor:
+    """Sum (num_tokens, dim), sequence after sequence, to (num_seqs, dim) in fp32 or wider."""
+    if x.device.type != "cpu":  # there `index_add` adds in whatever order its threads arrive
+        return _reduce(x, "sum", lengths)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # In the order of tokens, and some ten times faster than `segment_reduce`, which walks down one channel at a time.
+    return wide.new_zeros(len(lengths), x.shape[1]).index_add(0, torch.repeat_interleave(lengths), wide)
 
 
 def _reduce(x: Tensor, how: Literal["sum", "max"], lengths: Tensor) -> Tensor:

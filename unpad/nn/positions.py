@@ -6,13 +6,14 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from unpad.layout import Layout, PaddedLayout
 from unpad.nn.linear import Linear
 from unpad.nn.rope import rotary_frequencies
 
-# The quickest wave over the fraction of a side passes half a turn this many times, enough for sides of 64 patches;
-# longer ones tell neighbours apart by the absolute coordinate.
+# Waves over the fraction of a side make up to this many half turns, enough for sides of 64 patches; on longer ones the
+# absolute coordinate tells neighbours apart.
 MAX_HALF_TURNS = 64.0
 
 
@@ -42,16 +43,30 @@ class GridPositions(nn.Module):
             grid: (num_seqs, 2) int64, rows and columns of each image.
 
         Returns:
-            (total_tokens, width), in the computing dtype.
+            (total_tokens, width), fp32 or wider.
         """
-        # At least 1: padding cells of an image without patches would divide by 0.
-        sizes = grid.clamp_min(1).index_select(0, _sequence_of_cell(layout))
-        rows, columns = sizes.unbind(1)  # each (total_tokens,)
-        row, column = position_ids // columns, position_ids % columns
-        return self.row(self._waves(row, rows)) + self.column(self._waves(column, columns))
+        sizes = grid.clamp_min(1)  # padding cells of an image without patches would divide by 0
+        sequence = _sequence_of_cell(layout)  # (total_tokens,)
+        columns = sizes[:, 1].index_select(0, sequence)
+        row = self._embed_side(self.row, sizes[:, 0], sequence, position_ids // columns)
+        return row + self._embed_side(self.column, sizes[:, 1], sequence, position_ids % columns)
+
+    def _embed_side(self, linear: Linear, size: Tensor, sequence: Tensor, coordinate: Tensor) -> Tensor:
+        """Embed coordinates along one side, (total_tokens, width): each place once per image, not once per patch.
+
+        Args:
+            size: (num_seqs,) int64, length of this side of each image.
+            sequence, coordinate: (total_tokens,) int64.
+        """
+        starts = size.cumsum(0) - size  # (num_seqs,) where the places of each image begin
+        image = torch.repeat_interleave(size)  # (num_places,)
+        places = torch.arange(image.numel(), device=size.device) - starts[image]
+        table = linear(self._waves(places, size[image]))  # (num_places, width)
+        # Wide before it is spread: the gradient of a place is a sum over all patches there.
+        return F.embedding(starts[sequence] + coordinate, table.to(torch.promote_types(table.dtype, torch.float32)))
 
     def _waves(self, coordinate: Tensor, size: Tensor) -> Tensor:
-        """Sines and cosines of the coordinate, then of its fraction, (total_tokens, 4 * num_waves); made in fp64."""
+        """Sines and cosines of coordinates, then of their fractions of the side, (num, 4 * num_waves); made in fp64."""
         device = coordinate.device
         exponents = torch.arange(self.num_waves, dtype=torch.float64, device=device) / self.num_waves
         absolute = coordinate.double()[:, None] * rotary_frequencies(2 * self.num_waves, 1e4, "none", 1.0).to(device)
