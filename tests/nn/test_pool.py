@@ -13,7 +13,8 @@ from torch.autograd import gradcheck
 
 from unpad.batch import to_padded
 from unpad.layout import Layout, PaddedLayout, build_layout
-from unpad.nn.pool import AttentionPool, _reduce, segment_mean, segment_sum
+from unpad.nn.pool import AttentionPool
+from unpad.nn.segments import reduce_runs, segment_mean, segment_sum
 
 Pool = Callable[[Tensor, Layout | PaddedLayout], Tensor]
 LENGTHS = [5, 0, 1, 300, 0, 17]
@@ -66,7 +67,7 @@ def test_a_pool_of_many_sequences_is_the_definition_for_each(name: str) -> None:
 def test_the_sum_of_accelerators_is_that_of_the_processor(lengths: list[int]) -> None:
     x, layout = flat_run(lengths)
     here, there = x.clone().requires_grad_(), x.clone().requires_grad_()
-    sums = segment_sum(here, layout), _reduce(there, "sum", layout.lengths())
+    sums = segment_sum(here, layout), reduce_runs(there, "sum", layout.lengths())
     torch.testing.assert_close(*sums, rtol=1e-12, atol=1e-12)
     for total in sums:
         total.square().sum().backward()

@@ -19,7 +19,7 @@ from unpad.losses import Terms, cross_entropy, token_nll
 from unpad.nn.block import init_weights
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
-from unpad.nn.pool import segment_mean
+from unpad.nn.segments import segment_mean
 from unpad.recipe import Section
 
 CHANNELS = (3, 16, 32, 64, 128)

@@ -20,8 +20,9 @@ from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, init_weights
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.pool import AttentionPool, segment_mean
+from unpad.nn.pool import AttentionPool
 from unpad.nn.positions import GridPositions
+from unpad.nn.segments import segment_mean
 
 DATA = "images"
 
