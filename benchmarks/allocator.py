@@ -14,11 +14,12 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
 from data_paths import SHAPES, InMemory, lengths_of
 
-from unpad.loader import load_steps
+from unpad.loader import load_micro, load_steps
 from unpad.memory import HeapKeeper, choose_allocator, peak_memory
 from unpad.models import build_model, model_config
 from unpad.optim import make_optimizer
@@ -39,7 +40,7 @@ def measure(asked: str, steps: int) -> dict[str, float]:
     optimizer, heap = make_optimizer(model, Optim()), HeapKeeper()
     precision = choose_precision("auto", device)[0]
     seconds, before = [], resource.getrusage(resource.RUSAGE_SELF)
-    for number, micros in enumerate(load_steps(InMemory(lengths), made, 0, device)):
+    for number, micros in enumerate(load_steps(partial(load_micro, InMemory(lengths), pad_id=0), made, device)):
         if number == WARM:
             before = resource.getrusage(resource.RUSAGE_SELF)
         began = time.perf_counter()

@@ -25,13 +25,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unpad.evaluate.text import DocumentSums, Metric, document_nll, interval, resample, summarise
+from unpad.data.text import open_data
+from unpad.evaluate.metrics import Metric, interval, resample
+from unpad.evaluate.text import DocumentSums, document_nll, summarise
 from unpad.recipe import Recipe, load_recipe
-from unpad.run import RECIPE, find_run, load, open_tokenizer
+from unpad.run import RECIPE, find_run, load, open_files
 from unpad.sources.files import expand
 from unpad.sources.read import read_file
 from unpad.sources.split import HOLDOUT, TRAIN
-from unpad.tokens.corpus import TokenSet, prepare
+from unpad.tokens.corpus import TokenSet
 
 ORDERS = (3, 4, 5)
 # Surrogates are no characters, so no text holds them.
@@ -158,7 +160,8 @@ def difference(ours: DocumentSums, theirs: DocumentSums) -> Metric:
 def main(name: str) -> None:
     folder = find_run(name)
     recipe = load_recipe(str(folder / RECIPE))
-    tokens, tokenizer, _ = prepare(recipe, tokenizer=open_tokenizer(folder), kinds=("text",))
+    data = open_data(recipe, open_files(recipe, folder))
+    tokens = data.tokens
     texts = read_texts(recipe, tokens)
     held_out = np.flatnonzero(tokens.split == HOLDOUT)
     train = [texts[i] for i in np.flatnonzero((tokens.split == TRAIN) & (tokens.copy == 0))]
@@ -170,9 +173,7 @@ def main(name: str) -> None:
         print(_line(f"order {order}", summarise(sums)["bits_per_char"]))
     if (folder / "checkpoints").is_dir():
         run = load(name)
-        sums = document_nll(
-            run.model, tokens, held_out, settings=recipe.plan, pad_id=tokenizer.pad_id, device=torch.device("cpu")
-        )
+        sums = document_nll(run.model, data, held_out, recipe.plan, torch.device("cpu"))
         print(_line(f"the run at step {run.step}", summarise(sums)["bits_per_char"]))
         best = min(ORDERS, key=lambda order: measured[order].nll.sum())
         print(_line(f"the run less order {best}, document by document", difference(sums, measured[best])))

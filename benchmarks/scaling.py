@@ -35,6 +35,7 @@ from matplotlib import pyplot as plt
 
 from unpad.api import batches
 from unpad.batch import RaggedBatch
+from unpad.data import open_data
 from unpad.flops import sizes_of, training_operations
 from unpad.measure import CEILING_SIZE, Side, Spread, Work, describe_machine, matrix_ceiling, measure_rounds, spread
 from unpad.models.decoder import Config, Decoder
@@ -42,7 +43,6 @@ from unpad.native import library as native
 from unpad.optim import make_optimizer
 from unpad.plan.plan import plan
 from unpad.recipe import Optim, PlanSettings, load_recipe
-from unpad.run import open_tokens
 from unpad.step import WEIGHTS, choose_precision, train_step
 from unpad.storage import write_atomic
 
@@ -213,7 +213,7 @@ def tokenise_seconds(num_documents: int) -> float:
         os.environ["UNPAD_CACHE"] = str(Path(folder) / "cache")
         recipe = load_recipe("llm", [f"data.text={path}"])
         began = time.perf_counter()
-        open_tokens(recipe, None)
+        open_data(recipe, None)
         return time.perf_counter() - began
 
 

@@ -17,6 +17,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from unpad.batch import RaggedBatch
 from unpad.flops import Sizes, sizes_of, training_operations
-from unpad.loader import TokenSource, load_steps
+from unpad.loader import TokenSource, load_micro, load_steps
 from unpad.losses import Terms, cross_entropy
 from unpad.measure import Work
 from unpad.models.decoder import Config, Decoder
@@ -133,7 +134,7 @@ class Ours:
     def _load(self) -> Iterator[list[RaggedBatch]]:
         for epoch in count():
             made = self.workload.plan(self.settings, epoch)
-            yield from load_steps(self.workload.tokens, made, 0, CPU)
+            yield from load_steps(partial(load_micro, self.workload.tokens, pad_id=0), made, CPU)
 
     def step(self) -> Work:
         """One update."""
@@ -157,7 +158,7 @@ class Ours:
         self.model.eval()
         made = self.workload.plan(self.workload.settings, 0, self.workload.held_out)
         total, targets = 0.0, 0
-        for micros in load_steps(self.workload.tokens, made, 0, CPU):
+        for micros in load_steps(partial(load_micro, self.workload.tokens, pad_id=0), made, CPU):
             for batch in micros:
                 with autocast(self.precision, CPU):
                     total += float(self.model.token_nll(batch).sum())
@@ -325,7 +326,7 @@ def corpus(name: str, data: Path, overrides: tuple[str, ...] = ()) -> Workload:
     stage = setup.stages[0]
     lengths, settings, _ = plan_inputs(setup, stage, 0)
     return Workload(
-        name, setup.model.config, setup.tokenizer.vocab_size, setup.model.config.longest, setup.tokens, lengths,
+        name, setup.model.config, setup.data.num_outputs, setup.model.config.longest, setup.data.tokens, lengths,
         stage_sequences(setup, stage, 0), stage_sequences(setup, stage, 1), lambda: _copy(setup), settings,
         setup.recipe.optim,
     )  # fmt: skip

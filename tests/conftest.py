@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
+from tests.shell import Shell, shell
 from unpad.batch import RaggedBatch, from_sequences
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
@@ -16,6 +19,12 @@ VOCAB = 50
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command in an empty working directory with a cache of its own."""
+    return shell(tmp_path, monkeypatch, capsys)
 
 
 def tiny_model(dtype: torch.dtype = torch.float64, **fields: object) -> Decoder:

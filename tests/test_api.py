@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.toy import rows, same_tensors, weights, write_toy
 from unpad import api
 from unpad.batch import RaggedBatch, from_sequences
 from unpad.errors import RecipeError
-from unpad.loader import load_steps
+from unpad.loader import load_micro, load_steps
 from unpad.models.decoder import PRESETS, Decoder
 from unpad.plan.plan import plan as make_plan
 from unpad.recipe import PlanSettings, strategy_names
@@ -114,7 +115,7 @@ def test_batches_are_those_of_the_loader_that_training_uses(tmp_path: Path) -> N
     tokens, tokenizer, _ = prepare(load_recipe(str(write_toy(tmp_path))))
     settings = PlanSettings(tokens_per_step=150, tokens_per_micro=60)
     made = make_plan(np.maximum(tokens.lengths - 1, 0), settings, seed=3, epoch=2, targets=tokens.count_targets)
-    wanted = list(load_steps(tokens, made, tokenizer.pad_id, torch.device("cpu")))
+    wanted = list(load_steps(partial(load_micro, tokens, pad_id=tokenizer.pad_id), made, torch.device("cpu")))
     everything = range(len(tokens))
     given = unpad.batches(
         [tokens.tokens(i).tolist() for i in everything], [tokens.loss_mask(i).tolist() for i in everything],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import random_batch, random_sequences, tiny_model
 from unpad.api import batches
-from unpad.batch import Side, from_padded, from_sequences, make_batch, to_padded
+from unpad.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences, make_batch, to_padded
 from unpad.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
 from unpad.recipe import Optim, PlanSettings
@@ -219,3 +220,109 @@ def test_sections_of_a_recipe_refuse_batches_that_cannot_be() -> None:
             PlanSettings(**{field: 0})
     with pytest.raises(ValueError, match="greater than 0"):
         Optim(lr=0)
+
+
+# --------------------------------------------------------------------------- images among the tokens
+
+
+def image_batch(sizes: list[tuple[int, int]], seed: int = 0) -> RaggedBatch:
+    """Images of these rows and columns, with patches of 12 random numbers and a class each."""
+    lengths = np.array([rows * columns for rows, columns in sizes], np.int64)
+    total = int(lengths.sum())
+    positions = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    nothing = torch.zeros(total, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(seed)
+    return RaggedBatch(
+        layout=build_layout(lengths), position_ids=torch.from_numpy(positions), input_ids=None, labels=nothing,
+        loss_mask=nothing.bool(), target_index=nothing[:0],
+        inputs_embeds=torch.randn(total, 12, generator=generator), seq_labels=torch.arange(len(sizes)) % 3,
+        grid=torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
+    )  # fmt: skip
+
+
+def mixed_batch() -> RaggedBatch:
+    """Four texts with 2, 0, 1 and 1 images; a patch of image i stands where the text holds the token 40 + i."""
+    sizes = [(1, 2), (2, 2), (3, 1), (1, 1)]
+    rows = [[5, 40, 40, 6, 41, 41, 41, 41, 7], [8, 9, 1], [42, 42, 42, 2, 3], [4, 43, 5]]
+    batch = from_sequences(rows)
+    assert batch.input_ids is not None
+    return replace(
+        batch,
+        media=image_batch(sizes),
+        media_index=(batch.input_ids >= 40).nonzero().flatten(),
+        media_seqs=torch.tensor([0, 0, 2, 3]),
+    )
+
+
+def places(batch: RaggedBatch) -> dict[int, list[float]]:
+    """For every token of an image: the token that stands in its place, and the first number of its patch."""
+    assert batch.media is not None
+    assert batch.media.inputs_embeds is not None
+    assert batch.input_ids is not None
+    assert batch.media_index is not None
+    found: dict[int, list[float]] = {}
+    for token, patch in zip(batch.input_ids[batch.media_index].tolist(), batch.media.inputs_embeds, strict=True):
+        found.setdefault(token, []).append(float(patch[0]))
+    return found
+
+
+def test_a_choice_of_sequences_brings_their_images_along() -> None:
+    batch = mixed_batch()
+    wanted = places(batch)
+    for chosen in ([0, 1, 2, 3], [3, 0], [2], [1], [], [0, 0]):
+        part = batch.select(chosen)
+        assert part.media is not None
+        assert part.media_seqs is not None
+        images = {0: [40, 41], 1: [], 2: [42], 3: [43]}
+        tokens = [image for seq in chosen for image in images[seq]]
+        assert part.media.num_seqs == len(tokens) == part.media_seqs.numel()
+        assert part.media_seqs.tolist() == [new for new, seq in enumerate(chosen) for _ in images[seq]]
+        assert set(places(part)) == set(tokens)
+        if len(set(chosen)) == len(chosen):
+            assert places(part) == {token: wanted[token] for token in tokens}
+
+
+@pytest.mark.parametrize("make", [mixed_batch, lambda: image_batch([(2, 3), (1, 1), (4, 2)])])
+def test_sequences_apart_and_joined_again_are_the_batch(make: Callable[[], RaggedBatch]) -> None:
+    batch = make()
+    again = concatenate([batch.select([i]) for i in range(batch.num_seqs)])
+    for name, value in vars(batch).items():
+        other = getattr(again, name)
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, other), name
+    assert torch.equal(batch.layout.lengths(), again.layout.lengths())
+    if batch.media is not None:
+        assert again.media is not None
+        assert torch.equal(batch.media.layout.lengths(), again.media.layout.lengths())
+        assert places(batch) == places(again)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_keeps_images_at_their_tokens(side: Side) -> None:
+    batch = mixed_batch()
+    assert places(batch.pad(side, pad_to=11, pad_id=1)) == places(batch)
+
+
+def test_labels_of_sequences_are_the_targets_where_there_are_any() -> None:
+    batch = image_batch([(2, 3), (1, 1), (4, 2)])
+    assert batch.num_targets == 3
+    assert batch.select([2, 0]).num_targets == 2
+    assert batch.select([]).num_targets == 0
+
+
+# --------------------------------------------------------------------------- layouts without some tokens
+
+
+@settings(deadline=None)
+@given(lengths=LENGTHS, data=st.data())
+def test_a_layout_without_some_tokens_counts_those_that_are_left(lengths: list[int], data: st.DataObject) -> None:
+    layout = build_layout(np.array(lengths, np.int64))
+    kept = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths))), dtype=torch.bool
+    )
+    left = layout.keep(kept)
+    expected = [int(part.sum()) for part in kept.split(lengths)] if lengths else []
+    assert left.lengths().tolist() == expected
+    assert left.cu_seqlens.dtype == torch.int32
+    assert left.max_seqlen == max(expected, default=0)
+    assert layout.seq_of_token().tolist() == [i for i, n in enumerate(lengths) for _ in range(n)]

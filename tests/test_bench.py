@@ -133,7 +133,7 @@ def test_a_step_counts_real_tokens_and_their_operations(setup: Setup) -> None:
     work = module._side(module._Trainer(setup), variant, True).step()
     lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
     assert work.tokens == sum(lengths) < sum(batch.total_tokens for batch in micros)
-    sizes = sizes_of(setup.model.config, setup.tokenizer.vocab_size)
+    sizes = sizes_of(setup.model.config, setup.data.num_outputs)
     assert work.operations == training_operations(sizes, lengths, sum(batch.num_targets for batch in micros))
 
 

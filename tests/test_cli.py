@@ -2,63 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+from tests.shell import Outcome, Shell
 from tests.toy import write_toy
 from unpad import cli
 from unpad.errors import Interrupted
 from unpad.recipe import RECIPES, load_recipe
 from unpad.step import StepResult
-
-LONG_HELP = {"COLUMNS": "200", "NO_COLOR": "1"}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-
-class Shell:
-    """Runs `unpad ...` in this process, as the installed command does."""
-
-    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
-        self._patch, self._capture = patch, capture
-
-    def __call__(self, *arguments: object, stdin: str = "") -> Outcome:
-        self._patch.setattr(sys, "argv", ["unpad", *map(str, arguments)])
-        self._patch.setattr(sys, "stdin", io.StringIO(stdin))
-        self._capture.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = self._capture.readouterr()
-        return Outcome(code, out, err)
-
-
-@pytest.fixture
-def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """The command in an empty working directory with a cache of its own."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    for name, value in LONG_HELP.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "console", type(cli.console)(highlight=False, soft_wrap=True))
-    return Shell(monkeypatch, capsys)
 
 
 def verbs() -> list[list[str]]:
@@ -251,7 +211,7 @@ def test_data_check_names_every_bad_row_and_is_code_3(unpad: Shell, tmp_path: Pa
 def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
     listed = unpad("recipes")
     assert listed.code == 0
-    assert [line.split()[0] for line in listed.out.splitlines()] == ["llm", "zh_chat"]
+    assert [line.split()[0] for line in listed.out.splitlines()] == ["images", "llm", "vqa", "zh_chat"]
     copy = tmp_path / "mine.yaml"
     assert unpad("recipes", "copy", "zh_chat", copy).code == 0
     assert copy.read_bytes() == (RECIPES / "zh_chat.yaml").read_bytes()

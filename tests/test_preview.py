@@ -88,7 +88,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
     result, recipe = made
     monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
     setup = setup_of(recipe)
-    positions = np.maximum(setup.tokens.lengths - 1, 0)
+    positions = setup.data.positions
     values = result.to_json()
     total = 0
     for stage, part in zip(setup.stages, values["stages"], strict=True):
@@ -97,11 +97,11 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
             ledger = row["ledger"]
             columns = [sum(ledger[name].values()) for name in ("trained", "context", "truncated", "dropped")]
             assert sum(columns) == ledger["total"] == int(positions[ids].sum())
-        everything = setup.tokens.count_targets(ids, np.zeros_like(ids), positions[ids])
+        everything = setup.data.count_targets(ids, np.zeros_like(ids), positions[ids])
         assert sum(part["ledger"]["trained"].values()) == int(everything.sum())
         total += int(positions[ids].sum())
     assert values["ledger"]["total"] == total
-    assert values["corpus"]["tokens"] == int(setup.tokens.lengths.sum())
+    assert values["corpus"]["tokens"] == int(setup.data.positions.sum())
 
 
 def test_what_is_cut_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,12 @@ from tests.conftest import random_batch, tiny_model
 from tests.toy import write_toy
 from unpad import prove_recipe as module
 from unpad.batch import RaggedBatch
+from unpad.data import text as text_data
 from unpad.errors import PlanError
 from unpad.loader import TokenSource, load_micro
 from unpad.monitor import Timers
 from unpad.plan.plan import Micro
-from unpad.prove import Alone, Certificate, Variant, certify
+from unpad.prove import Certificate, Variant, certify
 from unpad.prove_recipe import prove_recipe
 from unpad.recipe import load_recipe, strategy_names
 from unpad.setup import Setup, prepare_setup
@@ -77,11 +77,11 @@ def test_every_way_to_cut_and_change_the_data_passes(tmp_path: Path, overrides: 
 def test_the_sample_holds_the_longest_and_the_shortest_sequence(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
     sample = module._sample(setup)
-    lengths = setup.tokens.lengths
-    trained = lengths[setup.tokens.split == 0]
+    lengths = setup.data.positions
+    trained = lengths[setup.data.split == 0]
     assert lengths[sample].max() == trained.max()
     assert lengths[sample].min() == trained.min()
-    assert not np.any(setup.tokens.split[sample]), "held-out documents stay out of it"
+    assert not np.any(setup.data.split[sample]), "held-out documents stay out of it"
     assert 3 <= len(sample) <= module.MAX_SEQUENCES
 
 
@@ -89,7 +89,7 @@ def test_sequences_that_the_plan_drops_are_no_part_of_the_sample(tmp_path: Path)
     recipe = write_toy(tmp_path / "toy")
     drop = ["plan.overflow=drop", "plan.max_tokens=20"]
     setup = setup_of(recipe, *drop)
-    assert (setup.tokens.lengths[module._sample(setup)] - 1).max() == 20
+    assert setup.data.positions[module._sample(setup)].max() == 20
     assert prove_recipe(str(recipe), drop).passed
     with pytest.raises(PlanError, match="drops every token"):
         prove_recipe(str(recipe), ["plan.overflow=drop", "plan.max_tokens=2"])
@@ -115,7 +115,7 @@ def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = module._sample
-    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.tokens.lengths[ids] < 100])
+    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.data.positions[ids] < 99])
     certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
     unproven = [line for line in certificate.lines if line.passed is None]
     assert [line.kernel for line in unproven] == ["group sdpa"]
@@ -126,12 +126,7 @@ def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
 
 def test_an_expected_kernel_that_no_line_ran_is_printed_not_proven() -> None:
     batch = random_batch([4, 7], share=1.0)
-    assert batch.input_ids is not None
-    bounds = batch.layout.cu_seqlens.tolist()  # type: ignore[union-attr]
-    alone = [
-        Alone([*batch.input_ids[a:b].tolist(), int(batch.labels[b - 1])], [True] * (b - a + 1))
-        for a, b in pairwise(bounds)
-    ]
+    alone = [batch.select([0]), batch.select([1])]
     certificate = certify(
         tiny_model(torch.float32), alone, [Variant("packed", [batch], [[0, 1]])], expected_kernels={"varlen flash"}
     )
@@ -146,14 +141,14 @@ def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     def broken(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
         return fault(load_micro(tokens, micro, pad_id))
 
-    monkeypatch.setattr(module, "load_micro", broken)
+    monkeypatch.setattr(text_data, "load_micro", broken)
 
 
 def test_windows_that_count_their_context_again_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def everything(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
         return load_micro(tokens, replace(micro, fresh=micro.starts), pad_id)
 
-    monkeypatch.setattr(module, "load_micro", everything)
+    monkeypatch.setattr(text_data, "load_micro", everything)
     certificate = prove_recipe(str(write_toy(tmp_path / "toy")), ["plan.max_tokens=7", "plan.stride=3"])
     assert "labels stay within their sequence" in failed(certificate)
     assert "plan pack = alone" in failed(certificate)

@@ -144,7 +144,7 @@ def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = write_toy(tmp_path)
-    monkeypatch.setattr(LOOP, "document_nll", scripted_heldout([3.0, 5.0]))  # best at step 6 of 8
+    monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0]))  # best at step 6 of 8
     run(recipe, tmp_path / "run", "train.max_steps=8")
     best = weights(tmp_path / "run", "best-pretrain")
     assert same_tensors(weights(tmp_path / "run"), best)

@@ -175,7 +175,7 @@ def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) 
         trained, held = stage_sequences(setup, stage, 0), stage_sequences(setup, stage, 1)
         assert trained.size
         assert held.size
-        assert set(setup.tokens.kind[np.concatenate([trained, held])].tolist()) == {kind}
+        assert set(setup.data.kind[np.concatenate([trained, held])].tolist()) == {kind}
         planned = {i for micro in order_of(epoch_plan(setup, stage, 0)) for i in micro}
         assert planned == set(trained.tolist())
         assert not planned & set(held.tolist())
@@ -196,10 +196,10 @@ def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) 
     apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")
     stage = joined.stages[0]
     assert stage_sequences(joined, stage, 0).size == 1
-    assert joined.tokens.lengths.sum() == apart.tokens.lengths.sum()
+    assert joined.data.tokens.lengths.sum() == apart.data.tokens.lengths.sum()
     windows = epoch_plan(joined, stage, 0)
     assert windows.pieces.lengths.max() <= joined.model.config.longest
-    assert windows.ledger.total == int(joined.tokens.lengths[stage_sequences(joined, stage, 0)].sum()) - 1
+    assert windows.ledger.total == int(joined.data.tokens.lengths[stage_sequences(joined, stage, 0)].sum()) - 1
 
 
 # --------------------------------------------------------------------------- weights

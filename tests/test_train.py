@@ -59,7 +59,7 @@ def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> 
 def test_the_second_stage_starts_from_the_best_weights_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(LOOP, "document_nll", scripted_heldout([3.0, 5.0, 2.0, 1.0, 4.0]))
+    monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0, 2.0, 1.0, 4.0]))
     result = run(write_toy(tmp_path), tmp_path / "run")
     train_rows = rows(tmp_path / "run", "train")
     assert [(row["step"], row["stage"]) for row in train_rows] == [
@@ -91,7 +91,7 @@ def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path: Path) -> None:
 def test_patience_counts_checks_and_the_best_weights_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
 ) -> None:
-    monkeypatch.setattr(LOOP, "document_nll", scripted_heldout([5.0, 4.95, 4.8, 4.75, 4.79]))
+    monkeypatch.setattr(LOOP, "held_out", scripted_heldout([5.0, 4.95, 4.8, 4.75, 4.79]))
     settings = {"max_epochs": 50, "eval_every": 1, "patience": 2, "min_delta": 0.1}
     result = run(write_toy(tmp_path, stages=[], train=settings), tmp_path / "run")
     assert (result.step, result.epochs, result.heldout_loss) == (5, 1, 4.8)
@@ -291,7 +291,7 @@ def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: py
     wall = time.perf_counter() - began
     *rows, waiting = result.lines
     assert {line.split()[0] for line in rows} == set(parts)
-    assert parts.keys() >= {"tokenise", "wait", "train", "evaluate", "save", "log", "other"}
+    assert parts.keys() >= {"read", "wait", "train", "evaluate", "save", "log", "other"}
     assert sum(parts.values()) == pytest.approx(wall, rel=0.05)
     assert parts["other"] < 0.15 * wall
     assert sum(float(line.split()[-1].rstrip("%")) for line in rows) == pytest.approx(100, abs=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from unpad import storage
 from unpad.batch import RaggedBatch
 from unpad.errors import PlanError
-from unpad.loader import load_steps
+from unpad.loader import load_micro, load_steps
 from unpad.plan.plan import Plan
 from unpad.plan.plan import plan as make_plan
 from unpad.recipe import PlanSettings, checked
@@ -75,7 +76,7 @@ def batches(
             f"there are {len(sequences)} sequences and {len(masks)} loss masks", fix="give one per sequence"
         )
     tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
-    yield from load_steps(tokens, made, pad_id=0, device=torch.device("cpu"))
+    yield from load_steps(partial(load_micro, tokens, pad_id=0), made, device=torch.device("cpu"))
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,19 @@ class RaggedBatch:
     Args:
         layout: boundaries. A PaddedLayout makes this a flattened (batch, seq) rectangle, for comparison and exchange.
         position_ids: (total_tokens,) int64, counted from 0 in every sequence unless the data says otherwise.
-        input_ids: (total_tokens,) int64; None when `inputs_embeds` is given.
+        input_ids: (total_tokens,) int64; None where there are no tokens of a vocabulary. Beside `inputs_embeds` they
+            only tell that this is text.
         labels: (total_tokens,) int64, the token to predict at each position; 0 where `loss_mask` is False.
         loss_mask: (total_tokens,) bool, True where a label counts.
         target_index: (num_targets,) int64, the positions where `loss_mask` is True.
         inputs_embeds: (total_tokens, dim), inputs that are no tokens of the vocabulary, such as patches.
         seq_ids: (num_seqs,) int64, which sequences of the corpus these are; names them in errors.
+        seq_labels: (num_seqs,) int64, a class for every sequence, where sequences and not tokens are the targets.
+        grid: (num_seqs, 2) int64, rows and columns of patches of every image; position_ids then count row by row, and
+            keep doing so for the patches that are left when some are dropped.
+        media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
+        media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
+        media_seqs: (media.num_seqs,) int64, the sequence of this run that each image stands in.
     """
 
     layout: Layout | PaddedLayout
@@ -42,6 +49,11 @@ class RaggedBatch:
     target_index: Tensor
     inputs_embeds: Tensor | None = None
     seq_ids: Tensor | None = None
+    seq_labels: Tensor | None = None
+    grid: Tensor | None = None
+    media: RaggedBatch | None = None
+    media_index: Tensor | None = None
+    media_seqs: Tensor | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -54,23 +66,23 @@ class RaggedBatch:
 
     @property
     def num_targets(self) -> int:
-        return self.target_index.numel()
+        """Labels that count: of tokens, or of whole sequences."""
+        return self.target_index.numel() if self.seq_labels is None else self.seq_labels.numel()
 
     def to(self, device: torch.device) -> RaggedBatch:
         if self.position_ids.device == device:
             return self
         moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return replace(self, layout=self.layout.to(device), **moved)
+        media = None if self.media is None else self.media.to(device)
+        return replace(self, layout=self.layout.to(device), media=media, **moved)
 
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
         assert isinstance(self.layout, Layout), "only a flat run can be split by sequence"
-        cu = self.layout.cu_seqlens.tolist()
-        spans = [torch.arange(cu[s], cu[s + 1]) for s in seqs]
-        tokens = torch.cat(spans) if spans else torch.zeros(0, dtype=torch.int64)
+        tokens = self.layout.tokens_of(seqs)
         loss_mask = self.loss_mask[tokens]
-        return RaggedBatch(
-            layout=build_layout(np.array([cu[s + 1] - cu[s] for s in seqs], np.int64)),
+        chosen = RaggedBatch(
+            layout=build_layout(self.layout.lengths()[list(seqs)].cpu().numpy()),
             position_ids=self.position_ids[tokens],
             input_ids=None if self.input_ids is None else self.input_ids[tokens],
             labels=self.labels[tokens],
@@ -78,7 +90,25 @@ class RaggedBatch:
             target_index=loss_mask.nonzero().flatten(),
             inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds[tokens],
             seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
-        ).to(self.position_ids.device)
+            seq_labels=None if self.seq_labels is None else self.seq_labels[list(seqs)],
+            grid=None if self.grid is None else self.grid[list(seqs)],
+        )
+        return self._with_media(chosen, seqs, tokens).to(self.position_ids.device)
+
+    def _with_media(self, chosen: RaggedBatch, seqs: Sequence[int], tokens: Tensor) -> RaggedBatch:
+        """Give a selection the images of its sequences."""
+        if self.media is None or self.media_index is None or self.media_seqs is None:
+            return chosen
+        owners = self.media_seqs.tolist()
+        images = [(new, image) for new, seq in enumerate(seqs) for image, owner in enumerate(owners) if owner == seq]
+        is_media = torch.zeros(self.total_tokens, dtype=torch.bool)
+        is_media[self.media_index] = True
+        return replace(
+            chosen,
+            media=self.media.select([image for _, image in images]),
+            media_index=is_media[tokens].nonzero().flatten(),
+            media_seqs=torch.tensor([new for new, _ in images], dtype=torch.int64),
+        )
 
     def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
         """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.
@@ -93,6 +123,7 @@ class RaggedBatch:
             return None if values is None else to_padded(values, self.layout, side, pad_to, fill)[0].flatten(0, 1)
 
         _, mask = to_padded(torch.ones_like(self.loss_mask), self.layout, side, pad_to, 0)
+        cells = mask.flatten().nonzero().flatten()  # (total_tokens,) the cell of every token
         loss_mask = rectangle(self.loss_mask, 0)
         position_ids, labels = rectangle(self.position_ids, 0), rectangle(self.labels, 0)
         assert loss_mask is not None
@@ -105,8 +136,13 @@ class RaggedBatch:
             labels=labels,
             loss_mask=loss_mask,
             target_index=loss_mask.nonzero().flatten(),
-            inputs_embeds=rectangle(self.inputs_embeds, 0),
+            inputs_embeds=rectangle(self.inputs_embeds, pad_id),
             seq_ids=self.seq_ids,
+            seq_labels=self.seq_labels,
+            grid=self.grid,
+            media=self.media,
+            media_index=None if self.media_index is None else cells[self.media_index],
+            media_seqs=self.media_seqs,
         )
 
 
@@ -159,6 +195,45 @@ def from_sequences(
     lengths = [max(len(s) - 1, 0) for s in sequences]
     return make_batch(
         np.array(inputs, np.int64), np.array(labels, np.int64), np.array(counted, np.bool_), np.array(lengths, np.int64)
+    )
+
+
+def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
+    """One batch of all sequences of several flat ones, in order; `select` takes it apart again."""
+    layouts = [batch.layout for batch in batches]
+    assert all(isinstance(layout, Layout) for layout in layouts), "rectangles of different widths have no common one"
+    lengths = [layout.lengths() for layout in layouts]
+    first_token = np.cumsum([0, *(batch.total_tokens for batch in batches)]).tolist()
+    first_seq = np.cumsum([0, *(batch.num_seqs for batch in batches)]).tolist()
+
+    def joined(name: str, shifts: Sequence[int] | None = None) -> Tensor | None:
+        parts = [getattr(batch, name) for batch in batches]
+        if all(part is None for part in parts):
+            return None
+        known = [
+            (part, shift) for part, shift in zip(parts, shifts or [0] * len(parts), strict=False) if part is not None
+        ]
+        return torch.cat([part + shift if shift else part for part, shift in known])
+
+    def required(name: str, shifts: Sequence[int] | None = None) -> Tensor:
+        found = joined(name, shifts)
+        return torch.zeros(0, dtype=torch.int64) if found is None else found
+
+    media = [batch.media for batch in batches if batch.media is not None]
+    return RaggedBatch(
+        layout=build_layout(torch.cat([torch.zeros(0, dtype=torch.int64), *lengths]).cpu().numpy()),
+        position_ids=required("position_ids"),
+        input_ids=joined("input_ids"),
+        labels=required("labels"),
+        loss_mask=required("loss_mask").bool(),
+        target_index=required("target_index", first_token),
+        inputs_embeds=joined("inputs_embeds"),
+        seq_ids=joined("seq_ids"),
+        seq_labels=joined("seq_labels"),
+        grid=joined("grid"),
+        media=concatenate(media) if media else None,
+        media_index=joined("media_index", first_token),
+        media_seqs=joined("media_seqs", first_seq),
     )
 
 

@@ -24,9 +24,9 @@ import torch
 
 from unpad.batch import RaggedBatch
 from unpad.errors import PlanError, RecipeError
-from unpad.evaluate.text import document_nll
+from unpad.evaluate.metrics import held_out
 from unpad.flops import sizes_of, training_operations
-from unpad.loader import load_micro, load_steps
+from unpad.loader import load_steps
 from unpad.measure import (
     CEILING_SIZE,
     Rounds,
@@ -46,7 +46,6 @@ from unpad.plan.plan import Plan
 from unpad.recipe import Stage, load_recipe
 from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 from unpad.step import WEIGHTS, LossScaler, train_step
-from unpad.tokens.corpus import KINDS
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
 TRAINED_SIZES = (1, 4, 8)  # of the table of equal updates
@@ -322,8 +321,8 @@ def _variant(setup: Setup, name: str, **fields: Any) -> _Variant:
 
 
 def _all_data(setup: Setup) -> Stage:
-    used = {kind for stage in setup.stages for kind in stage.use}
-    return Stage(name="bench", use=[kind for kind in KINDS if kind in used])
+    used = {kind for stage in setup.stages for kind in stage.use or setup.data.kinds}
+    return Stage.model_validate({"name": "bench", "use": [kind for kind in setup.data.kinds if kind in used]})
 
 
 # --------------------------------------------------------------------------- speed
@@ -332,7 +331,7 @@ def _all_data(setup: Setup) -> Stage:
 def _updates(setup: Setup, stage: Stage, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
     """The micro-batches of one update after the other, epoch after epoch."""
     for epoch in count(first_epoch):
-        yield from load_steps(setup.tokens, epoch_plan(setup, stage, epoch), setup.tokenizer.pad_id, setup.device)
+        yield from load_steps(setup.data.load, epoch_plan(setup, stage, epoch), setup.device)
 
 
 class _Trainer:
@@ -372,7 +371,7 @@ def _measure(setup: Setup, variants: Sequence[_Variant], effort: Effort) -> Roun
 def _side(trainer: _Trainer, variant: _Variant, as_run: bool) -> Side:
     # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
     updates = _updates(variant.setup, variant.stage, 0 if as_run else FAR)
-    sizes = sizes_of(trainer.model.config, variant.setup.tokenizer.vocab_size)
+    sizes = sizes_of(trainer.model.config, variant.setup.data.num_outputs)
 
     def step() -> Work:
         with nullcontext() if as_run else native.switched_off():
@@ -447,7 +446,7 @@ def _micro(variant: _Variant, index: int) -> RaggedBatch:
     setup, offsets = variant.setup, variant.plan.step_offsets
     step = int(np.searchsorted(offsets, index, side="right")) - 1
     micro = variant.plan.step(step)[index - int(offsets[step])]
-    return load_micro(setup.tokens, micro, setup.tokenizer.pad_id).to(setup.device)
+    return setup.data.load(micro).to(setup.device)
 
 
 def _memory_model(rows: Sequence[Row]) -> MemoryModel | None:
@@ -479,10 +478,7 @@ def _train(variant: _Variant, updates: int, memory_bytes: int) -> Trained:
     heldout = stage_sequences(setup, variant.stage, 1)
     loss = None
     if heldout.size:
-        loss = document_nll(
-            trainer.model, setup.tokens, heldout,
-            settings=setup.recipe.plan, pad_id=setup.tokenizer.pad_id, device=setup.device,
-        ).mean_nll()  # fmt: skip
+        loss = held_out(trainer.model, setup.data, heldout, setup.recipe.plan, setup.device).loss
     return Trained(variant.name, updates, tokens, seconds, loss, memory_bytes)
 
 
@@ -491,11 +487,11 @@ def _train(variant: _Variant, updates: int, memory_bytes: int) -> Trained:
 
 def _describe_data(setup: Setup) -> dict[str, Any]:
     ids = stage_sequences(setup, _all_data(setup), 0)
-    lengths = setup.tokens.lengths[ids] - 1
+    lengths = setup.data.positions[ids]
     return {
         "sequences": int(ids.size), "tokens": int(lengths.sum()), "mean_tokens": float(lengths.mean()),
         "longest": int(lengths.max()), "parameters": sum(p.numel() for p in setup.model.parameters()),
-        "vocabulary": setup.tokenizer.vocab_size,
+        "vocabulary": setup.data.num_outputs,
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from unpad import recipe
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.generate import stream
 from unpad.models.decoder import Decoder
-from unpad.run import load
+from unpad.run import generation_precision, load
 from unpad.sources.example import Turn
 from unpad.step import Precision
 from unpad.storage import write_atomic
@@ -250,4 +250,5 @@ def chat_with_run(name: str, overrides: list[str]) -> None:
     chat(
         run.model, run.tokenizer, run.recipe.data.template, run.recipe.generate,
         read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),
+        precision=generation_precision(run.recipe.generate),
     )  # fmt: skip

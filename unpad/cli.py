@@ -117,7 +117,7 @@ def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = F
 def evaluate(
     run: RunArgument,
     as_json: Json = False,
-    replies: Annotated[int, typer.Option(help="Also show this many trained and held-out questions with replies.")] = 0,
+    replies: Annotated[int, typer.Option(help="Also show this many questions with replies, or misread images.")] = 0,
     debug: Debug = False,
 ) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
@@ -136,6 +136,34 @@ def evaluate(
         console.print(
             f"{name:<{width}}  {metric.value:10.4f}   {metric.low:.4f} to {metric.high:.4f}   of {metric.num}"
         )
+
+
+@app.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    --image folder --csv out.csv")
+def infer(
+    run: RunArgument,
+    image: Annotated[list[Path], typer.Option(help="An image file, or a folder of them; may be repeated.")],
+    question: Annotated[str | None, typer.Option(help="What to ask about each image, of a run that answers.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
+    table: Annotated[Path | None, typer.Option("--csv", help="Write image, class, probability and fault here.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
+    from unpad.infer import ask, classify, list_images, to_csv
+    from unpad.run import load
+    from unpad.storage import write_atomic
+
+    _debug(debug)
+    loaded, paths = load(run), list_images(image)
+    answers = classify(loaded, paths, top) if question is None else ask(loaded, paths, question)
+    if table is not None:
+        write_atomic(table, to_csv(answers))
+    if as_json:
+        _print_json([answer.to_json() for answer in answers])
+    else:
+        for answer in answers:
+            print(answer.line())
+    raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
 
 
 @app.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")

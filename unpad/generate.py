@@ -29,6 +29,8 @@ from unpad.step import Precision, autocast
 from unpad.tokens.tokenizer import DecodeStream, Tokenizer
 
 Finished = Literal["eos", "length", "context"]
+# Token ids, or a flat batch of them where images stand among the tokens.
+Prompts = Sequence[Sequence[int]] | RaggedBatch
 GREEDY_BELOW = 1e-4  # a temperature this low only overflows
 
 
@@ -47,14 +49,14 @@ class Completion:
 def complete(
     model: Decoder,
     tokenizer: Tokenizer,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     settings: recipe.Generate,
     precision: Precision = "fp32",
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
     eos_id, banned = tokenizer.eos_id, control_ids(tokenizer)
     all_ids = generate(model, prompts, settings, eos_id=eos_id, banned=banned, precision=precision)
-    limits = token_limits(model, prompts, settings)
+    limits = token_limits(model, token_lists(prompts), settings)
     return [
         Completion(ids, tokenizer.decode(ids), _why_finished(len(ids), limit, settings))
         for ids, limit in zip(all_ids, limits.tolist(), strict=True)
@@ -63,7 +65,7 @@ def complete(
 
 def generate(
     model: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     settings: recipe.Generate,
     *,
     eos_id: int,
@@ -97,8 +99,9 @@ def generate(
                     on_token(row, token)
     flat_rows, flat_tokens = np.concatenate(all_rows), np.concatenate(all_tokens)
     order = np.argsort(flat_rows, kind="stable")
-    cuts = np.cumsum(np.bincount(flat_rows, minlength=len(prompts)))[:-1]
-    return [part.tolist() for part in np.split(flat_tokens[order], cuts)] if len(prompts) else []
+    num = len(token_lists(prompts))
+    cuts = np.cumsum(np.bincount(flat_rows, minlength=num))[:-1]
+    return [part.tolist() for part in np.split(flat_tokens[order], cuts)] if num else []
 
 
 def stream(
@@ -126,6 +129,15 @@ def stream(
                 yield text
     if text := decoder.flush():
         yield text
+
+
+def token_lists(prompts: Prompts) -> Sequence[Sequence[int]]:
+    """The token ids of every prompt; where an image stands, its placeholders."""
+    if not isinstance(prompts, RaggedBatch):
+        return prompts
+    assert prompts.input_ids is not None, "prompts are made of tokens"
+    ids: list[list[int]] = [part.tolist() for part in prompts.input_ids.split(prompts.layout.lengths().tolist())]
+    return ids
 
 
 def control_ids(tokenizer: Tokenizer) -> list[int]:
@@ -168,7 +180,7 @@ def _device(model: Decoder) -> torch.device:
 # --------------------------------------------------------------------------- read
 
 
-def prefill(model: Decoder, prompts: Sequence[Sequence[int]], most: int) -> tuple[KeyValueCache, Tensor]:
+def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache, Tensor]:
     """Read all prompts in one flat run.
 
     Args:
@@ -177,9 +189,12 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], most: int) -> tupl
     Returns:
         The cache, and the hidden state of every prompt's last token, (num_prompts, width).
     """
-    ids = np.array([token for prompt in prompts for token in prompt], np.int64)
-    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-    batch = make_batch(ids, np.zeros_like(ids), np.zeros(ids.size, np.bool_), lengths).to(_device(model))
+    if isinstance(prompts, RaggedBatch):
+        batch = prompts.to(_device(model))
+    else:
+        ids = np.array([token for prompt in prompts for token in prompt], np.int64)
+        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+        batch = make_batch(ids, np.zeros_like(ids), np.zeros(ids.size, np.bool_), lengths).to(_device(model))
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
     hidden = model(batch, cache)
@@ -210,20 +225,21 @@ def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
 
 def _steps(
     model: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     settings: recipe.Generate,
     eos_id: int,
     banned: Sequence[int],
     indices: Sequence[int] | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (positions in `prompts`, their next tokens) of each step, EOS left out. Checks its input at once."""
-    _check(model, prompts, settings)
-    if not len(prompts):
+    texts = token_lists(prompts)
+    _check(model, texts, settings)
+    if not len(texts):
         return iter(())
     if settings.beams > 1:
         return _beam_steps(model, prompts, settings, eos_id, banned)
-    indices = range(len(prompts)) if indices is None else indices
-    assert len(indices) == len(prompts), "one index per prompt"
+    indices = range(len(texts)) if indices is None else indices
+    assert len(indices) == len(texts), "one index per prompt"
     return _sample_steps(model, prompts, settings, eos_id, banned, indices)
 
 
@@ -259,17 +275,18 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Ge
 
 def _sample_steps(
     model: Decoder,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     settings: recipe.Generate,
     eos_id: int,
     banned: Sequence[int],
     indices: Sequence[int],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    rows = np.arange(len(prompts))  # the prompt that each row of the cache continues
-    limits = token_limits(model, prompts, settings)
+    texts = token_lists(prompts)
+    rows = np.arange(len(texts))  # the prompt that each row of the cache continues
+    limits = token_limits(model, texts, settings)
     generators = [np.random.default_rng([settings.seed, index]) for index in indices]
-    scores = _Scores(model, prompts, settings, banned)
-    cache, hidden = prefill(model, prompts, _most_tokens(prompts, limits))
+    scores = _Scores(model, texts, settings, banned)
+    cache, hidden = prefill(model, prompts, _most_tokens(texts, limits))
     for step in count(1):
         logits = scores.of(hidden)
         if settings.temperature <= GREEDY_BELOW:
@@ -405,17 +422,18 @@ class _Beams:
 
 
 def _beam_steps(
-    model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate, eos_id: int, banned: Sequence[int]
+    model: Decoder, prompts: Prompts, settings: recipe.Generate, eos_id: int, banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Search for the text of highest log probability per token; yield each prompt's once it is known.
 
     A prompt ends when no continuation can beat its best finished text: log probabilities are never positive, so
     a text's score never rises above its sum over the longest length allowed.
     """
-    num, width = len(prompts), settings.beams
-    limits = token_limits(model, prompts, settings)
-    scores = _Scores(model, prompts, settings, banned)
-    cache, hidden = prefill(model, prompts, _most_tokens(prompts, limits))
+    texts = token_lists(prompts)
+    num, width = len(texts), settings.beams
+    limits = token_limits(model, texts, settings)
+    scores = _Scores(model, texts, settings, banned)
+    cache, hidden = prefill(model, prompts, _most_tokens(texts, limits))
     beams = _Beams(
         prompts=torch.arange(num),
         limits=torch.from_numpy(limits),

@@ -5,6 +5,7 @@ Built once, on the loader's side. Models pass a layout along; only attention loo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from unpad.plan.groups import length_groups
 
@@ -84,6 +86,24 @@ class Layout:
     def lengths(self) -> Tensor:
         """Tokens per sequence, (num_seqs,) int64."""
         return self.cu_seqlens.diff().long()
+
+    def seq_of_token(self) -> Tensor:
+        """The sequence that each token belongs to, (total_tokens,) int64."""
+        return torch.repeat_interleave(self.lengths())
+
+    def tokens_of(self, seqs: Sequence[int]) -> Tensor:
+        """The tokens of these sequences in this order, (num_tokens,) int64."""
+        bounds = self.cu_seqlens.tolist()
+        return torch.cat([torch.arange(0), *(torch.arange(bounds[s], bounds[s + 1]) for s in seqs)])
+
+    def keep(self, kept: Tensor) -> Layout:
+        """The layout of the tokens where `kept` (total_tokens,) bool is True; a sequence may lose all of its tokens.
+
+        The longest length is read from the device: accelerators wait here.
+        """
+        before = F.pad(kept.cumsum(0, dtype=torch.int32), (1, 0))  # (total_tokens + 1,) tokens kept so far
+        bounds = before[self.cu_seqlens.long()]
+        return Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0)
 
     @cached_property
     def _grouped(self) -> GroupedRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -56,16 +56,19 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
 
 
 def load_steps(
-    tokens: TokenSource, plan: Plan, pad_id: int, device: torch.device, first: int = 0
+    load_one: Callable[[Micro], RaggedBatch], plan: Plan, device: torch.device, first: int = 0
 ) -> Generator[list[RaggedBatch], None, None]:
     """Yield the micro-batches of every step of the plan, from step `first` on.
+
+    Args:
+        load_one: gathers one micro-batch, such as the `load` of a run's data.
 
     A worker loads up to AHEAD steps before they are asked for, in the plan's order. What fails there is raised here, at
     the step it belongs to. The worker ends with the generator, however that ends: exhausted, closed or forgotten.
     """
 
     def load(step: int) -> list[RaggedBatch]:
-        return [_ready(load_micro(tokens, micro, pad_id)).to(device) for micro in plan.step(step)]
+        return [_ready(load_one(micro)).to(device) for micro in plan.step(step)]
 
     # A thread, not a process: most of a load is numpy copying out of mapped files, and a batch then needs no copy.
     worker = ThreadPoolExecutor(1, thread_name_prefix="unpad-loader")

@@ -77,7 +77,7 @@ def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) ->
     With `want_grad` the logits (rows, vocab_size) are overwritten with the gradient of the smoothed losses' sum.
     """
     if library.runs(logits):
-        return native_cross_entropy(logits, labels, smoothing, 1.0, want_grad)
+        return native_cross_entropy(logits, labels, smoothing, want_grad)
     rows = max(1, BLOCK_CELLS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
     blocks = zip(logits.split(rows), labels.split(rows), strict=True)
     parts = [_score_block(block, y, smoothing, want_grad) for block, y in blocks]

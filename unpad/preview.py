@@ -15,7 +15,6 @@ from rich.table import Table
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.loader import load_micro
 from unpad.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.monitor import Timers
 from unpad.optim import make_optimizer
@@ -83,7 +82,8 @@ class Preview:
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in self.stages])
         whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr)
-        corpus = {"tokens": self.setup.report.tokens, "documents": len(self.setup.tokens.lengths)}
+        positions = self.setup.data.positions
+        corpus = {"tokens": int(positions.sum()), "documents": len(positions)}
         return {**whole, "corpus": corpus, "stages": stages}
 
     def show(self, console: Console) -> None:
@@ -131,7 +131,7 @@ def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
     optimizer = make_optimizer(model, recipe.optim)
 
     def update(micros: list[Micro]) -> tuple[int, float]:
-        batches = [load_micro(setup.tokens, micro, setup.tokenizer.pad_id).to(setup.device) for micro in micros]
+        batches = [setup.data.load(micro).to(setup.device) for micro in micros]
         began = time.perf_counter()
         train_step(model, batches, optimizer, weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip)
         return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
@@ -228,7 +228,7 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         "lengths of neighbouring steps. memory and time: measured on one micro-batch and one step of each.",
     ]
     for column, reason, tokens, share, sequences, first in chosen.ledger.rows():
-        where = ", ".join(setup.tokens.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
+        where = ", ".join(setup.data.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
         lines.append(f"  {column:<10}{reason:<15}{tokens:>12,} tokens {share:6.1%} of {sequences:,} sequences  {where}")
     lines += [
         f"batch size for padded strategies: {size['value']} ({size['why']})"

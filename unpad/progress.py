@@ -14,7 +14,7 @@ from unpad import checkpoint, storage
 from unpad.errors import ResumeError
 from unpad.optim import optimizer_tensors
 from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
-from unpad.run import COMMAND, RECIPE, TOKENIZER, put_weights, read_command
+from unpad.run import COMMAND, RECIPE, put_weights, read_command
 from unpad.setup import Setup, resolved, stage_sequences
 from unpad.step import LossScaler
 
@@ -87,8 +87,8 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
     tensors = {f"model.{name}": value for name, value in setup.model.state_dict().items()}
     values = {
         "progress": asdict(progress),
-        "data": setup.tokens.fingerprint(),
-        "files": dict(setup.tokens.file_hashes),
+        "data": setup.data.fingerprint(),
+        "files": dict(setup.data.file_hashes),
         "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision", "kernels")},
     }
     return checkpoint.State(progress.step, tensors, values)
@@ -100,7 +100,8 @@ def _put(setup: Setup, state: checkpoint.State) -> None:
 
 
 def write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
-    storage.write_atomic(setup.folder / TOKENIZER, setup.tokenizer.to_bytes())
+    for file, content in setup.data.files.items():
+        storage.write_atomic(setup.folder / file, content)
     command = {"recipe": name, "overrides": list(overrides)}
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
@@ -149,8 +150,8 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
     if loaded is None:
         return Progress(), None, []
     state, warnings = loaded
-    if state.values["data"] != setup.tokens.fingerprint():
-        changed = _changed_files(state.values["files"], dict(setup.tokens.file_hashes))
+    if state.values["data"] != setup.data.fingerprint():
+        changed = _changed_files(state.values["files"], dict(setup.data.file_hashes))
         raise ResumeError(
             f"the data changed since the run began: {changed}",
             where=str(setup.folder),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unpad.batch import RaggedBatch, Side, from_padded, from_sequences
+from unpad.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences
 from unpad.errors import ProofError
 from unpad.layout import Layout, PaddedLayout
 from unpad.native import library
@@ -78,14 +78,6 @@ def _against(line: Line) -> str:
 
 
 @dataclass(frozen=True)
-class Alone:
-    """A sequence on its own, as the data has it: n + 1 tokens, and which of them count in the loss."""
-
-    tokens: list[int]
-    counts: list[bool]
-
-
-@dataclass(frozen=True)
 class Variant:
     """One way to batch all sequences once: its micro-batches, and which sequence each of their rows is (-1: filler)."""
 
@@ -120,36 +112,36 @@ def prove(
     if not isinstance(batch.layout, Layout) or batch.num_targets == 0:
         raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
     batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
-    sequences = _sequences_of(batch)
-    whole = list(range(len(sequences)))
-    return certify(model, sequences, [Variant("packed", [batch], [whole])], precision=precision, device=device)
+    alone = _sequences_of(batch)
+    whole = list(range(len(alone)))
+    return certify(model, alone, [Variant("packed", [batch], [whole])], precision=precision, device=device)
 
 
 def certify(
     model: nn.Module,
-    sequences: list[Alone],
+    alone: list[RaggedBatch],
     variants: list[Variant],
     *,
     precision: str = "fp32",
     device: torch.device | None = None,
     expected_kernels: set[str] | None = None,
 ) -> Certificate:
-    """Prove that every variant equals `sequences` taken one at a time; the first variant must be ragged.
+    """Prove that every variant equals the sequences taken one at a time; the first variant must be ragged.
 
     Args:
-        sequences: the truth, straight from the data and not from any batch.
+        alone: the truth, every sequence as a batch of its own, straight from the data and not from any batch.
         variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
         expected_kernels: attention kernels the run will use; one that no line ran is NOT PROVEN.
     """
     device = device or next(model.parameters()).device
     exact = copy.deepcopy(model).double().to(device).eval()
-    alone = [from_sequences([s.tokens], [s.counts]).to(device) for s in sequences]
+    alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
         truth = _one_at_a_time(exact, alone)
-    base = _in_one_batch(sequences).to(device)
+    base = concatenate(alone)
     causal = bool(getattr(getattr(model, "config", None), "causal", True))
     lines = [
-        _labels_line(sequences, variants),
+        _labels_line(alone, variants),
         _repeat_line(exact, base),
         *(_equal_line(exact, truth, variant, device) for variant in [*variants, *_more_variants(base)]),
         *_torch_line(exact, truth, variants[0], device),
@@ -169,12 +161,14 @@ def certify(
 # --------------------------------------------------------------------------- the truth, and measurements against it
 
 
-def _sequences_of(batch: RaggedBatch) -> list[Alone]:
+def _sequences_of(batch: RaggedBatch) -> list[RaggedBatch]:
+    """Every sequence alone. Of tokens only the ids are believed: labels are the tokens that follow."""
     assert isinstance(batch.layout, Layout), "checked by prove"
-    assert batch.input_ids is not None, "prove changes tokens"
+    if batch.input_ids is None or batch.media is not None:
+        return [batch.select([i]) for i in range(batch.num_seqs)]
     bounds = batch.layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
-    return [Alone([*ids[a:b], labels[b - 1]], [False, *counts[a:b]]) for a, b in pairwise(bounds) if b > a]
+    return [from_sequences([[*ids[a:b], labels[b - 1]]], [[False, *counts[a:b]]]) for a, b in pairwise(bounds) if b > a]
 
 
 def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch]) -> Measurement:
@@ -246,10 +240,6 @@ def _errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]
 # --------------------------------------------------------------------------- part one: fp64
 
 
-def _in_one_batch(sequences: list[Alone]) -> RaggedBatch:
-    return from_sequences([s.tokens for s in sequences], [s.counts for s in sequences])
-
-
 def _more_variants(packed: RaggedBatch) -> list[Variant]:
     """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
     whole = list(range(packed.num_seqs))
@@ -282,35 +272,38 @@ def _torch_line(model: nn.Module, truth: Measurement, variant: Variant, device: 
 
 
 def _kernels(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+    head_dim = getattr(model.config, "head_dim", None)  # a model without attention runs no kernel of ours
     names: set[str] = set()
     for batch in variant.micros:
-        names |= kernel_names(dtype, device, batch.layout, getattr(model.config, "head_dim", 0))
+        names |= set() if head_dim is None else kernel_names(dtype, device, batch.layout, head_dim)
     return ", ".join(sorted(names))
 
 
-def _labels_line(sequences: list[Alone], variants: list[Variant]) -> Line:
-    """Count labels that differ from the next token of their own sequence, or count where the data says they do not."""
+def _labels_line(alone: list[RaggedBatch], variants: list[Variant]) -> Line:
+    """Count labels and positions that differ from those of the sequence alone, and labels where it has none."""
     wrong = 0
     for variant in variants:
         for batch, rows in zip(variant.micros, variant.rows, strict=True):
             labels, masks = _per_sequence(batch.labels, batch), _per_sequence(batch.loss_mask, batch)
             positions = _per_sequence(batch.position_ids, batch)
             for row, label, mask, position in zip(rows, labels, masks, positions, strict=True):
-                wrong += _wrong_labels(sequences[row] if row >= 0 else None, label, mask, position)
-            real = sum(int(mask.sum()) for mask in masks)
-            wrong += batch.num_targets - real  # a label in the padding
+                wrong += _wrong_labels(alone[row] if row >= 0 else None, label, mask, position)
+            wrong += batch.target_index.numel() - sum(int(mask.sum()) for mask in masks)  # a label in the padding
+            if batch.seq_labels is not None:
+                wanted = [alone[row].seq_labels for row in rows]
+                classes = torch.cat([label for label in wanted if label is not None]).to(batch.seq_labels.device)
+                wrong += int((batch.seq_labels != classes).sum())
     wrong += _crossing(variants[0].micros[0])
     return Line("labels stay within their sequence", "", float(wrong), 0.0, wrong == 0)
 
 
-def _wrong_labels(truth: Alone | None, labels: Tensor, mask: Tensor, positions: Tensor) -> int:
-    if truth is None:
+def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, positions: Tensor) -> int:
+    if alone is None:
         return int(mask.sum())
-    if labels.numel() != len(truth.tokens) - 1:
+    if labels.numel() != alone.total_tokens:
         return 1
-    wanted = torch.tensor(truth.tokens[1:], device=labels.device)
-    counts = torch.tensor(truth.counts[1:], device=labels.device)
-    misplaced = int((positions != torch.arange(len(positions), device=positions.device)).sum())
+    wanted, counts, places = (x.to(labels.device) for x in (alone.labels, alone.loss_mask, alone.position_ids))
+    misplaced = int((positions != places).sum())
     return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + misplaced
 
 
@@ -334,23 +327,38 @@ def _repeat_line(model: nn.Module, batch: RaggedBatch) -> Line:
 def _cross_gradient_line(model: nn.Module, batch: RaggedBatch) -> Line:
     """Gradient of one sequence's output with respect to the inputs of all others: exactly zero."""
     worst = 0.0
-    embeds = _embeds(model, batch)
     bounds = batch.layout.cu_seqlens.tolist() if isinstance(batch.layout, Layout) else []
-    for a, b in list(pairwise(bounds))[:4]:
-        leaf = embeds.detach().requires_grad_()
-        hidden = model(replace(batch, input_ids=None, inputs_embeds=leaf))
-        (gradient,) = torch.autograd.grad(hidden[a:b].square().sum(), leaf)
-        outside = torch.cat([gradient[:a], gradient[b:]])
-        worst = max(worst, float(outside.abs().max()) if outside.numel() else 0.0)
+    for seq, (a, b) in list(enumerate(pairwise(bounds)))[:4]:
+        leaf = _inputs(model, batch).requires_grad_()
+        media = None if batch.media is None else _inputs(model, batch.media).requires_grad_()
+        images = None if batch.media is None else replace(batch.media, inputs_embeds=media)
+        hidden = model(replace(batch, inputs_embeds=leaf, media=images))
+        leaves = [leaf] if media is None else [leaf, media]
+        gradients = torch.autograd.grad(hidden[a:b].square().sum(), leaves, allow_unused=True)
+        outside = [torch.cat([gradients[0][:a], gradients[0][b:]])]
+        if media is not None and gradients[1] is not None:
+            outside.append(gradients[1][_media_owner(batch) != seq])
+        worst = max([worst, *(float(part.abs().max()) for part in outside if part.numel())])
     name = "no gradient crosses between sequences"
     if batch.num_seqs < 2:  # nothing to cross to
         return Line(name, "", None, None, None)
     return Line(name, "", worst, 0.0, worst == 0)
 
 
-def _embeds(model: nn.Module, batch: RaggedBatch) -> Tensor:
+def _inputs(model: nn.Module, batch: RaggedBatch) -> Tensor:
+    """What a model computes with in place of tokens, in the dtype of its weights, (total_tokens, dim)."""
+    if batch.inputs_embeds is not None:
+        return batch.inputs_embeds.detach().to(next(model.parameters()).dtype)
     with torch.no_grad():
-        return model.embed(batch.input_ids)  # type: ignore[operator]
+        return model.embed(batch.input_ids).detach()  # type: ignore[operator]
+
+
+def _media_owner(batch: RaggedBatch) -> Tensor:
+    """The sequence that each token of the batch's images stands in, (media.total_tokens,)."""
+    assert isinstance(batch.media, RaggedBatch)
+    assert isinstance(batch.media.layout, Layout)
+    assert batch.media_seqs is not None
+    return batch.media_seqs[batch.media.layout.seq_of_token()]
 
 
 @torch.no_grad()
@@ -380,11 +388,15 @@ def _change_tokens(
     batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
 ) -> tuple[RaggedBatch, list[int]]:
     """Replace one token of every sequence, or of sequence `only`; return the batch and the places."""
-    assert batch.input_ids is not None
     assert isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()
     spans = [(a, b) for a, b in pairwise(bounds) if b > a]
     places = [where(a, b) for index, (a, b) in enumerate(spans) if only in (None, index)]
+    if batch.input_ids is None:
+        assert batch.inputs_embeds is not None
+        embeds = batch.inputs_embeds.clone()
+        embeds[places] += 1.0
+        return replace(batch, inputs_embeds=embeds), places
     ids = batch.input_ids.clone()
     # Token 0 or 1, whichever it is not: ids that every vocabulary has.
     ids[places] = (ids[places] == 0).to(ids.dtype)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unpad.batch import RaggedBatch
 from unpad.errors import PlanError
 from unpad.layout import build_layout
-from unpad.loader import load_micro
 from unpad.monitor import Timers
 from unpad.nn.attention import kernel_names
 from unpad.plan.plan import Micro, plan
-from unpad.prove import Alone, Certificate, Variant, certify
+from unpad.prove import Certificate, Variant, certify
 from unpad.recipe import PlanSettings, load_recipe, strategy_names
 from unpad.setup import Setup, prepare_setup, stage_sequences
 
@@ -60,14 +60,14 @@ def _plan_of_run(setup: Setup) -> PlanSettings:
 
 def _longest(setup: Setup) -> int:
     limits = (setup.model.config.longest, _plan_of_run(setup).max_tokens or 1 << 30)
-    return min(*limits, int(max(setup.tokens.lengths.max() - 1, 1)))
+    return min(*limits, int(max(setup.data.positions.max(initial=1), 1)))
 
 
 def _sample(setup: Setup) -> np.ndarray:
     """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
     ids = np.unique(np.concatenate([stage_sequences(setup, stage, 0) for stage in setup.stages]))
-    lengths = setup.tokens.lengths[ids] - 1
-    usable = (lengths >= 1) & (setup.tokens.num_targets[ids] > 0)
+    lengths = setup.data.positions[ids]
+    usable = (lengths >= 1) & (setup.data.num_targets[ids] > 0)
     if _plan_of_run(setup).overflow == "drop":
         usable &= lengths <= _longest(setup)
     if not usable.any():
@@ -84,28 +84,25 @@ def _sample(setup: Setup) -> np.ndarray:
     return np.sort(ids[chosen[: min(num, MAX_SEQUENCES)]])
 
 
-def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[Alone], dict[tuple[int, int], int]]:
+def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tuple[int, int], int]]:
     """Every piece of the sample as the data has it, and where (sequence, start) stands in that list.
 
-    The pieces are cut by the planner; the tokens are read one sequence at a time, past all batching.
+    The pieces are cut by the planner; what they hold is read one sequence at a time, past all batching.
     """
-    truth: list[Alone] = []
+    truth: list[RaggedBatch] = []
     index: dict[tuple[int, int], int] = {}
     for micro in _micros(setup, "pack", sample):
         for seq, start, stop, fresh in zip(micro.seq_ids, micro.starts, micro.stops, micro.fresh, strict=True):
-            tokens = setup.tokens.tokens(int(seq))[start : stop + 1]
-            counts = setup.tokens.loss_mask(int(seq))[start : stop + 1].copy()
-            counts[: fresh - start + 1] = False
             index[int(seq), int(start)] = len(truth)
-            truth.append(Alone(tokens.tolist(), counts.tolist()))
+            truth.append(setup.data.alone(int(seq), int(start), int(stop), int(fresh)))
     return truth, index
 
 
 def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
     made = plan(
-        np.maximum(setup.tokens.lengths - 1, 0), _settings(setup, strategy),
+        setup.data.positions, _settings(setup, strategy),
         seed=setup.recipe.train.seed, epoch=0, max_tokens=setup.model.config.longest,
-        seq_ids=sample, targets=setup.tokens.count_targets,
+        seq_ids=sample, targets=setup.data.count_targets,
     )  # fmt: skip
     return [micro for step in range(made.num_steps) for micro in made.step(step)]
 
@@ -113,7 +110,7 @@ def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
 def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[int, int], int]) -> Variant:
     """The sample batched by one strategy, through the planner and loader that training uses."""
     micros = _micros(setup, strategy, sample)
-    batches = [load_micro(setup.tokens, micro, setup.tokenizer.pad_id) for micro in micros]
+    batches = [setup.data.load(micro) for micro in micros]
     rows = []
     for micro, batch in zip(micros, batches, strict=True):
         known = [index[int(seq), int(start)] for seq, start in zip(micro.seq_ids, micro.starts, strict=True)]
@@ -124,7 +121,8 @@ def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[
 def _kernels_of_run(setup: Setup) -> set[str]:
     """Attention kernels that training will meet: the choice depends on length alone."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[setup.precision]
-    lengths = np.unique(np.minimum(setup.tokens.lengths - 1, _longest(setup)))
-    return kernel_names(
-        dtype, setup.device, build_layout(lengths[lengths > 0]), getattr(setup.model.config, "head_dim", 0)
-    )
+    head_dim = getattr(setup.model.config, "head_dim", None)
+    if head_dim is None:
+        return set()
+    lengths = np.unique(np.minimum(setup.data.positions, _longest(setup)))
+    return kernel_names(dtype, setup.device, build_layout(lengths[lengths > 0]), head_dim)

@@ -73,8 +73,8 @@ class Template(Section):
 class Data(Section):
     text: Sources = []
     chat: Sources = []
-    images: Sources = Field([], description="Not read yet: this version trains on text and conversations.")
-    vqa: Sources = Field([], description="Not read yet.")
+    images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
+    vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
     root: str | None = Field(None, description="Folder that relative paths start from; default the working directory.")
     holdout: float = Field(
         0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed."
@@ -86,12 +86,6 @@ class Data(Section):
     template: Template = Template()
     on_bad_row: Literal["stop", "quarantine"] = "stop"
     max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that quarantine may set aside.")
-
-    @model_validator(mode="after")
-    def _known_kinds(self) -> Data:
-        if self.images or self.vqa:
-            raise ValueError("images and vqa are not read yet; this version trains on data.text and data.chat")
-        return self
 
 
 class Tokenizer(Section):
@@ -117,6 +111,32 @@ class Augment(Section):
     insert: float = Field(0.0, ge=0, le=1, description="Probability of a function word at a word boundary.")
     insert_words: list[str] = ["的", "了"]
     reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text change places.")
+
+
+class ImageSettings(Section):
+    """At which size images become patches, and how their colours are scaled."""
+
+    size: Literal["native", "square", "letterbox", "adaptive"] = Field(
+        "native",
+        description="native: its own size; square: one size, the aspect is lost; letterbox: one size, the aspect kept; "
+        "adaptive: less than its own size where there is little to see.",
+    )
+    square: int = Field(64, ge=1, description="Side of square and letterbox in pixels, a multiple of the patch.")
+    min_tokens: int = Field(1, ge=1, description="Fewest patches that adaptive leaves an image of more.")
+    max_tokens: int = Field(256, ge=1, description="Most patches of an image of native and adaptive.")
+    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Subtracted from RGB in 0 to 1.")
+    std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="What the rest is divided by.")
+    cache_mib: int = Field(1024, ge=0, description="Memory for images that were decoded before, in MiB.")
+
+    @model_validator(mode="after")
+    def _ranges(self) -> ImageSettings:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
+        if min(self.mean) < 0 or max(self.mean) > 1:
+            raise ValueError("mean is of colours between 0 and 1")
+        if min(self.std) <= 0:
+            raise ValueError("std must be more than 0")
+        return self
 
 
 # --------------------------------------------------------------------------- plan, optimisation, training
@@ -206,6 +226,7 @@ class Generate(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     beams: int = Field(1, ge=1, le=64)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="auto: as training chooses.")
     seed: int = Field(0, ge=0, lt=2**31)
 
 
@@ -213,7 +234,9 @@ class Stage(Section):
     """One stage of a run: which data it uses, and what it changes of plan, optim and train."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
-    use: list[Literal["text", "chat"]] = ["text", "chat"]
+    use: list[Literal["text", "chat", "images", "vqa"]] | None = Field(
+        None, description="Which of the run's data; default all."
+    )
     plan: dict[str, Any] = {}
     optim: dict[str, Any] = {}
     train: dict[str, Any] = {}
@@ -259,6 +282,7 @@ class Recipe(Section):
     data: Data = Data()
     tokenizer: Tokenizer = Tokenizer()
     augment: Augment = Augment()
+    images: ImageSettings = ImageSettings()
     model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
     plan: PlanSettings = PlanSettings()
     optim: Optim = Optim()
@@ -307,7 +331,15 @@ class Recipe(Section):
         )
 
     def resolve_path(self, path: str) -> Path:
-        """Turn a path of the recipe into one of this machine; `unpad:` starts inside the package."""
+        """Turn a path of the recipe into one of this machine.
+
+        `unpad:` starts inside the package; `drawn:shapes.jsonl` is a small set of pictures, drawn when it
+        is first asked for.
+        """
+        if path.startswith("drawn:"):
+            from unpad.images.drawn import drawn_folder
+
+            return drawn_folder() / path.removeprefix("drawn:")
         if path.startswith("unpad:"):
             return PACKAGE / path.removeprefix("unpad:")
         expanded = Path(path).expanduser()

@@ -19,9 +19,10 @@ import yaml
 
 from unpad import storage, svg
 from unpad.history import Array, History, read_history
-from unpad.svg import Line, plot, running_mean, short, span
+from unpad.svg import Line, matrix, plot, running_mean, short, span
 
 MAX_ROWS = 200  # of a table; the page says how many it leaves out
+EVALUATION = "evaluation.json"  # what `unpad eval` leaves for the page
 ENDINGS = ("finished", "stopped")
 
 STYLE = """
@@ -184,6 +185,27 @@ def _evaluations(run: History) -> str:
     return _table("Held-out evaluations", heads, rows, 1)
 
 
+def _evaluation(folder: Path) -> str:
+    """What `unpad eval` found of an image classifier, if it has been asked."""
+    try:
+        found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    bins = found["calibration"]
+    confidence = 100 * np.array([b["confidence"] for b in bins])
+    accuracy = 100 * np.array([b["accuracy"] for b in bins])
+    even = np.array([0.0, 100.0])
+    lines = [
+        Line("raw", [(even, even)], "as sure as right"),
+        Line("main", [(confidence, accuracy)], "measured", dots=True),
+    ]
+    figures = [
+        matrix("Confusion", found["classes"], np.array(found["confusion"]), "rows: the true class, held-out images"),
+        plot("Calibration", lines, zero=True, unit="accuracy, % by confidence, %", over="confidence"),
+    ]
+    return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"
+
+
 def _events(run: History) -> str:
     """Tables of where the time went, of the environment, and of everything else that happened."""
     known = {event["kind"]: event for event in run.events}
@@ -260,6 +282,7 @@ def write_report(folder: Path) -> Path:
 <div class=tiles>{_tiles(run)}</div>
 {_plots(run, _warning_level(run.recipe))}
 {_evaluations(run)}
+{_evaluation(folder)}
 {_events(run)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>

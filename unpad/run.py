@@ -5,39 +5,59 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unpad import checkpoint
+from unpad.data import Data, family_of, open_data
+from unpad.data.text import TOKENIZER
 from unpad.errors import CheckpointError, RecipeError, SourceError, UnpadError, nearest
 from unpad.generate import complete, stream
 from unpad.history import read_rows
 from unpad.models import build_model, model_config
-from unpad.models.decoder import Decoder
 from unpad.recipe import Generate, Recipe, checked, load_recipe
 from unpad.report import run_state
 from unpad.sources.example import Turn
-from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
+from unpad.step import Precision, choose_precision
 from unpad.tokens.encode import encode_prompt
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
 
 RUNS = Path("runs")
-RECIPE, TOKENIZER, COMMAND = "recipe.yaml", "tokenizer.json", "run.json"
+RECIPE, COMMAND = "recipe.yaml", "run.json"
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained model with everything needed to use it; `data` is the fingerprint of what it was trained on."""
+    """A trained model with everything needed to use it.
+
+    Args:
+        files: what the run kept of its data, by name, such as its tokenizer.
+        fingerprint: of the data it was trained on.
+    """
 
     folder: Path
     recipe: Recipe
-    model: Decoder
-    tokenizer: Tokenizer
+    model: Any
+    files: dict[str, bytes]
     step: int
-    data: str
+    fingerprint: str
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The run's own tokenizer.
+
+        Raises:
+            RecipeError: the run is not one of texts.
+        """
+        if TOKENIZER not in self.files:
+            kind = self.recipe.model["kind"]
+            fix = f"use `unpad infer {self.folder} --image FILE`" if kind in ("vit", "cnn") else "see `unpad --help`"
+            raise RecipeError(f"this run trained a {kind}, which writes no text", where=str(self.folder), fix=fix)
+        return load_tokenizer(self.files[TOKENIZER])
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
         """Continue plain texts, or answer questions when the run was trained on conversations.
@@ -53,7 +73,8 @@ class LoadedRun:
             raise RecipeError("prompts is one string", fix="give a list of prompts")
         chosen = checked(Generate, {**self.recipe.generate.model_dump(), **settings})
         ids = [self.prompt_ids(prompt) for prompt in prompts]
-        return [completion.text for completion in complete(self.model, self.tokenizer, ids, chosen)]
+        precision = generation_precision(chosen)
+        return [completion.text for completion in complete(self.model, self.tokenizer, ids, chosen, precision)]
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Encode one prompt exactly as training encoded its kind."""
@@ -61,25 +82,30 @@ class LoadedRun:
             return encode_prompt([Turn("user", prompt)], self.tokenizer, self.recipe.data.template)
         return [self.tokenizer.bos_id, *self.tokenizer.encode_batch([prompt])[0]]
 
-    def tokens(self) -> TokenSet:
-        """The data of the run, encoded as it was for training.
+    def data(self) -> Data:
+        """The data of the run, read as it was for training.
 
         Raises:
             SourceError: a file changed since; what was held out may have been trained on.
         """
-        tokens, _ = open_tokens(self.recipe, self.tokenizer)[:2]
-        if tokens.fingerprint() != self.data:
+        data = open_data(self.recipe, self.files)
+        if data.fingerprint() != self.fingerprint:
             raise SourceError(
                 "the data changed since this run was trained, so what it held out is not known any more",
                 where=str(self.folder),
                 fix="put the files back, or train again",
             )
-        return tokens
+        return data
 
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is made, whole characters only."""
         chosen = checked(Generate, {**self.recipe.generate.model_dump(), **settings})
-        return stream(self.model, self.tokenizer, self.prompt_ids(prompt), chosen)
+        return stream(self.model, self.tokenizer, self.prompt_ids(prompt), chosen, generation_precision(chosen))
+
+
+def generation_precision(settings: Generate) -> Precision:
+    """What products of generation run in: bf16 decodes three times as fast where the processor has it."""
+    return choose_precision(settings.precision, torch.device("cpu"))[0]
 
 
 def find_run(name: str | Path) -> Path:
@@ -113,14 +139,20 @@ def read_command(folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def open_tokenizer(folder: Path) -> Tokenizer:
-    """The run's own tokenizer."""
-    path = folder / TOKENIZER
-    if not path.is_file():
-        raise CheckpointError(
-            f"{TOKENIZER} is missing", where=str(folder), fix="the run ended before it began; train again"
-        )
-    return load_tokenizer(path.read_bytes())
+def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
+    """What a run kept of its data, by name.
+
+    Args:
+        recipe: of a run of the same kind; its model says which files there are.
+    """
+    files = {}
+    for name in family_of(recipe).FILES:
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"{name} is missing", where=str(folder), fix="the run ended before it began; train again"
+            )
+        files[name] = (folder / name).read_bytes()
+    return files
 
 
 def newest_weights(folder: Path) -> tuple[dict[str, Tensor], checkpoint.State]:
@@ -148,17 +180,11 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     """
     folder = find_run(name)
     recipe = load_recipe(str(folder / RECIPE), list(overrides))
-    tokenizer = open_tokenizer(folder)
-    model = cast(Decoder, build_model(model_config(recipe.model), tokenizer.vocab_size))
+    config, files = model_config(recipe.model), open_files(recipe, folder)
+    model = build_model(config, family_of(recipe).num_outputs(files))
     weights, state = newest_weights(folder)
     put_weights(model, weights, str(folder))
-    return LoadedRun(folder, recipe, model.eval(), tokenizer, state.step, state.values["data"])
-
-
-def open_tokens(recipe: Recipe, tokenizer: Tokenizer | None) -> tuple[TokenSet, Tokenizer, CorpusReport]:
-    """Read and encode the data of a recipe; with plan.cross_documents its documents are joined end to end."""
-    tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
-    return tokens.joined() if recipe.plan.cross_documents else tokens, tokenizer, report
+    return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])
 
 
 def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
@@ -197,5 +223,8 @@ def what_next(folder: Path) -> list[str]:
     """What to type after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = load_recipe(str(folder / RECIPE))
-    talk = f"unpad chat {name}" if recipe.data.chat else f"unpad generate {name} --prompt TEXT"
-    return [f"next:  {talk}", f"       unpad eval {name}", f"       unpad report {name}"]
+    if recipe.data.images or recipe.data.vqa:
+        use = f"unpad infer {name} --image FILE" + (" --question TEXT" if recipe.data.vqa else "")
+    else:
+        use = f"unpad chat {name}" if recipe.data.chat else f"unpad generate {name} --prompt TEXT"
+    return [f"next:  {use}", f"       unpad eval {name}", f"       unpad report {name}"]

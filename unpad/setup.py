@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 import unpad
+from unpad.data import Data, open_data
 from unpad.errors import PlanError, RecipeError
 from unpad.memory import choose_allocator
 from unpad.models import build_model, model_config
-from unpad.models.decoder import Decoder
 from unpad.monitor import Timers
 from unpad.native import library
 from unpad.native.attention import supports
@@ -21,10 +21,8 @@ from unpad.optim import check_schedule, freeze
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
 from unpad.recipe import PlanSettings, Recipe, Stage
-from unpad.run import find_run, open_tokenizer, open_tokens
+from unpad.run import find_run, open_files
 from unpad.step import choose_precision
-from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet
-from unpad.tokens.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,10 +32,8 @@ class Setup:
     recipe: Recipe
     folder: Path
     stages: list[Stage]
-    tokens: TokenSet
-    tokenizer: Tokenizer
-    report: CorpusReport
-    model: Decoder
+    data: Data
+    model: Any  # whatever model.kind names; models/__init__.py says what it offers
     device: torch.device
     precision: str
     environment: dict[str, Any]
@@ -48,8 +44,12 @@ def stages_of(recipe: Recipe) -> list[Stage]:
     return recipe.stages or [Stage(name="train")]
 
 
-def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, timers: Timers) -> Setup:
-    """Read and encode the data, build the model. Nothing is written to the run directory yet."""
+def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, timers: Timers) -> Setup:
+    """Read the data, build the model. Nothing is written to the run directory yet.
+
+    Args:
+        files: what the run kept of its data when it began; None for a new run.
+    """
     config = model_config(recipe.model)
     for stage in stages_of(recipe):
         _check_lengths_given(recipe.for_stage(stage), stage)
@@ -61,14 +61,13 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         recipe.train.allocator,
         makes_large_tensors=device.type == "cpu" and not (library.enabled() and precision == "bf16") and not low_power,
     )
-    if recipe.train.init_from and tokenizer is None:
-        tokenizer = open_tokenizer(find_run(recipe.train.init_from))
-    with timers("tokenise"):
-        tokens, tokenizer, report = open_tokens(recipe, tokenizer)
+    if recipe.train.init_from and files is None:
+        files = open_files(recipe, find_run(recipe.train.init_from))
+    with timers("read"):
+        data = open_data(recipe, files)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
-        # Whatever model.kind names offers what a Decoder does; models/__init__.py says what that is.
-        model = cast(Decoder, build_model(config, tokenizer.vocab_size))
+        model = build_model(config, data.num_outputs)
     environment = {
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
@@ -76,9 +75,7 @@ def prepare_setup(recipe: Recipe, folder: Path, tokenizer: Tokenizer | None, tim
         "kernels": _kernels(device, precision, getattr(config, "head_dim", 0)),
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
-    return Setup(
-        recipe, folder, stages_of(recipe), tokens, tokenizer, report, model.to(device), device, precision, environment
-    )
+    return Setup(recipe, folder, stages_of(recipe), data, model.to(device), device, precision, environment)
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
@@ -149,8 +146,9 @@ def _check_lengths_given(recipe: Recipe, stage: Stage) -> None:
 
 def stage_sequences(setup: Setup, stage: Stage, split: int) -> np.ndarray:
     """Ids of the sequences a stage trains on (split 0) or holds out (split 1), (n,) int64."""
-    kinds = [KINDS.index(kind) for kind in stage.use]
-    return np.flatnonzero(np.isin(setup.tokens.kind, kinds) & (setup.tokens.split == split))
+    data = setup.data
+    kinds = [data.kinds.index(kind) for kind in stage.use or data.kinds]
+    return np.flatnonzero(np.isin(data.kind, kinds) & (data.split == split))
 
 
 def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
@@ -163,9 +161,9 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
     """What the planner is given for one epoch: positions per sequence, settings, and its other arguments."""
     recipe = setup.recipe.for_stage(stage)
     ids = stage_sequences(setup, stage, 0)
-    weights = setup.tokens.weights
+    weights = setup.data.weights
     if any(weight != 1 for weight in weights):
-        ids = ids[draw(setup.tokens.source[ids], weights, recipe.train.seed, epoch)]
+        ids = ids[draw(setup.data.source[ids], weights, recipe.train.seed, epoch)]
     settings = recipe.plan
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
@@ -173,9 +171,9 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
         "seed": recipe.train.seed,
         "max_tokens": setup.model.config.longest,
         "seq_ids": ids,
-        "targets": setup.tokens.count_targets,
+        "targets": setup.data.count_targets,
     }
-    return np.maximum(setup.tokens.lengths - 1, 0), settings, known
+    return setup.data.positions, settings, known
 
 
 def describe(setup: Setup) -> list[str]:
@@ -183,9 +181,9 @@ def describe(setup: Setup) -> list[str]:
     environment = setup.environment
     parameters = sum(p.numel() for p in setup.model.parameters())
     return [
-        *setup.report.lines(),
+        *setup.data.lines(),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
-        f"vocabulary {setup.tokenizer.vocab_size:,}, context {setup.model.config.longest}",
+        f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
         f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
         f"{environment['device']}, {environment['threads']} threads, "
         f"{environment['matmul']} and {environment['blas']}, "

@@ -39,6 +39,10 @@ path.limit{stroke:var(--bad)}
 .end{text-anchor:end}
 .mid{text-anchor:middle}
 svg text.name{fill:var(--ink);font-weight:600}
+rect{stroke:var(--line)}
+rect.hit{fill:var(--main)}
+rect.miss{fill:var(--held)}
+svg text.on{fill:#fff}
 """
 
 
@@ -124,8 +128,14 @@ def plot(
     unit: str = "",
     bounds: list[tuple[str, float]] | None = None,
     limit: float | None = None,
+    over: str = "step",
 ) -> str:
-    """Draw lines over steps as a figure of `size`; `bounds` are stages (name, first step), `limit` a level to mark."""
+    """Draw lines as a figure of `size`, over steps or what `over` names, from 0 on.
+
+    Args:
+        bounds: stages (name, first step).
+        limit: a level to mark.
+    """
     thinned = [(line, [thin(x, y) for x, y in line.segments]) for line in lines]
     points = [(x, y) for _, segments in thinned for x, y in segments if len(x)]
     legend = "".join(f'<span><i class="{line.css}"></i>{escape(line.label)}</span>' for line in lines if line.label)
@@ -165,9 +175,37 @@ def plot(
             if line.dots or len(x) == 1:
                 for a, b, step, value in zip(px, py, x, y, strict=True):
                     body += f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2>'
-                    body += f"<title>step {step:,.0f}: {value:.4g}</title></circle>"
+                    body += f"<title>{escape(over)} {step:,.0f}: {value:.4g}</title></circle>"
     frame = f'viewBox="0 0 {size[0]} {size[1]}" role=img aria-label="{escape(title)}"'
     return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
+
+
+def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
+    """Draw a confusion matrix: a row per true class, shaded by the share of the row, with its counts."""
+    size = len(names)
+    cell = max(26, min(64, 720 // max(size, 1)))
+    left, top = 8 + 7.5 * max(map(len, names)), 24
+    width, height = left + cell * size + 12, top + cell * size + 10
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    body = ""
+    for row, name in enumerate(names):
+        y = top + row * cell
+        body += f"<text class=end x={left - 6:.0f} y={y + cell / 2 + 4:.1f}>{escape(name)}</text>"
+        short_name = name if len(name) * 7 < cell else name[: max(cell // 8, 1)] + "…"
+        body += f"<text class=mid x={left + (row + 0.5) * cell:.1f} y={top - 8}>{escape(short_name)}</text>"
+        for column, other in enumerate(names):
+            x, share, count = left + column * cell, float(shares[row, column]), int(counts[row, column])
+            css = "hit" if row == column else "miss"
+            body += f'<rect class="{css}" x={x:.1f} y={y} width={cell - 2} height={cell - 2} '
+            body += (
+                f'fill-opacity="{share:.3f}"><title>{escape(name)} taken for {escape(other)}: {count:,}</title></rect>'
+            )
+            if count:
+                body += f'<text class="mid{" on" if share > 0.5 else ""}" x={x + cell / 2 - 1:.1f} '
+                body += f"y={y + cell / 2 + 3:.1f}>{count:,}</text>"
+    head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small></figcaption>"
+    frame = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role=img'
+    return f'<figure>{head}<svg {frame} aria-label="{escape(title)}">{body}</svg></figure>'
 
 
 def _axes(

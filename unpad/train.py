@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from unpad import storage
 from unpad.batch import RaggedBatch
 from unpad.checkpoint import State
 from unpad.errors import RecipeError, UnpadError
-from unpad.evaluate.text import document_nll
+from unpad.evaluate.metrics import held_out
 from unpad.loader import load_steps
 from unpad.memory import HeapKeeper
 from unpad.monitor import Monitor, StepRecord, Timers
@@ -35,7 +34,7 @@ from unpad.progress import (
     write_run_files,
 )
 from unpad.recipe import Recipe, Stage, load_recipe
-from unpad.run import RECIPE, RUNS, find_run, newest_weights, open_tokenizer, put_weights
+from unpad.run import RECIPE, RUNS, find_run, newest_weights, open_files, put_weights
 from unpad.setup import Setup, check_stages, describe, epoch_plan, last_step, prepare_setup, resolved, stage_sequences
 from unpad.signals import Signals
 from unpad.step import WEIGHTS, StepResult, non_finite, train_step
@@ -98,7 +97,7 @@ def train(
         notes = [] if exists or not resume else ["there is no run to resume here: this is a new one"]
         if exists:
             overrides, recipe, notes = resumed_recipe(name, list(overrides), folder)
-        setup = prepare_setup(recipe, folder, open_tokenizer(folder) if exists else None, timers)
+        setup = prepare_setup(recipe, folder, open_files(recipe, folder) if exists else None, timers)
         check_stages(setup)
         if not locked:
             storage.make_folder(folder)
@@ -186,7 +185,11 @@ def _has_work(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) 
     """Whether a stage has data, epochs and steps left; says why when not."""
     train = setup.recipe.for_stage(stage).train
     if stage_sequences(setup, stage, 0).size == 0:
-        reason = "no data: " + " and ".join(f"data.{kind}" for kind in stage.use) + " hold nothing to train on"
+        reason = (
+            "no data: "
+            + " and ".join(f"data.{kind}" for kind in stage.use or setup.data.kinds)
+            + " hold nothing to train on"
+        )
     elif train.max_epochs == 0:
         reason = "max_epochs is 0"
     elif train.max_steps is not None and progress.step >= train.max_steps and progress.stage_step == 0:
@@ -285,7 +288,7 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
 def _epoch_steps(course: Course, current: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
     """The rest of an epoch's steps, each with the seconds spent waiting for it."""
     setup = course.setup
-    steps = load_steps(setup.tokens, current, setup.tokenizer.pad_id, setup.device, course.progress.epoch_step)
+    steps = load_steps(setup.data.load, current, setup.device, course.progress.epoch_step)
     with closing(steps):
         while True:
             began = time.perf_counter()
@@ -359,7 +362,7 @@ def _skip_or_stop(course: Course, micros: list[RaggedBatch], result: StepResult)
         monitor.event("skipped_step", step=progress.step + 1, message=message)
         return
     ids = [int(i) for batch in micros if batch.seq_ids is not None for i in batch.seq_ids if i >= 0]
-    error = non_finite(result, progress.step + 1, [setup.tokens.where(i) for i in ids])
+    error = non_finite(result, progress.step + 1, [setup.data.where(i) for i in ids])
     progress.num_skipped += 1
     if train.on_nonfinite == "skip" and progress.num_skipped <= train.max_skips:
         message = f"{error.what}; {progress.num_skipped} skipped so far"
@@ -376,19 +379,15 @@ def _evaluate(course: Course) -> bool:
     if ids.size == 0:
         return False
     with course.timers("evaluate"):
-        sums = document_nll(
-            setup.model, setup.tokens, ids,
-            settings=course.recipe.plan, pad_id=setup.tokenizer.pad_id, device=setup.device,
-        )  # fmt: skip
-    loss = sums.mean_nll()
+        found = held_out(setup.model, setup.data, ids, course.recipe.plan, setup.device)
+    loss = found.loss
     improved = progress.best is None or loss < progress.best - train.min_delta
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = loss, progress.step, 0
     else:
         progress.checks_without_progress += 1
-    values = {"loss": loss, "bits_per_char": float(sums.nll.sum()) / np.log(2) / max(int(sums.chars.sum()), 1)}
     with course.timers("log"):
-        monitor.evaluation(progress.step, course.stage.name, values, int(sums.targets.sum()), improved)
+        monitor.evaluation(progress.step, course.stage.name, found.values, found.num_targets, improved)
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         message = (
             f"{course.stage.name}: no progress in {train.patience} checks; best {progress.best:.4f} "

@@ -87,7 +87,7 @@ def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
 ) -> None:
     folder = trained[2]
     monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
-    metrics, lines = evaluate_run(str(folder / "run"), num_replies=1)
+    metrics, lines = evaluate_run(str(folder / "run"), num_shown=1)
     assert metrics["keywords_trained"].value == pytest.approx(2 / 3)
     assert metrics["keywords_trained"].num == 3
     assert metrics["keywords_heldout"].value == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,24 +12,25 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.toy import write_toy
-from unpad.evaluate.text import DocumentSums, Metric, document_nll, per_sequence, resample, summarise
-from unpad.loader import load_steps
+from unpad.data.text import TextData, open_data
+from unpad.evaluate.metrics import Metric, resample
+from unpad.evaluate.text import DocumentSums, document_nll, per_sequence, summarise
+from unpad.loader import load_micro, load_steps
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.plan.plan import plan
 from unpad.recipe import PlanSettings, load_recipe, strategy_names
-from unpad.tokens.corpus import TokenSet, prepare
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSet, int]:
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[TextData, int]:
     folder = tmp_path_factory.mktemp("toy")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        tokens, tokenizer, _ = prepare(load_recipe(str(write_toy(folder))))
-    return tokens, tokenizer.vocab_size
+        data = open_data(load_recipe(str(write_toy(folder))), None)
+    return data, data.num_outputs
 
 
 def model_of(vocab_size: int, **fields: Any) -> Decoder:
@@ -52,32 +54,34 @@ def unigram_model(vocab_size: int, **fields: Any) -> tuple[Decoder, torch.Tensor
     return model, log_p
 
 
-def measure(model: Decoder, tokens: TokenSet, ids: np.ndarray, **settings: Any) -> DocumentSums:
-    return document_nll(model, tokens, ids, settings=PlanSettings(**settings), pad_id=0, device=CPU)
+def measure(model: Decoder, data: TextData, ids: np.ndarray, **settings: Any) -> DocumentSums:
+    return document_nll(model, data, ids, PlanSettings(**settings), CPU)
 
 
-def test_no_batching_changes_a_number(corpus: tuple[TokenSet, int]) -> None:
-    tokens, vocab_size = corpus
+def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
     model, ids = model_of(vocab_size), np.arange(len(tokens))
-    expected = summarise(measure(model, tokens, ids))
+    expected = summarise(measure(model, data, ids))
     assert set(expected) == {"loss", "perplexity", "bits_per_char", "bits_per_byte"}
     for size in (1, 7, 64, 1000, 1 << 20):
         for strategy in ("pack", "fixed", "rows"):
-            other = summarise(measure(model, tokens, ids, tokens_per_micro=size, strategy=strategy, drop_last=True))
+            other = summarise(measure(model, data, ids, tokens_per_micro=size, strategy=strategy, drop_last=True))
             for name, metric in expected.items():
                 assert vars(other[name]) == pytest.approx(vars(metric), rel=1e-6), (size, strategy, name)
     assert model.training, "the model is given back as it was"
 
 
-def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TokenSet, int]) -> None:
-    tokens, vocab_size = corpus
+def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
     model = model_of(vocab_size).eval()
-    sums = measure(model, tokens, np.arange(len(tokens)))
+    sums = measure(model, data, np.arange(len(tokens)))
     for name in strategy_names():
         settings = PlanSettings(strategy=name, tokens_per_micro=100, tokens_per_step=300, row_tokens=64)
         made = plan(np.maximum(tokens.lengths - 1, 0), settings, seed=1, epoch=0, targets=tokens.count_targets)
         nll, count = 0.0, 0
-        for micros in load_steps(tokens, made, 0, CPU):
+        for micros in load_steps(partial(load_micro, tokens, pad_id=0), made, CPU):
             for batch in micros:
                 with torch.no_grad():
                     total, num = model.losses(batch)["nll"]
@@ -86,13 +90,14 @@ def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[Token
         assert math.exp(nll / count) == pytest.approx(math.exp(sums.mean_nll()), rel=1e-6)
 
 
-def test_values_equal_those_computed_by_hand(corpus: tuple[TokenSet, int]) -> None:
-    tokens, vocab_size = corpus
+def test_values_equal_those_computed_by_hand(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
     model, log_p = unigram_model(vocab_size)
     ids = np.array([3, 0, 70])
     nll = [-float(log_p[tokens.tokens(int(i))][tokens.loss_mask(int(i))].sum()) for i in ids]
     targets = sum(int(tokens.loss_mask(int(i)).sum()) for i in ids)
-    sums = measure(model, tokens, ids)
+    sums = measure(model, data, ids)
     assert sums.nll == pytest.approx(nll, rel=1e-6)
     values = summarise(sums)
     assert values["loss"].value == pytest.approx(sum(nll) / targets, rel=1e-6)
@@ -103,24 +108,25 @@ def test_values_equal_those_computed_by_hand(corpus: tuple[TokenSet, int]) -> No
     assert num_bytes > 2 * characters, "Chinese takes three bytes a character"
 
 
-def test_an_even_distribution_has_the_perplexity_of_the_vocabulary(corpus: tuple[TokenSet, int]) -> None:
-    tokens, vocab_size = corpus
+def test_an_even_distribution_has_the_perplexity_of_the_vocabulary(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
     model, _ = unigram_model(vocab_size)
     assert model.head is not None
     model.head.weight.data.zero_()
-    values = summarise(measure(model, tokens, np.arange(5)))
+    values = summarise(measure(model, data, np.arange(5)))
     assert values["perplexity"].value == pytest.approx(vocab_size, rel=1e-5)
 
 
 @pytest.mark.parametrize("stride", [None, 1, 3, 5])
 @pytest.mark.parametrize("context", [5, 8])
 def test_windows_leave_no_target_out_and_count_none_twice(
-    corpus: tuple[TokenSet, int], context: int, stride: int | None
+    corpus: tuple[TextData, int], context: int, stride: int | None
 ) -> None:
-    tokens, vocab_size = corpus
+    data, vocab_size = corpus
+    tokens = data.tokens
     ids = np.arange(len(tokens))
     short, log_p = unigram_model(vocab_size, context=context)
-    sums = measure(short, tokens, ids, stride=stride, overflow="truncate_left", max_tokens=context)
+    sums = measure(short, data, ids, stride=stride, overflow="truncate_left", max_tokens=context)
     assert sums.targets.tolist() == tokens.num_targets.tolist()
     expected = [-float(log_p[tokens.tokens(i)][tokens.loss_mask(i)].sum()) for i in range(len(tokens))]
     assert sums.nll == pytest.approx(expected, rel=1e-5)
@@ -194,10 +200,11 @@ def test_resamples_draw_as_many_documents_as_there_are() -> None:
     assert first.mean() == pytest.approx(1, abs=0.15)
 
 
-def test_a_held_out_part_is_measured_apart_from_training(corpus: tuple[TokenSet, int]) -> None:
-    tokens, vocab_size = corpus
+def test_a_held_out_part_is_measured_apart_from_training(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
     held, trained = np.flatnonzero(tokens.split == 1), np.flatnonzero(tokens.split == 0)
     assert not set(held) & set(trained)
     model = model_of(vocab_size)
-    both = measure(model, tokens, np.concatenate([held, trained]))
-    assert measure(model, tokens, held).nll == pytest.approx(both.nll[: len(held)], rel=1e-5)
+    both = measure(model, data, np.concatenate([held, trained]))
+    assert measure(model, data, held).nll == pytest.approx(both.nll[: len(held)], rel=1e-5)

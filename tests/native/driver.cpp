@@ -347,7 +347,7 @@ std::vector<Numbers> cross_entropy(int64_t rows, int64_t vocab_size, double smoo
     Array<Wide> loss(rows), nll(rows);
     Array<int64_t> labels(rows, [&](int64_t i) { return (double)((vocab_size - 1 + 3 * i) % vocab_size); });
     unpad_cross_entropy(
-        T::dtype, rows, vocab_size, smoothing, 0.5, want_grad, num_threads, logits.data(), labels.data(), loss.data(),
+        T::dtype, rows, vocab_size, smoothing, want_grad, num_threads, logits.data(), labels.data(), loss.data(),
         nll.data());
     return {logits.numbers(), loss.numbers(), nll.numbers()};
 }
@@ -379,7 +379,7 @@ std::vector<Numbers> optimizer(bool with_copies) {
         copies.emplace_back(numel);
         parameters.push_back(
             {numel, values.back().data(), exp_avgs.back().data(), exp_avg_sqs.back().data(), grads.back().data(),
-             with_copies ? copies.back().data() : nullptr, 0.01, 0.1, 1, sizeof(Grad) == 2, 0});
+             with_copies ? copies.back().data() : nullptr, 0.01, 0.1, 1, sizeof(Grad) == 2});
     }
     const int64_t count = (int64_t)parameters.size();
     const double square_sum = unpad_grad_square_sum(parameters.data(), count, num_threads);

@@ -32,10 +32,9 @@ def example(rows: int, vocab_size: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: torch.dtype, smoothing: float) -> None:
     logits, labels = example(*shape, dtype)
     exact = logits.clone().double().requires_grad_()  # logits are overwritten
-    scale = 0.25
-    loss, nll = cross_entropy_(logits, labels, smoothing, scale, True)
+    loss, nll = cross_entropy_(logits, labels, smoothing, True)
     expected = F.cross_entropy(exact, labels, label_smoothing=smoothing, reduction="none")
-    (expected.sum() * scale).backward()
+    expected.sum().backward()
     plain = F.cross_entropy(exact.detach(), labels, reduction="none")
     bound = 1e-12 if dtype == DOUBLE else 1e-6
     assert loss.dtype == nll.dtype == torch.promote_types(dtype, torch.float32)
@@ -52,13 +51,13 @@ def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: t
 def test_logits_stay_when_no_gradient_is_wanted(dtype: torch.dtype) -> None:
     logits, labels = example(20, 33, dtype)
     before = logits.clone()
-    loss, nll = cross_entropy_(logits, labels, 0.1, 1.0, False)
-    again = cross_entropy_(logits, labels, 0.1, 1.0, True)
+    loss, nll = cross_entropy_(logits, labels, 0.1, False)
+    again = cross_entropy_(logits, labels, 0.1, True)
     assert torch.equal(loss, again[0])
     assert torch.equal(nll, again[1])
     assert not torch.equal(logits, before)
     logits.copy_(before)
-    cross_entropy_(logits, labels, 0.1, 1.0, False)
+    cross_entropy_(logits, labels, 0.1, False)
     assert torch.equal(logits, before)
 
 
@@ -67,7 +66,7 @@ def test_logits_stay_when_no_gradient_is_wanted(dtype: torch.dtype) -> None:
 def test_a_nan_anywhere_makes_its_row_nan(dtype: torch.dtype, column: int) -> None:
     logits, labels = example(3, 33, dtype)
     logits[1, column] = float("nan")
-    loss, nll = cross_entropy_(logits, labels, 0.0, 1.0, True)
+    loss, nll = cross_entropy_(logits, labels, 0.0, True)
     assert loss.isnan().tolist() == nll.isnan().tolist() == [False, True, False]
     assert logits[1].isnan().all()
     assert logits[::2].isfinite().all()
@@ -78,7 +77,7 @@ def test_infinite_logits_count_as_in_torch() -> None:
     labels = torch.tensor([1, 2, 3])
     logits[0, 5], logits[1, 5] = float("-inf"), float("inf")
     expected = F.cross_entropy(logits.double(), labels, reduction="none")
-    loss, _ = cross_entropy_(logits, labels, 0.0, 1.0, True)
+    loss, _ = cross_entropy_(logits, labels, 0.0, True)
     assert not loss[1].isfinite()
     assert error(loss[::2], expected[::2]) < 1e-6
     assert logits[0, 5].abs() < 1e-30
@@ -87,17 +86,17 @@ def test_infinite_logits_count_as_in_torch() -> None:
 def test_large_logits_do_not_overflow() -> None:
     logits = torch.tensor([[3e4, 2.9e4, -3e4]], dtype=BF16)
     expected = F.cross_entropy(logits.double(), torch.tensor([1]), reduction="none")
-    loss, _ = cross_entropy_(logits, torch.tensor([1]), 0.0, 1.0, True)
+    loss, _ = cross_entropy_(logits, torch.tensor([1]), 0.0, True)
     assert error(loss, expected) < 1e-6
 
 
 def test_threads_change_nothing() -> None:
     logits, labels = example(300, 500, BF16)
     other = logits.clone()
-    one = cross_entropy_(logits, labels, 0.1, 1.0, True)
+    one = cross_entropy_(logits, labels, 0.1, True)
     torch.set_num_threads(2)
     try:
-        two = cross_entropy_(other, labels, 0.1, 1.0, True)
+        two = cross_entropy_(other, labels, 0.1, True)
     finally:
         torch.set_num_threads(1)
     assert torch.equal(logits, other)
@@ -107,11 +106,11 @@ def test_threads_change_nothing() -> None:
 def test_autograd_notices_that_logits_changed() -> None:
     logits, labels = example(3, 7, DOUBLE)
     version = logits._version
-    cross_entropy_(logits, labels, 0.0, 1.0, True)
+    cross_entropy_(logits, labels, 0.0, True)
     assert logits._version > version
 
 
 def test_operator_describes_itself_rightly() -> None:
-    arguments = (*example(3, 7, BF16), 0.1, 2.0, True)
+    arguments = (*example(3, 7, BF16), 0.1, True)
     operator = torch.ops.unpad.cross_entropy_.default
     torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from unpad.data.text import TextData
 from unpad.errors import SourceError
 from unpad.run import LoadedRun
 
@@ -17,7 +18,10 @@ def heldout_openings(run: LoadedRun, num: int) -> list[str]:
     Raises:
         SourceError: no held-out text is long enough to be cut.
     """
-    tokens = run.tokens()
+    data = run.data()
+    if not isinstance(data, TextData):
+        raise SourceError("the run holds no texts out", where=str(run.folder), fix="see `unpad eval`")
+    tokens = data.tokens
     ids = np.flatnonzero((tokens.split == 1) & (tokens.kind == 0) & (tokens.lengths >= SHORTEST))
     if ids.size == 0:
         raise SourceError(

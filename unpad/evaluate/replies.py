@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unpad.evaluate.text import Metric, interval, resample
+from unpad.evaluate.metrics import Metric, interval, resample
 from unpad.generate import complete
 from unpad.run import LoadedRun
 from unpad.tokens.corpus import TokenSet

@@ -1,34 +1,26 @@
-"""Held-out perplexity, bits per byte and bits per character, from sums that no batching can change."""
+"""Held-out perplexity, bits per byte and bits per character, from sums that no batching can change.
+
+`held_out` and `evaluate` are what training and `unpad eval` call for runs of texts and conversations.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unpad.batch import RaggedBatch
+from unpad.data.text import TextData
+from unpad.evaluate.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluate.replies import accuracy, answer, with_keywords
 from unpad.layout import Layout
-from unpad.loader import load_micro
-from unpad.models.decoder import Decoder
 from unpad.plan.plan import plan
 from unpad.recipe import PlanSettings
-from unpad.tokens.corpus import TokenSet
-
-NUM_RESAMPLES = 1000
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A measured value, its 95 % confidence interval, and how many documents or replies it rests on."""
-
-    value: float
-    low: float
-    high: float
-    num: int
+from unpad.run import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,42 @@ class DocumentSums:
         return float(self.nll.sum() / max(int(self.targets.sum()), 1))
 
 
+def held_out(model: Any, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per target and bits per character."""
+    sums = document_nll(model, data, seq_ids, settings, device)
+    bits = float(sums.nll.sum()) / math.log(2) / max(int(sums.chars.sum()), 1)
+    loss = sums.mean_nll()
+    return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, int(sums.targets.sum()))
+
+
+def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both.
+
+    `keywords_trained` and `keywords_heldout` are the shares of questions whose reply holds every required word.
+
+    Args:
+        num_shown: how many trained and held-out questions to show, picked by the run's seed.
+    """
+    metrics: dict[str, Metric] = {}
+    lines: list[str] = []
+    for kind in kinds:
+        ids = np.flatnonzero((data.split == 1) & (data.kind == data.kinds.index(kind)))
+        measured = summarise(document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu")))
+        prefix = f"{kind}_" if len(kinds) > 1 else ""
+        metrics |= {prefix + key: metric for key, metric in measured.items()}
+    for split, label in ((0, "trained"), (1, "heldout")):
+        ids = with_keywords(data.tokens, split, run.recipe.train.seed)
+        if ids.size:
+            replies = answer(run, data.tokens, ids)
+            metrics[f"keywords_{label}"] = accuracy(replies)
+            for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
+                chosen = replies[pick]
+                lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
+    return metrics, lines
+
+
 def document_nll(
-    model: Decoder, tokens: TokenSet, seq_ids: np.ndarray, *, settings: PlanSettings, pad_id: int, device: torch.device
+    model: Any, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> DocumentSums:
     """Sum the negative log-likelihood of every document, in the model's own precision (fp32 unless it was converted).
 
@@ -63,22 +89,22 @@ def document_nll(
         "tokens_per_step": settings.tokens_per_micro,
     }
     batches = plan(
-        np.maximum(tokens.lengths - 1, 0), settings.model_copy(update=everything),
-        seed=0, epoch=0, max_tokens=model.config.longest, seq_ids=seq_ids, targets=tokens.count_targets,
+        data.positions, settings.model_copy(update=everything),
+        seed=0, epoch=0, max_tokens=model.config.longest, seq_ids=seq_ids, targets=data.count_targets,
     )  # fmt: skip
-    slot = np.full(len(tokens.lengths), -1, np.int64)
+    slot = np.full(len(data.positions), -1, np.int64)
     slot[seq_ids] = np.arange(len(seq_ids))
     nll, targets = np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
     was_training = model.training
     model.eval()
     for step in range(batches.num_steps):
         for micro in batches.step(step):
-            batch = load_micro(tokens, micro, pad_id)
+            batch = data.load(micro)
             sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
             np.add.at(nll, slot[micro.seq_ids], sums)
             np.add.at(targets, slot[micro.seq_ids], counts)
     model.train(was_training)
-    return DocumentSums(nll, targets, tokens.target_chars[seq_ids], tokens.target_bytes[seq_ids])
+    return DocumentSums(nll, targets, data.tokens.target_chars[seq_ids], data.tokens.target_bytes[seq_ids])
 
 
 def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
@@ -110,28 +136,6 @@ def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
     loss = metrics["loss"]
     metrics["perplexity"] = Metric(_exp(loss.value), _exp(loss.low), _exp(loss.high), loss.num)
     return metrics
-
-
-def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
-    """Sums of each column over resamples of its items, drawn with replacement and together.
-
-    Args:
-        columns: arrays (num,) of numbers that belong to the same items.
-
-    Returns:
-        (len(columns), NUM_RESAMPLES) float64.
-    """
-    rng = np.random.default_rng(seed)
-    num = len(columns[0])
-    values = np.stack(columns).astype(np.float64)  # (columns, num)
-    draws = (np.bincount(rng.integers(0, num, num), minlength=num) for _ in range(NUM_RESAMPLES if num else 0))
-    sums = [values @ times for times in draws]  # one resample at a time: all together would not fit for many items
-    return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
-
-
-def interval(value: float, samples: np.ndarray, num: int) -> Metric:
-    low, high = np.percentile(samples, [2.5, 97.5])
-    return Metric(float(value), float(low), float(high), num)
 
 
 def _exp(nats: float) -> float:

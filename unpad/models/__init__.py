@@ -1,8 +1,10 @@
 """One architecture per file; `model.kind` in a recipe names the file, so there is no registry to edit.
 
-A model file has `Config`, a pydantic section, and an `nn.Module` named after the file, built from (config, vocab_size).
-Training needs its `losses`, `count_targets` and `label_smoothing` and the config's `longest`; evaluation `token_nll`;
-the proof also `embed` and batches with `inputs_embeds`; generation a cache in `forward`, and `logits`.
+A model file has `DATA`, the file of `data/` that it reads; `Config`, a pydantic section; and an `nn.Module` named after
+the file, built from (config, num_outputs), the vocabulary or the number of classes. Training needs its `losses`,
+`count_targets` and `label_smoothing` and the config's `longest`; the proof also `embed` where there are tokens, and
+batches with `inputs_embeds`. What else it needs its data says: evaluation of texts `token_nll`, of images `classify`;
+generation a cache in `forward`, and `logits`.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ def model_config(section: dict[str, Any]) -> Any:
         raise RecipeError(message, where=where, fix="correct this field of the model section") from None
 
 
-def build_model(config: Any, vocab_size: int) -> nn.Module:
+def build_model(config: Any, num_outputs: int) -> nn.Module:
     """Build the model a validated config describes, with fresh weights from torch's generator."""
     module = import_module(f"unpad.models.{config.kind}")
     name = "".join(part.capitalize() for part in config.kind.split("_"))
-    model: nn.Module = getattr(module, name)(config, vocab_size)
+    model: nn.Module = getattr(module, name)(config, num_outputs)
     return model
 
 

@@ -20,6 +20,7 @@ from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
+DATA = "text"
 PRESETS: dict[str, dict[str, Any]] = {
     # A small Chinese GPT: sinusoidal positions scaled against the embedding, and a norm before the head.
     "zh_gpt": {
@@ -152,7 +153,7 @@ class Decoder(nn.Module):
         elif self.config.positions == "sinusoidal":
             # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the words.
             table = sinusoidal_table(limit, self.config.width).to(positions.device)[positions].to(x.dtype)
-            x = x + 0.02 * table if batch.inputs_embeds is None else x + table
+            x = x + 0.02 * table if batch.input_ids is not None else x + table
         return self.dropout(x)
 
     def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:

@@ -24,8 +24,7 @@ _PARAMETER = np.dtype(
         ("lr", np.float64),
         ("weight_decay", np.float64),
         ("step", np.int64),
-        ("grad_is_bf16", np.int32),
-        ("reserved", np.int32),
+        ("grad_is_bf16", np.int64),
     ]
 )
 

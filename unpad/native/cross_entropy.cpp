@@ -52,12 +52,11 @@ void write_gradient(
 
 template <class T>
 void cross_entropy(
-    int64_t num_rows, int64_t vocab_size, double smoothing, double scale, bool want_grad, int num_threads,
-    void* all_logits, const int64_t* labels, void* loss, void* nll) {
+    int64_t num_rows, int64_t vocab_size, double smoothing, bool want_grad, int num_threads, void* all_logits, const int64_t* labels, void* loss, void* nll) {
     using Element = typename T::Element;
     using Wide = typename T::Wide;
-    const Wide floor = (Wide)(smoothing / (double)vocab_size * scale);
-    const Wide target = (Wide)((1 - smoothing) * scale);
+    const Wide floor = (Wide)(smoothing / (double)vocab_size);
+    const Wide target = (Wide)(1 - smoothing);
     const auto one = T::first(1);
     const int threads = useful_threads(num_rows * vocab_size, num_threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -75,7 +74,7 @@ void cross_entropy(
         ((Wide*)loss)[row] =
             smoothing != 0 ? (Wide)(1 - smoothing) * row_nll + (Wide)smoothing * row_uniform : row_nll;
         if (!want_grad) continue;
-        const Wide factor = (Wide)scale / sums.exponentials;
+        const Wide factor = 1 / sums.exponentials;
         write_gradient<T>(vocab_size, logits, largest, factor, floor);
         /* Once more for the label, so that its gradient is rounded once. */
         const auto softmax = T::exp(T::set(label_logit) - T::set(largest));
@@ -93,10 +92,9 @@ int64_t count_outside(int64_t num_rows, int64_t vocab_size, const int64_t* label
 }  // namespace unpad
 
 int64_t unpad_cross_entropy(
-    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, double scale, int want_grad, int num_threads,
-    void* logits, const int64_t* labels, void* loss, void* nll) {
+    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll) {
     if (const int64_t outside = unpad::count_outside(num_rows, vocab_size, labels)) return outside;
     auto run = dtype == UNPAD_BF16 ? unpad::cross_entropy<unpad::Bf16> : unpad::cross_entropy<unpad::Double>;
-    run(num_rows, vocab_size, smoothing, scale, want_grad != 0, num_threads, logits, labels, loss, nll);
+    run(num_rows, vocab_size, smoothing, want_grad != 0, num_threads, logits, labels, loss, nll);
     return 0;
 }

@@ -12,16 +12,13 @@ from torch import Tensor
 from unpad.native.library import DTYPES, library, pointer
 
 
-def cross_entropy_(
-    logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool
-) -> tuple[Tensor, Tensor]:
-    """Loss of every row; with `want_grad` the logits are overwritten with the gradient of `loss.sum() * scale`.
+def cross_entropy_(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    """Loss of every row; with `want_grad` the logits are overwritten with the gradient of `loss.sum()`.
 
     Args:
         logits: (num_rows, vocab_size) bf16 or fp64, contiguous.
         labels: (num_rows,) int64, each below vocab_size.
         smoothing: share of each target spread evenly over the vocabulary.
-        scale: factor of the gradient.
 
     Returns:
         loss and nll, (num_rows,) fp32 or fp64, in nats: smoothed and plain negative log-likelihood. No autograd.
@@ -29,16 +26,14 @@ def cross_entropy_(
     Raises:
         IndexError: a label is none of the vocabulary; the logits are then as they were.
     """
-    loss, nll = torch.ops.unpad.cross_entropy_.default(logits, labels, smoothing, scale, want_grad)
+    loss, nll = torch.ops.unpad.cross_entropy_.default(logits, labels, smoothing, want_grad)
     if want_grad:
         torch.autograd.graph.increment_version(logits)
     return loss, nll
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
-_library.define(
-    "cross_entropy_(Tensor(a!) logits, Tensor labels, float smoothing, float scale, bool want_grad) -> (Tensor, Tensor)"
-)
+_library.define("cross_entropy_(Tensor(a!) logits, Tensor labels, float smoothing, bool want_grad) -> (Tensor, Tensor)")
 
 
 @cache
@@ -47,7 +42,7 @@ def _function() -> Callable[..., None]:
     function.argtypes = [
         ctypes.c_int,
         *[ctypes.c_int64] * 2,
-        *[ctypes.c_double] * 2,
+        ctypes.c_double,
         *[ctypes.c_int] * 2,
         *[ctypes.c_void_p] * 4,
     ]
@@ -61,7 +56,7 @@ def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
     return logits.new_empty(len(logits), dtype=wide), logits.new_empty(len(logits), dtype=wide)
 
 
-def _forward(logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+def _forward(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
     assert labels.dtype == torch.int64, f"labels are {labels.dtype}"
     assert labels.shape == logits.shape[:1], "one label per row"
     labels, (loss, nll) = labels.contiguous(), _outputs(logits)
@@ -69,7 +64,6 @@ def _forward(logits: Tensor, labels: Tensor, smoothing: float, scale: float, wan
         DTYPES[logits.dtype],
         *logits.shape,
         smoothing,
-        scale,
         want_grad,
         torch.get_num_threads(),
         pointer(logits),
@@ -82,7 +76,7 @@ def _forward(logits: Tensor, labels: Tensor, smoothing: float, scale: float, wan
     return loss, nll
 
 
-def _fake(logits: Tensor, labels: Tensor, smoothing: float, scale: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+def _fake(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
     return _outputs(logits)
 
 

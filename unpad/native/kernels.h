@@ -17,7 +17,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1 };
 
 /* Raised with every change of this file, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 1
+#define UNPAD_INTERFACE 2
 int unpad_interface(void);
 
 /* 1 when the processor has the instructions these kernels are compiled for. */
@@ -103,12 +103,11 @@ void unpad_activation_backward(
     void* grad_x);
 
 /* Cross-entropy (cross_entropy.cpp). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
- * sum, (softmax - target) * scale, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
+ * sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
  * row's smoothed and plain negative log-likelihood, in nats. Returns how many labels are none of the vocabulary; with
  * one nothing is written. */
 int64_t unpad_cross_entropy(
-    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, double scale, int want_grad, int num_threads,
-    void* logits, const int64_t* labels, void* loss, void* nll);
+    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll);
 
 /* One tensor of an optimizer (adamw.cpp); parameters and moments are float. */
 struct unpad_parameter {
@@ -120,9 +119,8 @@ struct unpad_parameter {
     uint16_t* copy; /* bf16, receives the new value; NULL for none */
     double lr;
     double weight_decay;
-    int64_t step;        /* from 1 */
-    int32_t grad_is_bf16; /* else float */
-    int32_t reserved;
+    int64_t step;         /* from 1 */
+    int64_t grad_is_bf16; /* else float */
 };
 
 /* Sum of squares of all gradients. */

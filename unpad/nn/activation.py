@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.native import library
-from unpad.native.activation import activation
+from unpad.native.activation import KINDS, activation
 
-Kind = Literal["relu", "gelu", "geglu", "swiglu"]
+Kind = Literal["relu", "gelu", "quick_gelu", "geglu", "swiglu"]
 GATED = ("geglu", "swiglu")
 
 
@@ -18,14 +19,18 @@ def activate(kind: Kind, x: Tensor) -> Tensor:
     """act(x), or act(gate) * value of the gated kinds.
 
     Args:
+        kind: quick_gelu is x * sigmoid(1.702 x), the approximation of gelu that CLIP was trained with (Hendrycks and
+            Gimpel 2016, arXiv 1606.08415, section 2).
         x: (total_tokens, hidden), or (total_tokens, 2 * hidden) with the gate first.
 
     Returns:
         (total_tokens, hidden).
     """
-    if library.runs(x):
+    if kind in KINDS and library.runs(x):
         return activation(kind, x)
     if kind in GATED:
         gate, value = x.chunk(2, -1)
         return (F.silu(gate) if kind == "swiglu" else F.gelu(gate)) * value
+    if kind == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
     return F.relu(x) if kind == "relu" else F.gelu(x)

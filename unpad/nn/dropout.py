@@ -35,12 +35,12 @@ def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
     Returns:
         bool of their broadcast shape.
     """
-    bits = _mix(_mix(rows & _LOW) ^ (seed & _LOW))
-    bits = _mix(bits ^ (seed >> 32) ^ (rows >> 32))
-    return _mix(bits ^ (columns * 0x9E3779B9 & _LOW)) >= int(share * 2**32)
+    bits = mix(mix(rows & _LOW) ^ (seed & _LOW))
+    bits = mix(bits ^ (seed >> 32) ^ (rows >> 32))
+    return mix(bits ^ (columns * 0x9E3779B9 & _LOW)) >= int(share * 2**32)
 
 
-def _mix(x: Tensor) -> Tensor:
+def mix(x: Tensor) -> Tensor:
     """32 bits to 32 bits, held in int64."""
     x = x ^ (x >> 16)
     x = x * 0x85EBCA6B & _LOW

@@ -70,7 +70,7 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: Data) -> None:
     raise SourceError("\n".join(lines), where=bad[0].where, fix=fix)
 
 
-def refuse_empty(num_examples: int, kind: Kind, files: Sequence[SourceFile]) -> None:
+def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> None:
     """Refuse a corpus without any example.
 
     Raises:

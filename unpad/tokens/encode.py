@@ -9,7 +9,9 @@ ids are placed here alone: text that looks like a special token is ordinary text
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -18,7 +20,8 @@ from unpad.sources.example import Example, Turn
 from unpad.tokens.tokenizer import Tokenizer
 
 LOSS_ROLES = ("text", "assistant")
-EXAMPLES_AT_ONCE = 50_000  # lists of ids take ten times the memory of the arrays they become
+EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of the arrays they become
+AHEAD = 2  # parts in the tokenizer's hands while the one before becomes arrays: it leaves the interpreter's lock
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -38,9 +41,7 @@ def encode_examples(
     fixed = _encode_fixed(tokenizer, template)
     dtype = token_dtype(tokenizer.vocab_size)
     tokens, masks, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.bool_)], [0]
-    for first in range(0, len(examples), EXAMPLES_AT_ONCE):
-        part = examples[first : first + EXAMPLES_AT_ONCE]
-        contents = _encode_contents(tokenizer, [turn.content for example in part for turn in example.turns], fixed)
+    for part, contents in _encoded_parts(examples, tokenizer, fixed):
         ids: list[int] = []
         loss = bytearray()
         for example in part:
@@ -75,6 +76,24 @@ def template_texts(template: Template) -> list[str]:
     """The strings that a conversation holds besides its messages; none empty."""
     texts = (template.system, template.user, template.assistant, template.separator)
     return [text for text in dict.fromkeys(texts) if text]
+
+
+def _encoded_parts(
+    examples: Sequence[Example], tokenizer: Tokenizer, fixed: dict[str, list[int]]
+) -> Iterator[tuple[Sequence[Example], Iterator[list[int]]]]:
+    """Parts of the examples in order, each with the ids of its messages; the next ones are encoded meanwhile."""
+
+    def encode(part: Sequence[Example]) -> Iterator[list[int]]:
+        return _encode_contents(tokenizer, [turn.content for example in part for turn in example.turns], fixed)
+
+    parts = [examples[first : first + EXAMPLES_AT_ONCE] for first in range(0, len(examples), EXAMPLES_AT_ONCE)]
+    with ThreadPoolExecutor(AHEAD, thread_name_prefix="unpad-tokenizer") as pool:
+        waiting = deque(pool.submit(encode, part) for part in parts[:AHEAD])
+        for number, part in enumerate(parts):
+            contents = waiting.popleft().result()
+            if number + AHEAD < len(parts):
+                waiting.append(pool.submit(encode, parts[number + AHEAD]))
+            yield part, contents
 
 
 def _encode_contents(tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]) -> Iterator[list[int]]:

@@ -1,0 +1,218 @@
+"""Images from files to batches: counted, split by content, never cut, and the same in any batch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.toy import quiet, rows
+from unpad.data import open_data
+from unpad.data.images import ImageData
+from unpad.errors import RecipeError, SourceError, UnpadError
+from unpad.plan.plan import Micro, plan
+from unpad.prove_recipe import prove_recipe
+from unpad.recipe import Recipe
+from unpad.train import train
+
+SMALL = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24}
+SIZES = [(8, 8), (40, 16), (16, 40), (24, 24), (9, 30), (64, 8), (17, 17), (33, 12)]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def write_folder(root: Path, num: int = 24) -> Path:
+    """Bright pictures in one folder, dark ones in another, of eight sizes."""
+    rng = np.random.default_rng(0)
+    for number in range(num):
+        label, (width, height) = ("dark", "light")[number % 2], SIZES[number % len(SIZES)]
+        low = 0 if label == "dark" else 150
+        pixels = rng.integers(low, low + 100, (height, width, 3)).astype(np.uint8)
+        path = root / label / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return root
+
+
+def recipe_of(folder: Path, **sections: Any) -> Recipe:
+    values: dict[str, Any] = {
+        "data": {"images": str(folder), "holdout": 0.25}, "model": SMALL, "precision": "fp32",
+        "plan": {"tokens_per_step": 64, "overflow": "error"}, "train": {"max_epochs": 8, "threads": 1},
+    }  # fmt: skip
+    for name, fields in sections.items():
+        values[name] = {**values.get(name, {}), **fields} if isinstance(fields, dict) else fields
+    return Recipe(**values)
+
+
+def write_recipe(path: Path, recipe: Recipe) -> str:
+    path.write_text(recipe.to_yaml(), encoding="utf-8")
+    return str(path)
+
+
+def images_of(recipe: Recipe, files: dict[str, bytes] | None = None) -> ImageData:
+    data = open_data(recipe, files)
+    assert isinstance(data, ImageData)
+    return data
+
+
+def micro_of(data: ImageData, ids: list[int]) -> Micro:
+    seqs = np.array(ids, np.int64)
+    stops = data.positions[seqs].astype(np.int32)
+    return Micro(seqs, np.zeros_like(stops), stops, np.zeros_like(stops), 0, 0)
+
+
+def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pictures")
+    data = images_of(recipe_of(folder))
+    assert data.classes == ("dark", "light")
+    assert len(data.examples) == data.read_rows == 24
+    assert 0 < int((data.split == 1).sum()) < 12
+    assert data.positions.tolist() == [int(rows * columns) for rows, columns in data.grids]
+    (folder / "dark" / "broken.png").write_bytes(b"")
+    with pytest.raises(SourceError, match="E_EMPTY") as caught:
+        open_data(recipe_of(folder), None)
+    assert "broken.png" in str(caught.value)
+    kept = images_of(recipe_of(folder, data={"images": str(folder), "on_bad_row": "quarantine", "max_bad": 0.1}))
+    assert (len(kept.examples), len(kept.bad)) == (24, 1)
+    assert any("broken.png" in line for line in kept.lines())
+
+
+def test_a_batch_holds_what_each_image_has_alone(tmp_path: Path) -> None:
+    data = images_of(recipe_of(write_folder(tmp_path / "pictures")))
+    ids = [5, 0, 17, 8]
+    batch = data.load(micro_of(data, ids))
+    assert batch.num_targets == 4
+    for place, seq in enumerate(ids):
+        one, alone = batch.select([place]), data.alone(seq, 0, int(data.positions[seq]), 0)
+        for name in ("inputs_embeds", "position_ids", "grid", "seq_labels", "seq_ids"):
+            assert torch.equal(getattr(one, name), getattr(alone, name)), name
+    again = data.load(micro_of(data, ids))
+    assert batch.inputs_embeds is not None
+    assert again.inputs_embeds is not None
+    assert torch.equal(batch.inputs_embeds, again.inputs_embeds), "from memory as from the file"
+    nothing = data.load(micro_of(data, []))
+    assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
+
+
+def test_equal_pictures_share_a_side_whatever_their_names(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pictures")
+    for path in sorted(folder.rglob("*.png")):
+        path.with_name("copy-" + path.name).write_bytes(path.read_bytes())
+    data = images_of(recipe_of(folder))
+    sides: dict[str, set[int]] = {}
+    for example, side in zip(data.examples, data.split.tolist(), strict=True):
+        sides.setdefault(example.sha256, set()).add(side)
+    assert len(sides) == 24
+    assert all(len(side) == 1 for side in sides.values())
+
+
+def test_a_manifest_declares_its_split_and_a_changed_file_changes_the_fingerprint(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pictures")
+    rows = [
+        {"image": str(path.relative_to(folder)), "label": path.parent.name, "split": ("train", "val", "test")[n % 3]}
+        for n, path in enumerate(sorted(folder.rglob("*.png")))
+    ]
+    manifest = folder / "images.jsonl"
+    manifest.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    data = images_of(recipe_of(manifest))
+    assert (int((data.split == 0).sum()), int((data.split == 1).sum()), data.left_out) == (8, 8, 8)
+    before = data.fingerprint()
+    assert images_of(recipe_of(manifest)).fingerprint() == before
+    Image.new("RGB", (16, 16)).save(folder / rows[0]["image"])
+    assert images_of(recipe_of(manifest)).fingerprint() != before
+
+
+def test_what_an_image_model_cannot_read_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pictures")
+    with pytest.raises(RecipeError, match=r"does not read data\.text"):
+        open_data(recipe_of(folder, data={"images": str(folder), "text": "a.jsonl"}), None)
+    (tmp_path / "one" / "only").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "one" / "only" / "a.png")
+    with pytest.raises(SourceError, match="all images are of one class"):
+        open_data(recipe_of(tmp_path / "one"), None)
+    with pytest.raises(RecipeError, match="never cut"):
+        open_data(recipe_of(folder, plan={"max_tokens": 3, "overflow": "split"}), None)
+    with pytest.raises(SourceError, match='class "light" is none of the run'):
+        open_data(recipe_of(folder), {"classes.json": b'{"classes": ["dark", "grey"]}'})
+
+
+def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
+    recipe = recipe_of(write_folder(tmp_path / "pictures"))
+    data = images_of(recipe)
+    made = plan(data.positions, recipe.plan, seed=0, epoch=0, targets=data.count_targets)
+    assert sorted(made.pieces.seq_ids.tolist()) == list(range(24))
+    assert made.pieces.lengths.tolist() == data.positions[made.pieces.seq_ids].tolist()
+    assert made.ledger.tokens("dropped") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "images"),
+    [
+        (SMALL, {}),
+        ({**SMALL, "pool": "attention", "token_drop": 0.5}, {"size": "adaptive", "max_tokens": 12}),
+        (SMALL, {"size": "letterbox", "square": 32}),
+        ({"kind": "cnn", "patch": 32}, {"size": "square", "square": 32}),
+    ],
+)
+def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], images: dict[str, Any]) -> None:
+    from unpad.evaluate.run import evaluate_run
+    from unpad.infer import classify, list_images
+    from unpad.run import load
+
+    folder = write_folder(tmp_path / "pictures")
+    recipe = recipe_of(folder, images=images, optim={"lr": 3e-3, "schedule": "constant"}).model_copy(
+        update={"model": model}
+    )
+    name = write_recipe(tmp_path / "r.yaml", recipe)
+    whole = train(name, tmp_path / "whole", [], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=5"], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=null"], resume=True, console=quiet())
+    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "parts", "train")
+    assert whole.heldout_loss is not None
+    metrics, _ = evaluate_run(str(tmp_path / "whole"))
+    assert metrics["accuracy"].value >= 0.8
+    assert {"loss", "balanced_accuracy", "calibration_error", "accuracy_dark", "accuracy_light"} <= set(metrics)
+    run = load(tmp_path / "whole")
+    answers = classify(run, list_images([folder / "dark"]))
+    assert len(answers) == 12
+    assert sum(answer.top[0][0] == "dark" for answer in answers) >= 9
+    assert "Confusion" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("model", [SMALL, {**SMALL, "pool": "attention"}, {"kind": "cnn", "patch": 32}])
+def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) -> None:
+    images = {"size": "square", "square": 32} if model["kind"] == "cnn" else {}
+    recipe = recipe_of(write_folder(tmp_path / "pictures"), images=images).model_copy(update={"model": model})
+    certificate = prove_recipe(write_recipe(tmp_path / "r.yaml", recipe), [])
+    assert certificate.passed, "\n".join(certificate.text())
+    assert any(line.name == "plan pack = alone" for line in certificate.lines)
+
+
+def test_patches_of_another_image_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ImageData.load
+
+    def shifted(self: ImageData, micro: Micro) -> Any:
+        batch = right(self, micro)
+        assert batch.inputs_embeds is not None
+        from dataclasses import replace
+
+        return replace(batch, inputs_embeds=batch.inputs_embeds.roll(1, 0))
+
+    monkeypatch.setattr(ImageData, "load", shifted)
+    recipe = recipe_of(write_folder(tmp_path / "pictures"))
+    certificate = prove_recipe(write_recipe(tmp_path / "r.yaml", recipe), [])
+    assert "plan pack = alone" in [line.name for line in certificate.lines if line.passed is False]
+
+
+def test_errors_of_images_are_three_lines(tmp_path: Path) -> None:
+    with pytest.raises(UnpadError) as caught:
+        open_data(recipe_of(tmp_path / "nowhere"), None)
+    assert caught.value.exit_code == 3

@@ -1,0 +1,218 @@
+"""Questions about images: patches stand where the text has room for them, in any batch, and rows are never cut."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.test_images import micro_of, write_folder, write_recipe
+from tests.toy import quiet, rows
+from unpad.batch import RaggedBatch
+from unpad.data import open_data
+from unpad.data.vqa import VqaData
+from unpad.errors import RecipeError, SourceError
+from unpad.plan.plan import Micro
+from unpad.prove_recipe import prove_recipe
+from unpad.recipe import Recipe
+from unpad.train import train
+
+SMALL = {
+    "kind": "vision_language",
+    "vision": {"patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24, "feature_layer": -1},
+    "language": {"width": 32, "blocks": 2, "heads": 2, "hidden": 48, "context": 256},
+}
+LONG = "Look at the picture for as long as you like and say in one single word whether it is dark or light?"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def write_questions(root: Path) -> Path:
+    """Two questions about each of 24 pictures, some about two at once, some about none, some captions."""
+    folder = write_folder(root)
+    paths = sorted(folder.rglob("*.png"))
+    rows: list[dict[str, Any]] = []
+    for number, path in enumerate(paths):
+        name, label = str(path.relative_to(folder)), path.parent.name
+        rows.append({"image": name, "question": "亮不亮？", "answer": "亮" if label == "light" else "暗"})
+        rows.append({"image": name, "question": LONG, "answers": [label, label, "dark"]})
+        if number % 6 == 0:
+            other = paths[-1 - number]
+            both = [name, str(other.relative_to(folder))]
+            rows.append(
+                {"image": both, "question": "Are both alike?", "answer": "yes" if other.parent == path.parent else "no"}
+            )
+            rows.append({"image": None, "question": f"What is {number} plus 1?", "answer": f"number {number + 1}"})
+            rows.append({"image": name, "caption": f"a {label} picture"})
+    file = folder / "questions.jsonl"
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def recipe_of(file: Path, **sections: Any) -> Recipe:
+    values: dict[str, Any] = {
+        "data": {"vqa": str(file), "holdout": 0.25}, "model": SMALL, "precision": "fp32",
+        "plan": {"tokens_per_step": 512, "tokens_per_micro": 512, "overflow": "error"},
+        "train": {"max_epochs": 12, "threads": 1}, "optim": {"lr": 5e-3, "schedule": "constant"},
+        "generate": {"max_new_tokens": 6},
+    }  # fmt: skip
+    for name, fields in sections.items():
+        values[name] = {**values.get(name, {}), **fields}
+    return Recipe(**values)
+
+
+def questions_of(recipe: Recipe) -> VqaData:
+    data = open_data(recipe, None)
+    assert isinstance(data, VqaData)
+    return data
+
+
+def assert_equal(one: RaggedBatch, other: RaggedBatch) -> None:
+    for name, value in vars(one).items():
+        theirs = getattr(other, name)
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value, theirs), name
+    assert torch.equal(one.layout.lengths(), other.layout.lengths())
+    assert one.media is not None
+    assert other.media is not None
+    for name in ("inputs_embeds", "grid", "position_ids"):
+        assert torch.equal(getattr(one.media, name), getattr(other.media, name)), name
+
+
+def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
+    data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
+    ids = [3, 0, 4, 1, 2]  # no picture, one, a caption, one with a long question, two pictures
+    assert [len(data.examples[i].images) for i in ids] == [0, 1, 1, 1, 2]
+    batch = data.load(micro_of(data, ids))  # type: ignore[arg-type]
+    for place, seq in enumerate(ids):
+        assert_equal(batch.select([place]), data.alone(seq, 0, int(data.positions[seq]), 0))
+    assert batch.num_targets == int(data.num_targets[ids].sum())
+    nothing = data.load(micro_of(data, []))  # type: ignore[arg-type]
+    assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
+
+
+def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
+    data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
+    whole = data.load(micro_of(data, [1]))  # type: ignore[arg-type]
+    targets = whole.labels[whole.target_index].tolist()
+    assert data.tokenizer.decode(targets) == data.examples[1].answer
+    assert targets[-1] == data.tokenizer.eos_id
+    prompt = data.prompts([1])
+    assert whole.input_ids is not None
+    assert prompt.input_ids is not None
+    size = prompt.total_tokens
+    assert torch.equal(whole.input_ids[:size], prompt.input_ids)
+    assert whole.total_tokens == size + len(targets) - 1
+    assert LONG[:20] in data.tokenizer.decode(prompt.input_ids.tolist())
+
+
+def test_rows_about_one_picture_share_a_side(tmp_path: Path) -> None:
+    data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
+    sides: dict[tuple[int, ...], set[int]] = {}
+    for example, side in zip(data.examples, data.split.tolist(), strict=True):
+        if len(example.images) == 1:
+            sides.setdefault(example.images, set()).add(side)
+    assert all(len(side) == 1 for side in sides.values())
+    assert {0, 1} <= set(data.split.tolist())
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        ({"image": "../secret.png", "question": "?", "answer": "!"}, "E_PATH"),
+        ({"image": "dark/nowhere.png", "question": "what", "answer": "x"}, "E_MISSING"),
+        ({"image": "dark/0.png", "question": "what"}, "E_NULL"),
+        ({"image": "dark/0.png", "question": "what", "answer": " "}, "E_EMPTY"),
+        ({"question": "what", "answer": "x"}, "E_MISSING"),
+        ({"image": "dark/0.png", "question": "what", "answers": []}, "E_TYPE"),
+        ({"image": "dark/0.png", "question": "what", "answer": "x", "split": "some"}, "E_SPLIT"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, row: dict[str, Any], code: str) -> None:
+    file = write_questions(tmp_path / "pictures")
+    with file.open("a", encoding="utf-8") as out:
+        out.write(json.dumps(row) + "\n")
+    with pytest.raises(SourceError, match=code) as caught:
+        open_data(recipe_of(file), None)
+    assert f"questions.jsonl:{len(file.read_text(encoding='utf-8').splitlines())}" in str(caught.value)
+
+
+def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "pictures")
+    with pytest.raises(RecipeError, match="never cut"):
+        open_data(recipe_of(file, plan={"overflow": "split", "max_tokens": 12}), None)
+
+
+def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
+    from unpad.evaluate.run import evaluate_run
+    from unpad.infer import ask, list_images
+    from unpad.run import load
+
+    file = write_questions(tmp_path / "pictures")
+    name = write_recipe(tmp_path / "r.yaml", recipe_of(file))
+    train(name, tmp_path / "whole", [], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=7"], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=null"], resume=True, console=quiet())
+    assert rows(tmp_path / "whole", "train") == rows(tmp_path / "parts", "train")
+    metrics, shown = evaluate_run(str(tmp_path / "whole"), 3)
+    assert {"loss", "accuracy", "caption_accuracy", f"accuracy: {LONG}"} <= set(metrics)
+    assert metrics["accuracy"].value > 0.5
+    assert len(shown) == 3
+    run = load(tmp_path / "whole")
+    paths = list_images([file.parent / "dark"])
+    together = ask(run, paths, "亮不亮？")
+    assert [answer.text for answer in together] == [ask(run, [path], "亮不亮？")[0].text for path in paths]
+    assert sum(answer.text == "暗" for answer in together) >= 8
+
+
+def test_the_certificate_covers_images_among_text(tmp_path: Path) -> None:
+    name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
+    certificate = prove_recipe(name, [])
+    assert certificate.passed, "\n".join(certificate.text())
+
+
+def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+    right = VqaData.load
+
+    def broken(self: VqaData, micro: Micro) -> RaggedBatch:
+        return fault(right(self, micro))  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(VqaData, "load", broken)
+
+
+def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_place(batch: RaggedBatch) -> RaggedBatch:
+        """Patches of all rows one place later than where they belong, as rows of another prompt would have them."""
+        assert batch.media_index is not None
+        return replace(batch, media_index=batch.media_index + 1)
+
+    _faulty(monkeypatch, first_place)
+    name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
+    failed = [line.name for line in prove_recipe(name, []).lines if line.passed is False]
+    assert "plan pack = alone" in failed
+
+
+def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(batch: RaggedBatch) -> RaggedBatch:
+        assert batch.media is not None
+        assert batch.media.inputs_embeds is not None
+        return replace(batch, media=replace(batch.media, inputs_embeds=batch.media.inputs_embeds.roll(3, 0)))
+
+    _faulty(monkeypatch, swapped)
+    name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
+    failed = [line.name for line in prove_recipe(name, []).lines if line.passed is False]
+    assert "plan pack = alone" in failed
+
+
+def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
+    data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
+    assert data.prompts([]).total_tokens == 0
+    assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), data.positions[:3]), data.num_targets[:3])

@@ -1,0 +1,50 @@
+"""The command line inside a test."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from unpad import cli
+
+LONG_HELP = {"COLUMNS": "200", "NO_COLOR": "1"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+class Shell:
+    """Runs `unpad ...` in this process, as the installed command does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self._patch, self._capture = patch, capture
+
+    def __call__(self, *arguments: object, stdin: str = "") -> Outcome:
+        self._patch.setattr(sys, "argv", ["unpad", *map(str, arguments)])
+        self._patch.setattr(sys, "stdin", io.StringIO(stdin))
+        self._capture.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = self._capture.readouterr()
+        return Outcome(code, out, err)
+
+
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """The command in an empty working directory with a cache of its own."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    for name, value in LONG_HELP.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "console", type(cli.console)(highlight=False, soft_wrap=True))
+    return Shell(monkeypatch, capsys)

@@ -1,0 +1,299 @@
+"""Images with a class each, as runs of patches.
+
+How many patches an image has is known from its header; its pixels are decoded when a batch needs them, in the loader's
+thread and a few more, and kept in memory while they fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from unpad.batch import RaggedBatch
+from unpad.errors import RecipeError, SourceError
+from unpad.images.decode import decode
+from unpad.images.patches import prepare
+from unpad.images.sizes import detail, grid_of
+from unpad.layout import build_layout
+from unpad.models import model_config
+from unpad.plan.plan import Micro
+from unpad.recipe import ImageSettings, Recipe
+from unpad.sources.example import BadRow
+from unpad.sources.images import ImageExample, content_key, expand, read_all, read_bytes
+from unpad.sources.read import apply_policy, refuse_empty
+from unpad.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign
+
+KINDS = ("images",)
+CLASSES = "classes.json"
+FILES = (CLASSES,)
+DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
+DECODERS = 4  # threads: decoding and resizing leave the interpreter's lock
+CHUNK = 64  # images whose sizes a thread finds at a time
+
+
+@dataclass(eq=False)
+class PixelCache:
+    """Patches of images that were decoded before, until they take `most_bytes`."""
+
+    most_bytes: int
+    used: int = 0
+    patches: dict[int, np.ndarray] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, image: int, patches: np.ndarray) -> None:
+        with self.lock:
+            if image not in self.patches and self.used + patches.nbytes <= self.most_bytes:
+                self.patches[image] = patches
+                self.used += patches.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """The images of a run; `Data` says what its members are. A sequence is an image, a position one of its patches.
+
+    Args:
+        examples: where every image is.
+        source: (num_images,) int16, index into `weights`.
+        labels: (num_images,) int64, index into `classes`.
+        split: (num_images,) uint8.
+        grids: (num_images, 2) int64, rows and columns of patches.
+        patch: side of a patch, in pixels.
+        read_rows: images looked at; bad: those that cannot be used; left_out: those of a split named test.
+    """
+
+    examples: list[ImageExample]
+    source: np.ndarray
+    classes: tuple[str, ...]
+    labels: np.ndarray
+    split: np.ndarray
+    grids: np.ndarray
+    settings: ImageSettings
+    patch: int
+    weights: list[float]
+    file_hashes: tuple[tuple[str, str], ...]
+    read_rows: int
+    bad: list[BadRow]
+    left_out: int
+    cache: PixelCache
+
+    @property
+    def family(self) -> str:
+        return "images"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return KINDS
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        return self.grids.prod(1)
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        return np.zeros(len(self.examples), np.uint8)
+
+    @cached_property
+    def num_targets(self) -> np.ndarray:
+        return np.ones(len(self.examples), np.int64)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.classes)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {CLASSES: json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()}
+
+    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """One per image, which its first patch stands for; images are never cut."""
+        return (np.asarray(starts) == 0).astype(np.int64)
+
+    def load(self, micro: Micro) -> RaggedBatch:
+        ids = micro.seq_ids
+        assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "an image is never cut"
+        with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
+            patches = list(pool.map(self._patches, ids.tolist()))
+        return image_batch(patches, self.grids[ids], self.patch, self.labels[ids], ids)
+
+    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+        pixels = decode(read_bytes(self.examples[seq_id])).pixels
+        rows, columns = self.grids[seq_id].tolist()
+        patches = [prepare(pixels, (rows, columns), self.patch, self.settings)]
+        one = slice(seq_id, seq_id + 1)
+        ids = np.array([seq_id])
+        return image_batch(patches, self.grids[one], self.patch, self.labels[one], ids)
+
+    def where(self, seq_id: int) -> str:
+        return self.examples[seq_id].where
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.settings.model_dump_json().encode())
+        for part in (self.labels, self.split, self.grids):
+            digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
+        for example in self.examples:
+            digest.update(example.sha256.encode())
+        return digest.hexdigest()
+
+    def lines(self) -> list[str]:
+        used = len(self.examples)
+        notes = Counter(note for example in self.examples for note in example.notes)
+        counts = Counter(self.classes[label] for label in self.labels.tolist())
+        shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(12))
+        more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
+        lines = [
+            f"{self.read_rows:,} images read = {used:,} used + {len(self.bad):,} set aside"
+            + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
+            f"{int((self.split == TRAIN).sum()):,} to train on, {int((self.split == HOLDOUT).sum()):,} held out; "
+            f"{len(self.classes)} classes: {shown}{more}",
+            f"{int(self.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
+            f"{self.positions.min()} to {self.positions.max()} per image ({self.settings.size})",
+        ]
+        lines += [f"  {note}: {count:,} images" for note, count in sorted(notes.items())]
+        return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+
+    def describe_outputs(self) -> str:
+        return f"{len(self.classes)} classes"
+
+    def _patches(self, image: int) -> np.ndarray:
+        """The patches of an image, (num_patches, 3 * patch * patch) float32."""
+        known = self.cache.patches.get(image)
+        if known is not None:
+            return known
+        pixels = decode(read_bytes(self.examples[image])).pixels
+        rows, columns = self.grids[image].tolist()
+        patches = prepare(pixels, (rows, columns), self.patch, self.settings)
+        self.cache.put(image, patches)
+        return patches
+
+
+def image_batch(
+    patches: Sequence[np.ndarray],
+    grids: np.ndarray,
+    patch: int,
+    labels: np.ndarray | None = None,
+    seq_ids: np.ndarray | None = None,
+) -> RaggedBatch:
+    """One flat run of the patches of several images.
+
+    Args:
+        patches: per image (rows * columns, 3 * patch * patch) float32, row by row, as `prepare` made them.
+        grids: (num_images, 2) int, rows and columns.
+        labels: (num_images,) class of every image, None where none is known.
+    """
+    lengths = grids.prod(1)
+    first = np.repeat(np.cumsum(lengths) - lengths, lengths)
+    flat = np.concatenate([np.zeros((0, 3 * patch * patch), np.float32), *patches])
+    total = int(lengths.sum())
+    nothing = torch.zeros(total, dtype=torch.int64)
+    return RaggedBatch(
+        layout=build_layout(lengths),
+        position_ids=torch.from_numpy(np.arange(total) - first),
+        input_ids=None,
+        labels=nothing,
+        loss_mask=nothing.bool(),
+        target_index=nothing[:0],
+        inputs_embeds=torch.from_numpy(flat),
+        seq_ids=None if seq_ids is None else torch.from_numpy(np.asarray(seq_ids, np.int64)),
+        seq_labels=None if labels is None else torch.from_numpy(np.asarray(labels, np.int64)),
+        grid=torch.from_numpy(np.asarray(grids, np.int64)),
+    )
+
+
+def num_outputs(files: dict[str, bytes]) -> int:
+    """Number of classes of a run."""
+    return len(read_classes(files))
+
+
+def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
+    """Names of the classes of a run, in the order of the model's outputs."""
+    return tuple(json.loads(files[CLASSES])["classes"])
+
+
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
+    """List the images of a recipe, split them by content, and find how many patches each has.
+
+    Raises:
+        SourceError: a file is missing or unusable, bad images are refused, there is nothing to train on, or an image
+            has a class that the run does not know.
+    """
+    files = expand(recipe.data.images, recipe.resolve_path)
+    found = [read_all(file, recipe.data) for file in files]
+    listed = [(example, file.source) for file, (examples, _) in zip(files, found, strict=True) for example in examples]
+    bad = [row for _, rows in found for row in rows]
+    num_rows = len(listed) + len(bad)
+    apply_policy(bad, num_rows, recipe.data)
+    used = [example for example, _ in listed if example.split != "test"]
+    refuse_empty(len(used), "images", files)
+    classes = read_classes(kept) if kept is not None else tuple(sorted({example.label for example in used}))
+    _check_classes(used, classes)
+    number = {name: index for index, name in enumerate(classes)}
+    config, settings = model_config(recipe.model), recipe.images
+    grids = grids_of(used, config.patch, settings)
+    refuse_cuts(recipe, int(grids.prod(1).max()), config.longest, "an image")
+    declared = np.array([DECLARED[example.split] for example in used], np.int8)
+    keys = np.array([content_key(example) for example in used], np.uint64)
+    split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
+    return ImageData(
+        examples=used,
+        source=np.array([source for example, source in listed if example.split != "test"], np.int16),
+        classes=classes,
+        labels=np.array([number[example.label] for example in used], np.int64),
+        split=split,
+        grids=grids,
+        settings=settings,
+        patch=config.patch,
+        weights=[source.weight for source in recipe.data.images],
+        file_hashes=tuple((example.where, example.sha256) for example in used),
+        read_rows=num_rows,
+        bad=bad,
+        left_out=len(listed) - len(used),
+        cache=PixelCache(settings.cache_mib << 20),
+    )
+
+
+def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> None:
+    if len(classes) < 2:
+        raise SourceError(
+            f"all images are of one class, {classes[0]}", where="data.images", fix="give images of two classes or more"
+        )
+    for example in examples:
+        if example.label not in classes:
+            raise SourceError(
+                f'the class "{example.label}" is none of the run: {", ".join(classes[:8])}',
+                where=example.where,
+                fix="train anew, or put back the images that the run was trained on",
+            )
+
+
+def refuse_cuts(recipe: Recipe, most: int, longest: int, what: str) -> None:
+    """Refuse plans that would cut through an image; what is too long may be dropped, and is then counted."""
+    for settings in [recipe.plan, *(recipe.for_stage(stage).plan for stage in recipe.stages)]:
+        limit = min(longest, settings.max_tokens or longest)
+        if most > limit and settings.overflow not in ("error", "drop"):
+            raise RecipeError(
+                f"{what} has {most} positions, more than {limit}, and images are never cut",
+                where="plan.overflow",
+                fix="lower images.max_tokens, or set plan.overflow=drop, which counts what it leaves out",
+            )
+
+
+def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
+    """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes need a look at the pixels."""
+
+    def grid(example: ImageExample) -> tuple[int, int]:
+        content = detail(decode(read_bytes(example)).pixels) if settings.size == "adaptive" else None
+        return grid_of(example.width, example.height, patch, settings, content)
+
+    if settings.size != "adaptive":
+        return np.array([grid(example) for example in examples], np.int64).reshape(-1, 2)
+    with ThreadPoolExecutor(DECODERS) as pool:
+        return np.array(list(pool.map(grid, examples, chunksize=CHUNK)), np.int64).reshape(-1, 2)

@@ -1,0 +1,116 @@
+"""Texts and conversations as tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unpad.batch import RaggedBatch, from_sequences
+from unpad.loader import load_micro
+from unpad.plan.plan import Micro
+from unpad.recipe import Recipe
+from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet, prepare
+from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["FILES", "KINDS", "TextData", "num_outputs", "open_data"]
+
+TOKENIZER = "tokenizer.json"
+FILES = (TOKENIZER,)
+
+
+@dataclass(frozen=True, eq=False)
+class TextData:
+    """The encoded sequences of a run; `Data` says what its members are.
+
+    A sequence of n tokens has n - 1 positions: the input of position i is token i, its label token i + 1.
+    """
+
+    tokens: TokenSet
+    tokenizer: Tokenizer
+    report: CorpusReport
+
+    @property
+    def family(self) -> str:
+        return "text"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return KINDS
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        return np.maximum(self.tokens.lengths - 1, 0)
+
+    @property
+    def kind(self) -> np.ndarray:
+        return self.tokens.kind
+
+    @property
+    def source(self) -> np.ndarray:
+        return self.tokens.source
+
+    @property
+    def split(self) -> np.ndarray:
+        return self.tokens.split
+
+    @property
+    def num_targets(self) -> np.ndarray:
+        return self.tokens.num_targets
+
+    @property
+    def weights(self) -> list[float]:
+        return self.tokens.weights
+
+    @property
+    def file_hashes(self) -> tuple[tuple[str, str], ...]:
+        return self.tokens.file_hashes
+
+    @property
+    def num_outputs(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {TOKENIZER: self.tokenizer.to_bytes()}
+
+    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        return self.tokens.count_targets(seq_ids, starts, stops)
+
+    def load(self, micro: Micro) -> RaggedBatch:
+        return load_micro(self.tokens, micro, self.tokenizer.pad_id)
+
+    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+        ids = self.tokens.tokens(seq_id)[start : stop + 1]
+        counts = self.tokens.loss_mask(seq_id)[start : stop + 1].copy()
+        counts[: fresh - start + 1] = False
+        return from_sequences([ids.tolist()], [counts.tolist()])
+
+    def where(self, seq_id: int) -> str:
+        return self.tokens.where(seq_id)
+
+    def fingerprint(self) -> str:
+        return self.tokens.fingerprint()
+
+    def lines(self) -> list[str]:
+        return self.report.lines()
+
+    def describe_outputs(self) -> str:
+        return f"vocabulary {self.num_outputs:,}"
+
+
+def num_outputs(files: dict[str, bytes]) -> int:
+    """Size of the vocabulary of a run."""
+    return load_tokenizer(files[TOKENIZER]).vocab_size
+
+
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> TextData:
+    """Read and encode a recipe's texts; with plan.cross_documents its documents are joined end to end.
+
+    Raises:
+        SourceError, RecipeError: as `prepare`.
+    """
+    tokenizer = load_tokenizer(kept[TOKENIZER]) if kept is not None else None
+    tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
+    return TextData(tokens.joined() if recipe.plan.cross_documents else tokens, tokenizer, report)

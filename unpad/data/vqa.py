@@ -1,0 +1,326 @@
+"""Questions about images as token sequences with the patches of the images among them.
+
+    BOS prefix images question prefix answer EOS        loss on the answer and its EOS
+
+An image stands for as many positions as it has patches; what is read there is no token but what the model makes of the
+patch. Images are never cut, and a row may have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+import torch
+
+from unpad.batch import RaggedBatch, make_batch
+from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, refuse_cuts
+from unpad.errors import RecipeError
+from unpad.images.decode import decode
+from unpad.images.patches import prepare
+from unpad.models import model_config
+from unpad.plan.plan import Micro
+from unpad.recipe import ImageSettings, Recipe
+from unpad.sources.example import BadRow, Example, Turn
+from unpad.sources.files import expand
+from unpad.sources.images import ImageExample, read_bytes
+from unpad.sources.read import apply_policy, refuse_empty
+from unpad.sources.split import HOLDOUT, TRAIN, assign
+from unpad.sources.vqa import VqaExample, read_all
+from unpad.tokens.encode import encode_examples, encode_prompt, reserved_texts
+from unpad.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
+
+KINDS = ("vqa",)
+TOKENIZER = "tokenizer.json"
+FILES = (TOKENIZER,)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Token sequences without their images.
+
+    Args:
+        tokens: (num_tokens,) ids, BOS and EOS included.
+        counts: (num_tokens,) bool, where predicting this token counts.
+        offsets: (num_rows + 1,) int64.
+        place: tokens before the images of a row.
+    """
+
+    tokens: np.ndarray
+    counts: np.ndarray
+    offsets: np.ndarray
+    place: int
+
+
+@dataclass(frozen=True, eq=False)
+class VqaData:
+    """The questions of a run; `Data` says what its members are.
+
+    Args:
+        grids: (num_images, 2) int64, rows and columns of patches.
+        bad: rows that cannot be used; left_out: those of a split named test.
+    """
+
+    examples: list[VqaExample]
+    images: list[ImageExample]
+    rows: Rows
+    tokenizer: Tokenizer
+    source: np.ndarray
+    split: np.ndarray
+    grids: np.ndarray
+    settings: ImageSettings
+    patch: int
+    weights: list[float]
+    file_hashes: tuple[tuple[str, str], ...]
+    bad: list[BadRow]
+    left_out: int
+    cache: PixelCache
+
+    @property
+    def family(self) -> str:
+        return "vqa"
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return KINDS
+
+    @cached_property
+    def num_patches(self) -> np.ndarray:
+        """Positions of all images of a row, (num_sequences,) int64."""
+        patches = self.grids.prod(1)
+        return np.array([int(patches[list(example.images)].sum()) for example in self.examples], np.int64)
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        return np.diff(self.rows.offsets) - 1 + self.num_patches
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        return np.zeros(len(self.examples), np.uint8)
+
+    @cached_property
+    def num_targets(self) -> np.ndarray:
+        before = np.concatenate([[0], np.cumsum(self.rows.counts)])
+        return np.diff(before[self.rows.offsets])
+
+    @property
+    def num_outputs(self) -> int:
+        return self.tokenizer.vocab_size
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {TOKENIZER: self.tokenizer.to_bytes()}
+
+    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        return self.num_targets[seq_ids]
+
+    def load(self, micro: Micro) -> RaggedBatch:
+        ids = micro.seq_ids
+        assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "a row with images is never cut"
+        images = [image for seq in ids.tolist() for image in self.examples[seq].images]
+        with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
+            patches = dict(zip(images, pool.map(self._patches, images), strict=True))
+        return self._batch(ids.tolist(), [patches[image] for image in images], answered=True)
+
+    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+        patches = [self._decode(image) for image in self.examples[seq_id].images]
+        return self._batch([seq_id], patches, answered=True)
+
+    def prompts(self, seq_ids: Sequence[int]) -> RaggedBatch:
+        """Rows up to where the answer begins, for generation."""
+        patches = [self._patches(image) for seq in seq_ids for image in self.examples[seq].images]
+        return self._batch(seq_ids, patches, answered=False)
+
+    def where(self, seq_id: int) -> str:
+        return self.examples[seq_id].where
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.settings.model_dump_json().encode())
+        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.split, self.grids):
+            digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
+        for example in self.examples:
+            digest.update(repr(example.images).encode())
+        for image in self.images:
+            digest.update(image.sha256.encode())
+        return digest.hexdigest()
+
+    def lines(self) -> list[str]:
+        used = len(self.examples)
+        captions = sum(example.caption for example in self.examples)
+        patches = self.grids.prod(1)
+        lines = [
+            f"{used + len(self.bad) + self.left_out:,} rows read = {used:,} used + {len(self.bad):,} set aside"
+            + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
+            f"{int((self.split == TRAIN).sum()):,} to train on, {int((self.split == HOLDOUT).sum()):,} held out; "
+            f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
+            f"{int(self.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
+            f"{self.patch} x {self.patch} pixels"
+            + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
+        ]
+        return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+
+    def describe_outputs(self) -> str:
+        return f"vocabulary {self.num_outputs:,}"
+
+    # ----------------------------------------------------------------------- batches
+
+    def _batch(self, seq_ids: Sequence[int], patches: Sequence[np.ndarray], answered: bool) -> RaggedBatch:
+        """One flat run of rows with the patches of their images, in order."""
+        texts, counts = zip(*(self._tokens(seq, answered) for seq in seq_ids), strict=True) if seq_ids else ((), ())
+        images = [self.examples[seq].images for seq in seq_ids]
+        sizes = [int(self.num_patches[seq]) for seq in seq_ids]
+        place = self.rows.place
+        filler = [np.full(size, self.tokenizer.pad_id, np.int64) for size in sizes]
+        ids = [np.concatenate([t[:place], f, t[place:]]) for t, f in zip(texts, filler, strict=True)]
+        mask = [np.concatenate([c[:place], f == -1, c[place:]]) for c, f in zip(counts, filler, strict=True)]
+        # With an answer the last token is only a label; a prompt has none.
+        cut = 1 if answered else 0
+        nothing = np.zeros(0, np.int64)
+        lengths = np.array([len(row) - cut for row in ids], np.int64)
+        inputs = np.concatenate([nothing, *(row[: len(row) - cut] for row in ids)])
+        labels = np.concatenate([nothing, *(row[1:] if answered else row for row in ids)])
+        loss = np.concatenate([nothing.astype(np.bool_), *(m[1:] if answered else m & False for m in mask)])
+        batch = make_batch(inputs, labels, loss, lengths, np.array(seq_ids, np.int64))
+        first = np.cumsum(lengths) - lengths
+        index = [start + place + np.arange(size) for start, size in zip(first.tolist(), sizes, strict=True)]
+        chosen = [image for row in images for image in row]
+        return replace(
+            batch,
+            media=image_batch(patches, self.grids[chosen].reshape(-1, 2), self.patch),
+            media_index=torch.from_numpy(np.concatenate([nothing, *index])),
+            media_seqs=torch.from_numpy(
+                np.repeat(np.arange(len(images)), [len(row) for row in images]).astype(np.int64)
+            ),
+        )
+
+    def _tokens(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a row without its images, and which of them count; up to the answer, or with it."""
+        start, stop = self.rows.offsets[seq : seq + 2].tolist()
+        if not answered:
+            stop = start + int(np.argmax(self.rows.counts[start:stop]))
+        return self.rows.tokens[start:stop].astype(np.int64), self.rows.counts[start:stop]
+
+    def _patches(self, image: int) -> np.ndarray:
+        known = self.cache.patches.get(image)
+        if known is None:
+            known = self._decode(image)
+            self.cache.put(image, known)
+        return known
+
+    def _decode(self, image: int) -> np.ndarray:
+        """The patches of an image, (num_patches, 3 * patch * patch) float32."""
+        rows, columns = self.grids[image].tolist()
+        return prepare(decode(read_bytes(self.images[image])).pixels, (rows, columns), self.patch, self.settings)
+
+
+def num_outputs(files: dict[str, bytes]) -> int:
+    """Size of the vocabulary of a run."""
+    return load_tokenizer(files[TOKENIZER]).vocab_size
+
+
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
+    """Read the questions of a recipe and look at their images.
+
+    Rows about the same picture share a side, whatever its file is called.
+
+    Raises:
+        SourceError: a file is missing or unusable, bad rows are refused, there is nothing to train on.
+        RecipeError: a row does not fit the model's context and would be cut.
+    """
+    examples, images, source, bad, weights = _read(recipe)
+    apply_policy(bad, len(examples) + len(bad), recipe.data)
+    keep = [i for i, example in enumerate(examples) if example.split != "test"]
+    used = [examples[i] for i in keep]
+    refuse_empty(len(used), "vqa", expand(recipe.data.vqa, recipe.resolve_path))
+    declared = np.array([DECLARED[example.split] for example in used], np.int8)
+    keys = np.array([_content_key(example, images) for example in used], np.uint64)
+    split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
+    tokenizer = _tokenizer(recipe, kept, [example for example, side in zip(used, split, strict=True) if side == TRAIN])
+    config, settings = model_config(recipe.model), recipe.images
+    made = VqaData(
+        examples=used,
+        images=images,
+        rows=_encode(used, tokenizer, recipe),
+        tokenizer=tokenizer,
+        source=np.array(source, np.int16)[keep],
+        split=split,
+        grids=grids_of(images, config.patch, settings),
+        settings=settings,
+        patch=config.patch,
+        weights=weights,
+        file_hashes=tuple((image.where, image.sha256) for image in images),
+        bad=bad,
+        left_out=len(examples) - len(used),
+        cache=PixelCache(settings.cache_mib << 20),
+    )
+    refuse_cuts(recipe, int(made.positions.max()), config.longest, "a question with its images")
+    return made
+
+
+def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
+    """One question about each of several images, for `VqaData.prompts`; there is no answer to train on."""
+    config, settings = model_config(recipe.model), recipe.images
+    examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
+    return VqaData(
+        examples=examples,
+        images=images,
+        rows=_encode(examples, tokenizer, recipe),
+        tokenizer=tokenizer,
+        source=np.zeros(len(images), np.int16),
+        split=np.zeros(len(images), np.uint8),
+        grids=grids_of(images, config.patch, settings),
+        settings=settings,
+        patch=config.patch,
+        weights=[1.0],
+        file_hashes=(),
+        bad=[],
+        left_out=0,
+        cache=PixelCache(0),
+    )
+
+
+def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[int], list[BadRow], list[float]]:
+    examples: list[VqaExample] = []
+    images: list[ImageExample] = []
+    source: list[int] = []
+    bad: list[BadRow] = []
+    for file in expand(recipe.data.vqa, recipe.resolve_path):
+        rows, pictures, faults = read_all(file, recipe.data)
+        shifted = [replace(row, images=tuple(image + len(images) for image in row.images)) for row in rows]
+        examples, images, bad = examples + shifted, images + pictures, bad + faults
+        source += [file.source] * len(rows)
+    return examples, images, source, bad, [one.weight for one in recipe.data.vqa]
+
+
+def _content_key(example: VqaExample, images: list[ImageExample]) -> int:
+    """64-bit hash of a row's pictures, or of its question where it has none."""
+    content = "\0".join(images[image].sha256 for image in example.images) or example.question
+    return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
+
+
+def _turns(example: VqaExample) -> tuple[Turn, ...]:
+    return Turn("user", example.question), Turn("assistant", example.answer)
+
+
+def _tokenizer(recipe: Recipe, kept: dict[str, bytes] | None, training: list[VqaExample]) -> Tokenizer:
+    if kept is not None:
+        return load_tokenizer(kept[TOKENIZER])
+    if recipe.tokenizer.path is not None:
+        return open_tokenizer_file(recipe.resolve_path(recipe.tokenizer.path))
+    texts = (turn.content for example in training for turn in _turns(example))
+    return train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
+
+
+def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) -> Rows:
+    template = recipe.data.template
+    texts = [Example(example.where, _turns(example)) for example in examples]
+    tokens, counts, offsets = encode_examples(texts, tokenizer, template)
+    if template.system == template.user:
+        raise RecipeError("the template's roles are alike", where="data.template", fix="give each a prefix of its own")
+    prefix = encode_prompt([], tokenizer, template.model_copy(update={"assistant": template.user}))
+    return Rows(tokens, counts, offsets, len(prefix))

@@ -1,0 +1,76 @@
+"""What a model is worth: values with confidence intervals, and the held-out check while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.data import Data
+from unpad.recipe import PlanSettings
+
+NUM_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured value, its 95 % confidence interval, and how many documents, images or replies it rests on."""
+
+    value: float
+    low: float
+    high: float
+    num: int
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One held-out check.
+
+    Args:
+        loss: what training wants small, mean per target; decides which weights are best.
+        values: what is written down, `loss` among them.
+        num_targets: targets it rests on.
+    """
+
+    loss: float
+    values: dict[str, float]
+    num_targets: int
+
+
+def held_out(model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted).
+
+    Args:
+        seq_ids: (n,) sequences to measure on.
+        settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
+    """
+    family = import_module(f"unpad.evaluate.{data.family}")
+    found: HeldOut = family.held_out(model, data, seq_ids, settings, device)
+    return found
+
+
+def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
+    """Sums of each column over resamples of its items, drawn with replacement and together.
+
+    Args:
+        columns: arrays (num,) of numbers that belong to the same items.
+
+    Returns:
+        (len(columns), NUM_RESAMPLES) float64.
+    """
+    rng = np.random.default_rng(seed)
+    num = len(columns[0])
+    values = np.stack(columns).astype(np.float64)  # (columns, num)
+    draws = (np.bincount(rng.integers(0, num, num), minlength=num) for _ in range(NUM_RESAMPLES if num else 0))
+    sums = [values @ times for times in draws]  # one resample at a time: all together would not fit for many items
+    return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
+
+
+def interval(value: float, samples: np.ndarray, num: int) -> Metric:
+    """A value with the 95 % percentile interval of its resamples (Efron 1979)."""
+    low, high = np.percentile(samples, [2.5, 97.5])
+    return Metric(float(value), float(low), float(high), num)

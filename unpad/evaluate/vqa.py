@@ -1,0 +1,105 @@
+"""Accuracy of answers about images, and the loss of the right ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.data.vqa import VqaData
+from unpad.evaluate.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluate.text import per_sequence
+from unpad.evaluate.vqa_accuracy import vqa_accuracy
+from unpad.generate import complete
+from unpad.plan.plan import Plan, plan
+from unpad.recipe import PlanSettings
+from unpad.run import LoadedRun
+
+MAX_QUESTIONS = 12  # different questions whose accuracy is told apart
+
+
+def held_out(model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per target."""
+    nll, targets = row_nll(model, data, seq_ids, settings, device)
+    loss = float(nll.sum() / max(int(targets.sum()), 1))
+    return HeldOut(loss, {"loss": loss}, int(targets.sum()))
+
+
+def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
+
+    Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`.
+
+    Args:
+        num_shown: how many questions to show with what the model answered.
+    """
+    ids = np.flatnonzero(data.split == 1)
+    nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+    answers = answer(run, data, ids)
+    right = np.array([vqa_accuracy(given, data.examples[i].answers) for given, i in zip(answers, ids, strict=True)])
+    sums = resample([nll, targets], 0)
+    loss = interval(nll.sum() / max(targets.sum(), 1), sums[0] / np.maximum(sums[1], 1), len(ids))
+    perplexity = Metric(math.exp(loss.value), math.exp(loss.low), math.exp(loss.high), loss.num)
+    metrics = {"loss": loss, "perplexity": perplexity}
+    captions = np.array([data.examples[i].caption for i in ids])
+    for name, chosen in (("accuracy", ~captions), ("caption_accuracy", captions)):
+        if chosen.any():
+            metrics[name] = _mean(right[chosen])
+    questions = np.array([data.examples[i].question for i in ids])
+    names, counts = np.unique(questions[~captions], return_counts=True)
+    for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
+        metrics[f"accuracy: {question}"] = _mean(right[questions == question])
+    lines = [
+        f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
+        for i in np.random.default_rng(run.recipe.train.seed).permutation(len(ids))[:num_shown]
+    ]
+    return metrics, lines
+
+
+def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
+    """Answer questions greedily, in fp32, in batches of the run's own size; none depends on its batch."""
+    settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+    answers: dict[int, str] = {}
+    made = everything(data, seq_ids, run.recipe.plan, run.model.config.longest)
+    for step in range(made.num_steps):
+        for micro in made.step(step):
+            ids = micro.seq_ids.tolist()
+            found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+            answers |= {seq: one.text for seq, one in zip(ids, found, strict=True)}
+    return [answers[seq] for seq in seq_ids.tolist()]
+
+
+@torch.no_grad()
+def row_nll(
+    model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> tuple[np.ndarray, np.ndarray]:
+    """Negative log-likelihood and number of the targets of every row, each (num_rows,); in nats."""
+    slot = np.full(len(data.positions), -1, np.int64)
+    slot[seq_ids] = np.arange(len(seq_ids))
+    nll, targets = np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
+    was_training = model.training
+    model.eval()
+    made = everything(data, seq_ids, settings, model.config.longest)
+    for step in range(made.num_steps):
+        for micro in made.step(step):
+            batch = data.load(micro)
+            sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
+            nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = sums, counts
+    model.train(was_training)
+    return nll, targets
+
+
+def everything(data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, longest: int) -> Plan:
+    """All rows once, packed."""
+    fields = {
+        "overflow": "error", "drop_last": False, "strategy": "pack", "tokens_per_step": settings.tokens_per_micro,
+    }  # fmt: skip
+    return plan(
+        data.positions, settings.model_copy(update=fields), seed=0, epoch=0, max_tokens=longest, seq_ids=seq_ids
+    )
+
+
+def _mean(values: np.ndarray) -> Metric:
+    return interval(values.mean(), resample([values], 0)[0] / len(values), len(values))

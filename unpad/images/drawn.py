@@ -1,0 +1,98 @@
+"""A small set of pictures drawn by code: shapes in colours, of every size and aspect, with questions about them.
+
+It is what the packaged image recipes train on where no data is given. Drawing is a pure function of the number below,
+so the set is the same everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from unpad import storage
+from unpad.tokens.cache import cache_folder
+
+NUM_IMAGES = 1500
+VERSION = 1  # of what is drawn; a change makes a new folder
+SHAPES = ("circle", "square", "triangle", "cross", "ring")
+COLORS = {
+    "red": (205, 45, 40), "green": (40, 150, 70), "blue": (45, 85, 200), "yellow": (235, 200, 50),
+    "purple": (130, 60, 170), "black": (25, 25, 30),
+}  # fmt: skip
+CHINESE = {
+    "circle": "圆形", "square": "正方形", "triangle": "三角形", "cross": "十字", "ring": "圆环",
+    "red": "红色", "green": "绿色", "blue": "蓝色", "yellow": "黄色", "purple": "紫色", "black": "黑色",
+}  # fmt: skip
+
+
+def drawn_folder() -> Path:
+    """The folder of the set, drawn if it is not there: shapes.jsonl, shapes_vqa.jsonl and the pictures.
+
+    The manifests are written last, so a folder that was left half drawn is drawn again.
+    """
+    folder = cache_folder() / f"drawn-{VERSION}"
+    if not (folder / "shapes_vqa.jsonl").is_file():
+        _draw_all(folder)
+    return folder
+
+
+def _draw_all(folder: Path) -> None:
+    rng = np.random.default_rng(VERSION)
+    storage.make_folder(folder)
+    storage.make_folder(folder / "shapes")
+    images, questions = [], []
+    for number in range(NUM_IMAGES):
+        shape = SHAPES[int(rng.integers(len(SHAPES)))]
+        color = list(COLORS)[int(rng.integers(len(COLORS)))]
+        width, height = (int(8 * rng.integers(3, 13)) for _ in range(2))
+        name = f"shapes/{number:04d}.png"
+        path = folder / name
+        draw(shape, color, width, height, rng).save(path)
+        split = "val" if number % 5 == 0 else "train"
+        images.append({"image": name, "label": shape, "width": width, "height": height, "split": split})
+        for question, answer in _questions(shape, color, width, height, rng):
+            questions.append({"image": name, "question": question, "answer": answer, "split": split})
+    for file, rows in (("shapes.jsonl", images), ("shapes_vqa.jsonl", questions)):
+        storage.write_atomic(folder / file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def draw(shape: str, color: str, width: int, height: int, rng: np.random.Generator) -> Image.Image:
+    """One shape at a random place and size on a pale ground with a little noise."""
+    ground = rng.integers(200, 256, 3)
+    noise = rng.integers(-6, 7, (height, width, 3))
+    picture = Image.fromarray(np.clip(ground + noise, 0, 255).astype(np.uint8))
+    radius = min(width, height) * rng.uniform(0.25, 0.45)
+    x, y = (rng.uniform(radius, side - radius) for side in (width, height))
+    box = (x - radius, y - radius, x + radius, y + radius)
+    fill = tuple(int(value) for value in np.clip(np.array(COLORS[color]) + rng.integers(-15, 16, 3), 0, 255))
+    pen = ImageDraw.Draw(picture)
+    if shape == "circle":
+        pen.ellipse(box, fill=fill)
+    elif shape == "ring":
+        pen.ellipse(box, outline=fill, width=max(2, round(radius / 3)))
+    elif shape == "square":
+        pen.rectangle(box, fill=fill)
+    elif shape == "triangle":
+        turns = (-math.pi / 2 + k * 2 * math.pi / 3 for k in range(3))
+        pen.polygon([(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns], fill=fill)
+    else:
+        thin = radius / 3
+        pen.rectangle((x - thin, y - radius, x + thin, y + radius), fill=fill)
+        pen.rectangle((x - radius, y - thin, x + radius, y + thin), fill=fill)
+    return picture
+
+
+def _questions(shape: str, color: str, width: int, height: int, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """Two of the questions about a picture, of very unequal lengths."""
+    known = [
+        ("Which shape?", shape),
+        ("图里是什么形状？", CHINESE[shape]),
+        ("Look at the picture and name the color of the only shape in it. Answer with one word.", color),
+        ("图形是什么颜色？", CHINESE[color]),
+        ("Is the picture wider than it is high? Answer yes or no.", "yes" if width > height else "no"),
+    ]
+    return [known[int(i)] for i in rng.permutation(len(known))[:2]]

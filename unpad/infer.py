@@ -1,0 +1,178 @@
+"""`unpad infer`: classes of image files or answers about them, at the model's own size and normalisation."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.data.images import image_batch, read_classes
+from unpad.data.vqa import questions_about
+from unpad.errors import RecipeError, SourceError
+from unpad.generate import complete
+from unpad.images.decode import ImageError, decode
+from unpad.images.patches import prepare
+from unpad.images.sizes import detail, grid_of
+from unpad.run import LoadedRun
+from unpad.sources.files import natural_key
+from unpad.sources.images import Found, ImageExample, examine
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one image file.
+
+    Args:
+        top: classes with their probabilities, the likeliest first; empty where the file cannot be used.
+        text: the answer to a question about the image.
+        fault: what is wrong with the file, or "".
+        notes: what was done about the file, such as taking its first frame.
+    """
+
+    path: Path
+    top: tuple[tuple[str, float], ...] = ()
+    text: str = ""
+    fault: str = ""
+    notes: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """The answer as text: the likeliest class and its probability, then the others."""
+        if self.fault:
+            return f"{self.path}: {self.fault}"
+        shown = self.text or ", ".join(f"{name} {p:.1%}" for name, p in self.top)
+        return f"{self.path}: {shown}" + (f"  ({', '.join(self.notes)})" if self.notes else "")
+
+    def to_json(self) -> dict[str, Any]:
+        top = [{"class": name, "probability": p} for name, p in self.top]
+        found: dict[str, Any] = {"answer": self.text} if self.text else {"top": top}
+        return {"image": str(self.path), **found, "fault": self.fault, "notes": list(self.notes)}
+
+
+def list_images(paths: Sequence[Path]) -> list[Path]:
+    """The files meant: a folder stands for the images in it and below, in natural order.
+
+    Raises:
+        SourceError: a path does not exist, or a folder holds no image.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted((p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES), key=natural_key)
+            if not inside:
+                raise SourceError("the folder holds no image", where=str(path), fix="name a file, or another folder")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise SourceError("there is no such file or folder", where=str(path), fix="check the path")
+    return found
+
+
+def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer]:
+    """Classify image files, in batches of the run's own size; an image gets what it would get alone.
+
+    Args:
+        top: most classes per image.
+
+    Raises:
+        RecipeError: the run is not one of images.
+    """
+    if not hasattr(run.model, "classify"):
+        kind = run.recipe.model["kind"]
+        raise RecipeError(f"this run trained a {kind}, which classifies no images", where=str(run.folder))
+    classes = read_classes(run.files)
+    answers: list[Answer] = []
+    waiting: list[tuple[Path, np.ndarray, tuple[int, int], tuple[str, ...]]] = []
+    results: dict[Path, Answer] = {}
+    tokens = 0
+    for path in paths:
+        try:
+            patches, grid, notes = _read(run, path)
+        except (ImageError, OSError) as error:
+            results[path] = Answer(path, fault=_fault(error))
+            continue
+        waiting.append((path, patches, grid, notes))
+        tokens += len(patches)
+        if tokens >= run.recipe.plan.tokens_per_micro:
+            results |= _classify_batch(run, waiting, classes, top)
+            waiting, tokens = [], 0
+    results |= _classify_batch(run, waiting, classes, top)
+    answers = [results[path] for path in paths]
+    return answers
+
+
+def ask(run: LoadedRun, paths: Sequence[Path], question: str) -> list[Answer]:
+    """Answer one question about each of several image files, greedily.
+
+    Raises:
+        RecipeError: the run is not one of images and questions.
+    """
+    if run.recipe.model["kind"] != "vision_language":
+        kind = run.recipe.model["kind"]
+        raise RecipeError(f"this run trained a {kind}, which answers no questions", where=str(run.folder))
+    looked = {path: examine(Found(str(path), "", path, str(path.resolve().parent))) for path in paths}
+    images = [image for image in looked.values() if isinstance(image, ImageExample)]
+    texts: dict[Path, str] = {}
+    if images:
+        data = questions_about(run.recipe, run.tokenizer, images, question)
+        settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+        found = complete(run.model, run.tokenizer, data.prompts(range(len(images))), settings)
+        texts = {image.path: one.text for image, one in zip(images, found, strict=True)}
+    answers = []
+    for path, image in looked.items():
+        if isinstance(image, ImageExample):
+            answers.append(Answer(path, text=texts[path], notes=image.notes))
+        else:
+            answers.append(Answer(path, fault=f"{image.code} {image.what}; {image.fix}"))
+    return answers
+
+
+def to_csv(answers: Sequence[Answer]) -> str:
+    """One row per file: image, class or answer, probability, fault."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["image", "answer" if any(answer.text for answer in answers) else "class", "probability", "fault"])
+    for answer in answers:
+        name, p = (answer.top[0][0], f"{answer.top[0][1]:.6f}") if answer.top else (answer.text, "")
+        writer.writerow([answer.path, name, p, answer.fault])
+    return out.getvalue()
+
+
+def _read(run: LoadedRun, path: Path) -> tuple[np.ndarray, tuple[int, int], tuple[str, ...]]:
+    decoded = decode(path.read_bytes())
+    height, width = decoded.pixels.shape[:2]
+    settings, patch = run.recipe.images, run.model.config.patch
+    content = detail(decoded.pixels) if settings.size == "adaptive" else None
+    grid = grid_of(width, height, patch, settings, content)
+    return prepare(decoded.pixels, grid, patch, settings), grid, decoded.notes
+
+
+@torch.inference_mode()
+def _classify_batch(
+    run: LoadedRun,
+    waiting: Sequence[tuple[Path, np.ndarray, tuple[int, int], tuple[str, ...]]],
+    classes: tuple[str, ...],
+    top: int,
+) -> dict[Path, Answer]:
+    grids = np.array([grid for _, _, grid, _ in waiting], np.int64).reshape(-1, 2)
+    batch = image_batch([patches for _, patches, _, _ in waiting], grids, run.model.config.patch)
+    p = run.model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
+    order = np.argsort(-p, 1, kind="stable")[:, :top]
+    return {
+        path: Answer(path, tuple((classes[c], float(p[i, c])) for c in order[i]), notes=notes)
+        for i, (path, _, _, notes) in enumerate(waiting)
+    }
+
+
+def _fault(error: ImageError | OSError) -> str:
+    if isinstance(error, ImageError):
+        return f"{error.code} {error.what}; {error.fix}"
+    return f"E_READ {error.strerror or error}"

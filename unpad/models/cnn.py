@@ -1,0 +1,103 @@
+"""A small convolutional classifier of images brought to one square size, the yardstick for models of any size.
+
+A sequence is one image and has one token, whose vector holds all pixels. There are no statistics over the batch, so an
+image's result does not depend on its company.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unpad.batch import RaggedBatch
+from unpad.losses import Terms, cross_entropy, token_nll
+from unpad.nn.block import init_weights
+from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.linear import Linear
+from unpad.nn.segments import segment_mean
+from unpad.recipe import Section
+
+CHANNELS = (3, 16, 32, 64, 128)
+
+
+DATA = "images"
+
+
+class Config(Section):
+    """The `model` section of a recipe."""
+
+    kind: Literal["cnn"] = "cnn"
+    patch: int = Field(64, ge=16, multiple_of=16, description="Side of the square that images are, in pixels.")
+    dropout: float = Field(0.5, ge=0, lt=1, description="On the features before the head.")
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one image."""
+        return 1
+
+
+class Cnn(nn.Module):
+    """Four convolutions, each with ReLU and a max-pool of 2, the average over places, and a head over classes.
+
+    Args:
+        config: side of the images, dropout.
+        num_classes: rows of the head.
+    """
+
+    def __init__(self, config: Config, num_classes: int) -> None:
+        super().__init__()
+        self.config, self.num_classes = config, num_classes
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise(CHANNELS)
+        )
+        self.head = Linear(CHANNELS[-1], num_classes, bias=False)
+        self.label_smoothing = 0.0
+        init_weights(self, 0)
+        for convolution in self.convolutions:  # without norms the signal must keep its size (He et al. 2015)
+            assert isinstance(convolution, nn.Conv2d)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        """Features of every image, (total_tokens, 128), in the computing dtype."""
+        assert batch.inputs_embeds is not None, "a batch of images holds their pixels"
+        side = self.config.patch
+        # The weights' dtype: fp32 pixels must not hold back an fp64 model.
+        x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (3, side, side))
+        for convolution in self.convolutions:
+            x = F.max_pool2d(F.relu(convolution(x)), 2)  # (total_tokens, channels, side / 2, side / 2), and so on
+        return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+
+    def classify(self, batch: RaggedBatch) -> Tensor:
+        """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
+        logits = self.head(self._features(batch))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        assert batch.seq_labels is not None, "a loss needs labels"
+        loss, nll = cross_entropy(self._features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
+        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
+
+    @torch.no_grad()
+    def nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
+        assert batch.seq_labels is not None, "a likelihood needs labels"
+        return token_nll(self._features(batch), self.head.weight, batch.seq_labels)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone."""
+        return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
+
+    def _features(self, batch: RaggedBatch) -> Tensor:
+        """What the head sees of every image, (num_seqs, 128), in the computing dtype."""
+        hidden = self(batch)
+        # Of one token each, the mean only leaves out the padding of a rectangle.
+        features = segment_mean(hidden, batch.layout).to(hidden.dtype)
+        return (
+            dropout(features, self.config.dropout, draw_seed()) if self.training and self.config.dropout else features
+        )

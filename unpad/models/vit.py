@@ -1,0 +1,158 @@
+"""A vision transformer over images of any size: patches, pre-norm blocks, one vector per image, classes.
+
+Every image keeps its own size and aspect ratio, as in NaViT (Dehghani et al. 2023, arXiv 2307.06304): a sequence is the
+patches of one image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from unpad.batch import RaggedBatch
+from unpad.layout import PaddedLayout
+from unpad.losses import Terms, cross_entropy, token_nll
+from unpad.nn.activation import Kind
+from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.linear import Linear
+from unpad.nn.norm import Norm
+from unpad.nn.pool import AttentionPool
+from unpad.nn.positions import GridPositions
+from unpad.nn.segments import segment_mean
+
+DATA = "images"
+
+
+class Config(BlockConfig):
+    """The `model` section of a recipe."""
+
+    kind: Literal["vit"] = "vit"
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    activation: Kind = "gelu"
+    bias: bool = True
+    causal: bool = False
+    patch: int = Field(8, ge=1, description="Side of a patch, in pixels.")
+    pool: Literal["mean", "attention"] = Field("mean", description="How the patches of an image become one vector.")
+    token_drop: float = Field(
+        0.0, ge=0, lt=1, description="Share of patches that training leaves out of every image; one stays at least."
+    )
+    context: int = Field(4096, ge=1, description="Most patches of one image.")
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one image."""
+        return self.context
+
+
+class Vit(nn.Module):
+    """Classifier of images of any size.
+
+    Args:
+        config: sizes and choices.
+        num_classes: rows of the head.
+    """
+
+    def __init__(self, config: Config, num_classes: int) -> None:
+        super().__init__()
+        self.config, self.num_classes = config, num_classes
+        self.patch_embed = Linear(3 * config.patch**2, config.width)
+        self.positions = GridPositions(config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
+        self.pool = AttentionPool(config.width, config.heads) if config.pool == "attention" else None
+        self.head = Linear(config.width, num_classes, bias=False)
+        self.label_smoothing = 0.0
+        init_weights(self, config.blocks)
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states of patches after the last norm, (total_tokens, width), in the computing dtype.
+
+        Training with `token_drop` returns those of the patches that are left.
+        """
+        return self._hidden(self._thinned(batch))
+
+    def classify(self, batch: RaggedBatch) -> Tensor:
+        """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
+        logits = self.head(self._pooled(batch))
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        assert batch.seq_labels is not None, "a loss needs labels"
+        loss, nll = cross_entropy(self._pooled(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
+        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
+
+    @torch.no_grad()
+    def nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of every image's label, (num_seqs,) in nats."""
+        assert batch.seq_labels is not None, "a likelihood needs labels"
+        return token_nll(self._pooled(batch), self.head.weight, batch.seq_labels)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone."""
+        return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
+
+    def _thinned(self, batch: RaggedBatch) -> RaggedBatch:
+        return drop_tokens(batch, self.config.token_drop) if self.training and self.config.token_drop else batch
+
+    def _hidden(self, batch: RaggedBatch) -> Tensor:
+        assert batch.inputs_embeds is not None, "a batch of images holds their patches"
+        assert batch.grid is not None, "and the size of each image"
+        # The weights' dtype, for the pixels because fp32 ones must not hold back an fp64 model, for the residual stream
+        # because it stays fp32 while products run in bf16.
+        dtype = self.patch_embed.weight.dtype
+        x = self.patch_embed(batch.inputs_embeds.to(dtype)).to(dtype)  # (total_tokens, width)
+        x = x + self.positions(batch.position_ids, batch.grid, batch.layout).to(dtype)
+        delta = None
+        for block in self.blocks:
+            x, delta = block(x, delta, batch.layout)
+        hidden: Tensor = self.norm(x, delta)[1]
+        return hidden
+
+    def _pooled(self, batch: RaggedBatch) -> Tensor:
+        """One vector per image, (num_seqs, width), in the computing dtype."""
+        batch = self._thinned(batch)
+        hidden = self._hidden(batch)
+        pooled = segment_mean(hidden, batch.layout) if self.pool is None else self.pool(hidden, batch.layout)
+        return pooled.to(hidden.dtype)
+
+
+def drop_tokens(batch: RaggedBatch, share: float) -> RaggedBatch:
+    """Leave a share of the patches out of every image, chosen by torch's generator; the others keep their positions.
+
+    An image of n patches keeps round(n * (1 - share)), and at least one. Which ones depends on the generator and on the
+    lengths alone, so a rectangle keeps what the flat run keeps; its dropped cells become padding.
+    """
+    kept = _choose_tokens(batch.layout.lengths(), share)
+    if isinstance(batch.layout, PaddedLayout):
+        mask = batch.layout.attention_mask
+        return replace(batch, layout=PaddedLayout(mask.masked_scatter(mask, kept)))
+    assert batch.inputs_embeds is not None, "a batch of images holds their patches"
+    index = kept.nonzero().flatten()
+    return replace(
+        batch,
+        layout=batch.layout.keep(kept),
+        position_ids=batch.position_ids.index_select(0, index),
+        inputs_embeds=batch.inputs_embeds.index_select(0, index),
+        labels=batch.labels.index_select(0, index),
+        loss_mask=batch.loss_mask.index_select(0, index),
+    )
+
+
+def _choose_tokens(lengths: Tensor, share: float) -> Tensor:
+    """Which tokens to keep, bool, one for each of lengths.sum(): those with the smallest random keys of a sequence."""
+    num_kept = (lengths.double() * (1 - share)).round().long().clamp_min(1).minimum(lengths)  # (num_seqs,)
+    sequence = torch.repeat_interleave(lengths)  # (num_tokens,)
+    keys = torch.rand(sequence.numel(), dtype=torch.float64).to(lengths.device)
+    by_key = keys.argsort()
+    order = by_key[sequence[by_key].argsort(stable=True)]  # by sequence, and within a sequence by key
+    # Sequences lie as before in this order, so a token's rank is its distance from where its sequence starts.
+    starts = lengths.cumsum(0) - lengths
+    rank = torch.arange(sequence.numel(), device=lengths.device) - starts[sequence]
+    kept = torch.empty_like(sequence, dtype=torch.bool)
+    kept[order] = rank < num_kept[sequence]
+    return kept

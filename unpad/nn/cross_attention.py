@@ -1,0 +1,302 @@
+"""Attention from one flat run to another, sequence by sequence: sequence i of the queries sees sequence i of the keys.
+
+Sequences of similar numbers of queries and of keys are computed together as a small rectangle. What is kept for the
+backward pass is one weight per head, query and key of a rectangle; rectangles are at most 25 % longer than needed in
+either direction, more only where that would make more than MAX_GROUPS of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unpad.layout import Layout
+from unpad.nn.dropout import draw_seed, kept
+from unpad.nn.linear import Linear
+from unpad.nn.norm import Norm
+from unpad.nn.segments import widened
+
+EPS = 1e-5  # of the norms of the layers built on this
+MAX_GROUPS = 32
+LENGTH_STEPS = (1.25, 1.5, 2.0, 4.0)  # longest over shortest of a rectangle, tried in turn while there are too many
+MAX_CELLS = 1 << 22  # pairs of one query and one key in a rectangle of more than one sequence
+
+
+@dataclass(frozen=True)
+class Side:
+    """The queries, or the keys, of one rectangle.
+
+    Args:
+        cells: (num_seqs, longest) int64, token of every cell; cells past a sequence's end repeat its last token.
+        mask: (num_seqs, longest) bool, True = real.
+        real: (num_tokens,) int64, the cells that hold a token, counted row by row.
+        tokens: (num_tokens,) int64, the tokens in them.
+    """
+
+    cells: Tensor
+    mask: Tensor
+    real: Tensor
+    tokens: Tensor
+
+    def take(self, x: Tensor) -> Tensor:
+        """Spread (total_tokens, ...) over the rectangle, (num_seqs, longest, ...)."""
+        return x.index_select(0, self.cells.flatten()).unflatten(0, self.cells.shape)
+
+    def flatten(self, x: Tensor) -> Tensor:
+        """Take the real cells of (num_seqs, longest, ...), (num_tokens, ...) in the order of `tokens`."""
+        return x.flatten(0, 1).index_select(0, self.real)
+
+    def to(self, device: torch.device) -> Side:
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class PairGroup:
+    """Sequences whose queries and keys are computed as one rectangle."""
+
+    queries: Side
+    keys: Side
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two flat runs with the same number of sequences, as `attention_weights` computes them.
+
+    Args:
+        groups: rectangles. A sequence without queries or without keys is in none of them.
+        num_queries, num_keys: tokens of the two runs.
+    """
+
+    groups: tuple[PairGroup, ...]
+    num_queries: int
+    num_keys: int
+
+
+def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
+    """Group the sequences of two runs by their lengths in both; boundaries are read from the device once.
+
+    Args:
+        queries, keys: layouts with the same number of sequences.
+    """
+    assert queries.num_seqs == keys.num_seqs, (queries.num_seqs, keys.num_seqs)
+    bounds = [layout.cu_seqlens.cpu().numpy().astype(np.int64) for layout in (queries, keys)]
+    (query_begins, query_lengths), (key_begins, key_lengths) = ((b[:-1], np.diff(b)) for b in bounds)
+    device = queries.cu_seqlens.device
+    groups = tuple(
+        PairGroup(
+            _side(query_begins[seqs], query_lengths[seqs]).to(device),
+            _side(key_begins[seqs], key_lengths[seqs]).to(device),
+        )
+        for seqs in _alike(query_lengths, key_lengths)
+    )
+    return Pairs(groups, int(bounds[0][-1]), int(bounds[1][-1]))
+
+
+def _alike(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Sequences with similar lengths in both runs, empty ones left out, group by group.
+
+    Where nothing is left that is one group of no sequences: what is computed from it hangs on its inputs even so.
+    """
+    live = np.flatnonzero((query_lengths > 0) & (key_lengths > 0))
+    if not live.size:
+        yield live
+        return
+    for step in LENGTH_STEPS:
+        codes = [
+            np.ceil(np.log(lengths[live]) / math.log(step)).astype(np.int64) for lengths in (query_lengths, key_lengths)
+        ]
+        code = codes[0] * 1000 + codes[1]
+        if np.unique(code).size <= MAX_GROUPS:
+            break
+    order = np.argsort(code, kind="stable")
+    for seqs in np.split(live[order], np.flatnonzero(np.diff(code[order])) + 1):
+        at_once = max(1, MAX_CELLS // int(query_lengths[seqs].max() * key_lengths[seqs].max()))
+        yield from np.split(seqs, range(at_once, seqs.size, at_once))
+
+
+def _side(begins: np.ndarray, lengths: np.ndarray) -> Side:
+    column = np.arange(lengths.max(initial=0))
+    mask = column < lengths[:, None]
+    cells = begins[:, None] + np.minimum(column, lengths[:, None] - 1)
+    return Side(*map(torch.from_numpy, (cells, mask, np.flatnonzero(mask), cells[mask])))
+
+
+@dataclass(frozen=True)
+class PairWeights:
+    """How much of every key each query takes, per head.
+
+    Args:
+        rectangles: per group of `pairs`, (num_seqs, heads, longest query, longest key) in fp32 or wider; 0 on cells
+            past the end of the keys, anything past the end of the queries.
+    """
+
+    pairs: Pairs
+    rectangles: tuple[Tensor, ...]
+
+    def apply(self, values: Tensor, dropout: float = 0.0) -> Tensor:
+        """Sum values by weight.
+
+        Args:
+            values: (num_keys, heads, dim).
+            dropout: share of the weights to set to zero, the others divided by 1 - dropout.
+
+        Returns:
+            (num_queries, heads, dim) of values' dtype; zeros where a sequence has no keys.
+        """
+        seed = draw_seed() if dropout else 0
+        parts, tokens = [values[:0]], [torch.arange(0, device=values.device)]
+        for group, weights in zip(self.pairs.groups, self.rectangles, strict=True):
+            if dropout:
+                weights = _drop(weights, group, dropout, seed)
+            with torch.autocast(values.device.type, enabled=False):
+                y = weights.to(values.dtype) @ group.keys.take(values).transpose(1, 2)
+            parts.append(group.queries.flatten(y.transpose(1, 2)))
+            tokens.append(group.queries.tokens)
+        out = values.new_zeros(self.pairs.num_queries, *values.shape[1:])
+        return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
+
+    def average(self, values: Tensor) -> Tensor:
+        """Sum values (num_keys, dim) by the mean of all heads' weights, (num_queries, dim)."""
+        mean = tuple(weights.mean(1, keepdim=True) for weights in self.rectangles)
+        return PairWeights(self.pairs, mean).apply(values[:, None])[:, 0]
+
+
+def _drop(weights: Tensor, group: PairGroup, share: float, seed: int) -> Tensor:
+    """Dropout drawn by the places of query, head and key in their runs, so that grouping changes nothing."""
+    heads = torch.arange(weights.shape[1], device=weights.device)[:, None, None]
+    rows = group.queries.cells[:, None, :, None] * weights.shape[1] + heads
+    keep = kept(seed, rows, group.keys.cells[:, None, None, :], share)
+    return torch.where(keep, weights / (1 - share), 0)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    pairs: Pairs,
+    *,
+    key_bias: Tensor | None = None,
+    places: tuple[Tensor, Tensor] | None = None,
+) -> PairWeights:
+    """Softmax over the keys of each query's own sequence.
+
+    Args:
+        q: (num_queries, heads, head_dim).
+        k: (num_keys, kv_heads, head_dim); each key head serves heads / kv_heads consecutive query heads.
+        key_bias: (num_keys,), added to every score of a key.
+        places: of queries (num_queries,) and of keys (num_keys,), int64: a query sees keys whose place is not beyond
+            its own. Every query must see a key.
+
+    Returns:
+        softmax(q k^T / sqrt(head_dim) + key_bias) of every head, in fp32 or wider.
+    """
+    return PairWeights(pairs, tuple(_weigh(q, k, group, key_bias, places) for group in pairs.groups))
+
+
+def _weigh(
+    q: Tensor, k: Tensor, group: PairGroup, key_bias: Tensor | None, places: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Weights of one rectangle, (num_seqs, heads, longest query, longest key)."""
+    rows, columns = group.queries.take(q).transpose(1, 2), group.keys.take(k).transpose(1, 2)
+    if k.shape[1] != q.shape[1]:
+        columns = columns.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    with torch.autocast(q.device.type, enabled=False):
+        scores = widened(rows @ columns.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    if key_bias is not None:
+        scores = scores + group.keys.take(key_bias)[:, None, None, :]
+    hidden = ~group.keys.mask[:, None, None, :]
+    if places is not None:
+        at_query, at_key = group.queries.take(places[0]), group.keys.take(places[1])
+        hidden = hidden | (at_key[:, None, None, :] > at_query[:, None, :, None])
+    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+
+
+def received_attention(
+    q: Tensor,
+    k: Tensor,
+    pairs: Pairs,
+    *,
+    key_bias: Tensor | None = None,
+    places: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Mean over heads and over the queries of its sequence of what each key receives; arguments as in
+    `attention_weights`. Without gradient only one rectangle of weights exists at a time.
+
+    Returns:
+        (num_keys,) in fp32 or wider; the sum over a sequence is 1, or 0 where it has no queries.
+    """
+    parts, tokens = [widened(k[:0, 0, 0])], [torch.arange(0, device=k.device)]
+    for group in pairs.groups:
+        weights = _weigh(q, k, group, key_bias, places).mean(1)  # (num_seqs, longest query, longest key)
+        real = group.queries.mask.to(weights.dtype)
+        mean = (real[:, None] @ weights)[:, 0] / real.sum(1, keepdim=True)  # (num_seqs, longest key)
+        parts.append(group.keys.flatten(mean))
+        tokens.append(group.keys.tokens)
+    out = parts[0].new_zeros(pairs.num_keys)
+    return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
+
+
+def cross_attention(
+    q: Tensor, k: Tensor, v: Tensor, pairs: Pairs, *, key_bias: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Attend from each sequence of the queries to its sequence of the keys and nowhere else.
+
+    Args:
+        q: (num_queries, heads, head_dim).
+        k, v: (num_keys, heads, head_dim).
+        pairs: from `pair_sequences`.
+        key_bias: (num_keys,), added to every score of a key; -inf removes it, and every query must see another.
+        dropout: share of attention weights to set to zero.
+
+    Returns:
+        (num_queries, heads, head_dim); zeros where a sequence has no keys.
+    """
+    return attention_weights(q, k, pairs, key_bias=key_bias).apply(v, dropout)
+
+
+class Projection(nn.Module):
+    """norm(Linear(norm(x))): brings runs of different widths into one space, (num, width) to (num, inner)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm_in = Norm("layernorm", width, EPS)
+        self.linear = Linear(width, inner)
+        self.norm_out = Norm("layernorm", inner, EPS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm_out(widened(self.linear(self.norm_in(widened(x))[1])))[1]
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention of one run to another (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3).
+
+    The output has no bias, so that a sequence with nothing to attend to gets exactly zero.
+
+    Args:
+        width: channels of both runs and of the result; a multiple of `heads`.
+        dropout: share of attention weights that training sets to zero.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        assert width % heads == 0, f"heads {heads} does not divide width {width}"
+        self.heads, self.dropout = heads, dropout
+        self.to_q = Linear(width, width)
+        self.to_kv = Linear(width, 2 * width)
+        self.to_out = Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, context: Tensor, pairs: Pairs) -> tuple[Tensor, PairWeights]:
+        """Attend from x (num_queries, width) to context (num_keys, width).
+
+        Returns:
+            (num_queries, width), and the weights before dropout.
+        """
+        q = self.to_q(x).unflatten(-1, (self.heads, -1))  # (num_queries, heads, head_dim)
+        k, v = self.to_kv(context).unflatten(-1, (2, self.heads, -1)).unbind(1)  # (num_keys, heads, head_dim)
+        weights = attention_weights(q, k, pairs)
+        y = weights.apply(v, self.dropout if self.training else 0.0)
+        return self.to_out(y.flatten(1)), weights
