@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 # The matrix library keeps 1,024 prepared products, enough for one model but not for ten that take turns: without more
-# every side's turn begins by preparing anew what the others pushed out. A product can hold megabytes, so there is an end
-# to it. Read when torch is loaded.
+# every side's turn begins by preparing anew what the others pushed out. A product can hold megabytes, so there is an
+# end to it. Read when torch is loaded.
 if "--peak-of" not in sys.argv:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "3000")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from unpad.recipe import PACKAGE, load_recipe
-from unpad.sources.read import check
+from unpad.sources.check import check
 from unpad.tokens.corpus import prepare
 
 FOLDER = PACKAGE / "examples" / "zh"

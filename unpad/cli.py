@@ -212,12 +212,19 @@ def _generate_field(text: str) -> str:
 
 
 @data_app.command(epilog="Example: unpad data check my.jsonl")
-def check(path: Annotated[Path, typer.Argument(help="A file or folder.")], debug: Debug = False) -> None:
+def check(
+    path: Annotated[Path, typer.Argument(help="A file or folder.")],
+    kind: Annotated[str | None, typer.Option(help="text, chat, images or vqa; default by the first rows.")] = None,
+    debug: Debug = False,
+) -> None:
     """Name every row that cannot be used, with file:line, code and fix. Exit code 3 when there is one."""
-    from unpad.sources.read import check
+    from unpad.errors import RecipeError, nearest
+    from unpad.sources.check import KINDS, check
 
     _debug(debug)
-    report = check(path)
+    if kind not in (None, *KINDS):
+        raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
+    report = check(path, kind)
     for line in report.lines():
         console.print(line, markup=False)
     raise typer.Exit(0 if report.passed else 3)

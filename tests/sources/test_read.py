@@ -3,12 +3,14 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from unpad.errors import SourceError
 from unpad.recipe import Data, Source
+from unpad.sources.check import check
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile, expand
-from unpad.sources.read import apply_policy, check, read_file, refuse_empty
+from unpad.sources.read import apply_policy, read_file, refuse_empty
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "zh"
 
@@ -105,3 +107,21 @@ def test_real_corpora_are_read_whole(name: str, kind: str, rows: int) -> None:
     assert report.passed
     assert report.num_used == rows
     assert {file.kind for file in report.files} == {kind}
+
+
+def test_check_knows_images_and_questions_about_them(tmp_path: Path) -> None:
+    for label, color in (("cat", "white"), ("dog", "black")):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        Image.new("RGB", (9, 8), color).save(tmp_path / "pictures" / label / "a.png")
+    (tmp_path / "pictures" / "dog" / "b.png").write_bytes(b"")
+    report = check(tmp_path / "pictures")
+    assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 2, 3)]
+    assert [row.code for row in report.bad] == ["E_EMPTY"]
+    rows = [{"image": "pictures/cat/a.png", "label": "cat"}, {"image": "pictures/dog/gone.png", "label": "dog"}]
+    (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"image": "pictures/cat/a.png", "question": "what?", "answer": "cat"}, {"image": None, "question": "?"}]
+    (tmp_path / "vqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = check(tmp_path)
+    assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 1, 2), ("vqa", 1, 2)]
+    assert [row.code for row in report.bad] == ["E_MISSING", "E_NULL"]
+    assert {file.kind for file in check(tmp_path / "vqa.jsonl", "images").files} == {"images"}

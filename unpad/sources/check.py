@@ -1,0 +1,122 @@
+"""`unpad data check`: what every row of a file is worth, before it is used."""
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from unpad.recipe import Data, Source
+from unpad.sources import chat, images, vqa
+from unpad.sources.example import BadRow
+from unpad.sources.files import FORMATS, SourceFile, expand
+from unpad.sources.jsonlines import count_blank_lines
+from unpad.sources.read import read_file
+from unpad.sources.rows import rows
+
+KINDS = ("text", "chat", "images", "vqa")
+PEEK_ROWS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """Counts of one file: rows read, rows used, and blank lines, which are not rows."""
+
+    path: Path
+    kind: str
+    num_rows: int
+    num_used: int
+    num_blank: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `unpad data check` found."""
+
+    files: tuple[FileCheck, ...]
+    bad: tuple[BadRow, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(file.num_rows for file in self.files)
+
+    @property
+    def num_used(self) -> int:
+        return sum(file.num_used for file in self.files)
+
+    @property
+    def passed(self) -> bool:
+        return not self.bad and self.num_used > 0
+
+    def lines(self) -> list[str]:
+        """The report as text: every bad row with its fix, every file, the sum."""
+        lines = [line for row in self.bad for line in _bad_lines(row)]
+        for file in self.files:
+            blank = f", {file.num_blank} blank lines" if file.num_blank else ""
+            lines.append(f"{file.path}: {file.kind}, {file.num_used} of {file.num_rows} rows usable{blank}")
+        lines.append(f"rows read {self.num_rows} = rows used {self.num_used} + bad rows {len(self.bad)}")
+        if self.num_used == 0:
+            lines.append("E_EMPTY there is no usable row")
+        return lines
+
+
+def check(path: Path, kind: str | None = None) -> CheckReport:
+    """Read a file, folder or glob with default settings and report every row that cannot be used.
+
+    A folder without data files stands for the images of its sub-folders, one class each.
+
+    Args:
+        kind: text, chat, images or vqa; None tells each file's by its first rows.
+
+    Raises:
+        SourceError: there is no such file, or it cannot be read.
+    """
+    source, data = [Source(path=str(path))], Data()
+    checked: list[FileCheck] = []
+    every_bad: list[BadRow] = []
+    for file in images.expand(source, Path) if _holds_classes(path) else expand(source, Path):
+        chosen = kind or ("images" if file.path.is_dir() else _guess_kind(file, data))
+        num_used, bad = _read(chosen, file, data)
+        blank = count_blank_lines(file.path) if file.format == "jsonl" else 0
+        checked.append(FileCheck(file.path, chosen, num_used + len(bad), num_used, blank))
+        every_bad += bad
+    return CheckReport(tuple(checked), tuple(every_bad))
+
+
+def _holds_classes(path: Path) -> bool:
+    """Whether a folder is one of images: it has sub-folders, and no file that holds rows."""
+    if not path.is_dir():
+        return False
+    names = [
+        name
+        for name in path.rglob("*")
+        if name.suffix.lower() in FORMATS and name.suffix.lower() not in (".md", ".txt")
+    ]
+    return not names and any(entry.is_dir() for entry in path.iterdir())
+
+
+def _read(kind: str, file: SourceFile, data: Data) -> tuple[int, list[BadRow]]:
+    """Number of usable rows, and the others."""
+    if kind == "images":
+        pictures, bad = images.read_all(file, data)
+        return len(pictures), bad
+    if kind == "vqa":
+        questions, _, bad = vqa.read_all(file, data)
+        return len(questions), bad
+    examples, bad = read_file("chat" if kind == "chat" else "text", file, data)
+    return len(examples), bad
+
+
+def _guess_kind(file: SourceFile, data: Data) -> str:
+    try:
+        first = list(islice(rows(file, data, (*chat.FIELDS, "image", "label", "question", "caption")), PEEK_ROWS))
+    except OSError:
+        return "text"  # reading it names the fault
+    values = [row[1] for row in first if not isinstance(row, BadRow)]
+    with_image = [value for value in values if isinstance(value, dict) and "image" in value]
+    if 2 * len(with_image) > len(values):
+        return "images" if any("label" in value for value in with_image) else "vqa"
+    return "chat" if 2 * sum(map(chat.looks_like_chat, values)) > len(values) else "text"
+
+
+def _bad_lines(row: BadRow) -> list[str]:
+    found = [f"  found: {row.excerpt}"] if row.excerpt else []
+    return [f"{row.where}: {row.code} {row.what}", *found, f"  do: {row.fix}"]
