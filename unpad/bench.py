@@ -269,6 +269,9 @@ def bench(name: str, overrides: Sequence[str] = (), effort: Effort = Effort()) -
 def _prepare(name: str, overrides: Sequence[str]) -> Setup:
     """The recipe's data and model, as a run of it starts."""
     recipe = load_recipe(name, list(overrides))
+    if recipe.model["kind"] != "decoder":
+        what = f"bench counts the operations of decoders, and this recipe trains a {recipe.model['kind']}"
+        raise RecipeError(what, where="model.kind", fix="`unpad plan` measures memory and time of any recipe")
     setup = prepare_setup(recipe, Path(), None, Timers())
     freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing

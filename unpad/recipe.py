@@ -122,11 +122,23 @@ class ImageSettings(Section):
         "adaptive: less than its own size where there is little to see.",
     )
     square: int = Field(64, ge=1, description="Side of square and letterbox in pixels, a multiple of the patch.")
-    min_tokens: int = Field(1, ge=1, description="Fewest patches that adaptive leaves an image of more.")
+    min_tokens: int = Field(1, ge=1, description="Patches that adaptive leaves an image room for, at least.")
     max_tokens: int = Field(256, ge=1, description="Most patches of an image of native and adaptive.")
     mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Subtracted from RGB in 0 to 1.")
     std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="What the rest is divided by.")
     cache_mib: int = Field(1024, ge=0, description="Memory for images that were decoded before, in MiB.")
+    flip: float = Field(0.0, ge=0, le=1, description="Probability that a training image is mirrored, every epoch anew.")
+    shift: float = Field(0.0, ge=0, lt=1, description="Largest shift of a training image, as a share of its sides.")
+    color: float = Field(0.0, ge=0, lt=1, description="Largest change of a training image's contrast and colours.")
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are changed."""
+        return bool(self.flip or self.shift or self.color)
+
+    def plain(self) -> ImageSettings:
+        """The same without any change of training images."""
+        return self.model_copy(update={"flip": 0.0, "shift": 0.0, "color": 0.0})
 
     @model_validator(mode="after")
     def _ranges(self) -> ImageSettings:

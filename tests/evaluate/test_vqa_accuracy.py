@@ -24,6 +24,8 @@ def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
     assert vqa_accuracy("Yes.", people) == pytest.approx((3 * 2 / 3 + 7 * 1) / 10)
     assert vqa_accuracy("no", people) == 1.0
     assert vqa_accuracy("maybe", people) == 0.0
+    assert vqa_accuracy("no", ["no", "no"]) == vqa_accuracy("no", ["no"] * 3) == 1.0
+    assert vqa_accuracy("no", ["no", "yes"]) == 0.5
     assert vqa_accuracy("yes", ["yes", *["no"] * 9]) == pytest.approx((0 + 9 / 3) / 10)
 
 

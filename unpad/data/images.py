@@ -20,7 +20,8 @@ import torch
 
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
-from unpad.images.decode import decode
+from unpad.images.augment import augment
+from unpad.images.decode import ImageError, decode
 from unpad.images.patches import prepare
 from unpad.images.sizes import detail, grid_of
 from unpad.layout import build_layout
@@ -121,13 +122,13 @@ class ImageData:
         ids = micro.seq_ids
         assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "an image is never cut"
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            patches = list(pool.map(self._patches, ids.tolist()))
-        return image_batch(patches, self.grids[ids], self.patch, self.labels[ids], ids)
+            patches = list(pool.map(lambda image: self._changed(image, micro.draw), ids.tolist()))
+        batch = image_batch(patches, self.grids[ids], self.patch, self.labels[ids], ids)
+        return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
-        pixels = decode(read_bytes(self.examples[seq_id])).pixels
         rows, columns = self.grids[seq_id].tolist()
-        patches = [prepare(pixels, (rows, columns), self.patch, self.settings)]
+        patches = [prepare(pixels_of(self.examples[seq_id]), (rows, columns), self.patch, self.settings)]
         one = slice(seq_id, seq_id + 1)
         ids = np.array([seq_id])
         return image_batch(patches, self.grids[one], self.patch, self.labels[one], ids)
@@ -163,14 +164,22 @@ class ImageData:
     def describe_outputs(self) -> str:
         return f"{len(self.classes)} classes"
 
+    def _changed(self, image: int, draw: tuple[int, int]) -> np.ndarray:
+        """The patches of an image, changed as this epoch draws where the image is one to train on."""
+        patches = self._patches(image)
+        if not self.settings.augments or self.split[image] != TRAIN:
+            return patches
+        rows, columns = self.grids[image].tolist()
+        rng = np.random.default_rng([*draw, image])
+        return augment(patches, (rows, columns), self.patch, self.settings, rng)
+
     def _patches(self, image: int) -> np.ndarray:
         """The patches of an image, (num_patches, 3 * patch * patch) float32."""
         known = self.cache.patches.get(image)
         if known is not None:
             return known
-        pixels = decode(read_bytes(self.examples[image])).pixels
         rows, columns = self.grids[image].tolist()
-        patches = prepare(pixels, (rows, columns), self.patch, self.settings)
+        patches = prepare(pixels_of(self.examples[image]), (rows, columns), self.patch, self.settings)
         self.cache.put(image, patches)
         return patches
 
@@ -206,6 +215,18 @@ def image_batch(
         seq_labels=None if labels is None else torch.from_numpy(np.asarray(labels, np.int64)),
         grid=torch.from_numpy(np.asarray(grids, np.int64)),
     )
+
+
+def pixels_of(example: ImageExample) -> np.ndarray:
+    """Decode a listed image, (height, width, 3) uint8.
+
+    Raises:
+        ImageError: its coded pixels are damaged, which only decoding shows; names the file.
+    """
+    try:
+        return decode(read_bytes(example)).pixels
+    except ImageError as error:
+        raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -290,7 +311,7 @@ def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) 
     """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes need a look at the pixels."""
 
     def grid(example: ImageExample) -> tuple[int, int]:
-        content = detail(decode(read_bytes(example)).pixels) if settings.size == "adaptive" else None
+        content = detail(pixels_of(example)) if settings.size == "adaptive" else None
         return grid_of(example.width, example.height, patch, settings, content)
 
     if settings.size != "adaptive":

@@ -19,19 +19,19 @@ import numpy as np
 import torch
 
 from unpad.batch import RaggedBatch, make_batch
-from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, refuse_cuts
+from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
 from unpad.errors import RecipeError
-from unpad.images.decode import decode
 from unpad.images.patches import prepare
 from unpad.models import model_config
 from unpad.plan.plan import Micro
 from unpad.recipe import ImageSettings, Recipe
 from unpad.sources.example import BadRow, Example, Turn
 from unpad.sources.files import expand
-from unpad.sources.images import ImageExample, read_bytes
+from unpad.sources.images import ImageExample
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN, assign
 from unpad.sources.vqa import VqaExample, read_all
+from unpad.storage import sha256_file
 from unpad.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 
@@ -125,7 +125,8 @@ class VqaData:
         images = [image for seq in ids.tolist() for image in self.examples[seq].images]
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
             patches = dict(zip(images, pool.map(self._patches, images), strict=True))
-        return self._batch(ids.tolist(), [patches[image] for image in images], answered=True)
+        batch = self._batch(ids.tolist(), [patches[image] for image in images], answered=True)
+        return batch.pad(pad_to=micro.pad_to, pad_id=self.tokenizer.pad_id) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
         patches = [self._decode(image) for image in self.examples[seq_id].images]
@@ -170,40 +171,43 @@ class VqaData:
     # ----------------------------------------------------------------------- batches
 
     def _batch(self, seq_ids: Sequence[int], patches: Sequence[np.ndarray], answered: bool) -> RaggedBatch:
-        """One flat run of rows with the patches of their images, in order."""
-        texts, counts = zip(*(self._tokens(seq, answered) for seq in seq_ids), strict=True) if seq_ids else ((), ())
-        images = [self.examples[seq].images for seq in seq_ids]
-        sizes = [int(self.num_patches[seq]) for seq in seq_ids]
-        place = self.rows.place
-        filler = [np.full(size, self.tokenizer.pad_id, np.int64) for size in sizes]
-        ids = [np.concatenate([t[:place], f, t[place:]]) for t, f in zip(texts, filler, strict=True)]
-        mask = [np.concatenate([c[:place], f == -1, c[place:]]) for c, f in zip(counts, filler, strict=True)]
-        # With an answer the last token is only a label; a prompt has none.
-        cut = 1 if answered else 0
+        """One flat run of rows with the patches of their images, in order; up to the answer, or with it."""
+        rows = [self._row(seq, answered) for seq in seq_ids]
+        # With an answer the last token is only a label; a prompt has no labels, and its last token is read.
+        end = -1 if answered else None
+        lengths = np.array([len(ids[:end]) for ids, _ in rows], np.int64)
         nothing = np.zeros(0, np.int64)
-        lengths = np.array([len(row) - cut for row in ids], np.int64)
-        inputs = np.concatenate([nothing, *(row[: len(row) - cut] for row in ids)])
-        labels = np.concatenate([nothing, *(row[1:] if answered else row for row in ids)])
-        loss = np.concatenate([nothing.astype(np.bool_), *(m[1:] if answered else m & False for m in mask)])
-        batch = make_batch(inputs, labels, loss, lengths, np.array(seq_ids, np.int64))
-        first = np.cumsum(lengths) - lengths
-        index = [start + place + np.arange(size) for start, size in zip(first.tolist(), sizes, strict=True)]
-        chosen = [image for row in images for image in row]
+        inputs = np.concatenate([nothing, *(ids[:end] for ids, _ in rows)])
+        labels = np.concatenate([nothing, *(ids[1:] for ids, _ in rows)]) if answered else np.zeros_like(inputs)
+        counts = np.concatenate([nothing.astype(np.bool_), *(mask[1:] for _, mask in rows)])
+        loss_mask = counts if answered else np.zeros(inputs.size, np.bool_)
+        batch = make_batch(inputs, labels, loss_mask, lengths, np.array(seq_ids, np.int64))
+        first = np.cumsum(lengths) - lengths + self.rows.place
+        places = [start + np.arange(self.num_patches[seq]) for start, seq in zip(first, seq_ids, strict=True)]
+        images = [self.examples[seq].images for seq in seq_ids]
+        owners = np.repeat(np.arange(len(images)), [len(row) for row in images])
         return replace(
             batch,
-            media=image_batch(patches, self.grids[chosen].reshape(-1, 2), self.patch),
-            media_index=torch.from_numpy(np.concatenate([nothing, *index])),
-            media_seqs=torch.from_numpy(
-                np.repeat(np.arange(len(images)), [len(row) for row in images]).astype(np.int64)
+            media=image_batch(
+                patches, self.grids[[image for row in images for image in row]].reshape(-1, 2), self.patch
             ),
+            media_index=torch.from_numpy(np.concatenate([nothing, *places])),
+            media_seqs=torch.from_numpy(owners.astype(np.int64)),
         )
 
-    def _tokens(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a row without its images, and which of them count; up to the answer, or with it."""
+    def _row(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a row with placeholders for its patches, and which of them count in the loss."""
         start, stop = self.rows.offsets[seq : seq + 2].tolist()
+        ids, counts = self.rows.tokens[start:stop].astype(np.int64), self.rows.counts[start:stop]
         if not answered:
-            stop = start + int(np.argmax(self.rows.counts[start:stop]))
-        return self.rows.tokens[start:stop].astype(np.int64), self.rows.counts[start:stop]
+            begin = int(np.argmax(counts))  # of the answer
+            ids, counts = ids[:begin], counts[:begin]
+        place, size = self.rows.place, int(self.num_patches[seq])
+        placeholders = np.full(size, self.tokenizer.pad_id, np.int64)
+        return (
+            np.concatenate([ids[:place], placeholders, ids[place:]]),
+            np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
+        )
 
     def _patches(self, image: int) -> np.ndarray:
         known = self.cache.patches.get(image)
@@ -215,7 +219,7 @@ class VqaData:
     def _decode(self, image: int) -> np.ndarray:
         """The patches of an image, (num_patches, 3 * patch * patch) float32."""
         rows, columns = self.grids[image].tolist()
-        return prepare(decode(read_bytes(self.images[image])).pixels, (rows, columns), self.patch, self.settings)
+        return prepare(pixels_of(self.images[image]), (rows, columns), self.patch, self.settings)
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -226,7 +230,8 @@ def num_outputs(files: dict[str, bytes]) -> int:
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     """Read the questions of a recipe and look at their images.
 
-    Rows about the same picture share a side, whatever its file is called.
+    Rows about the same pictures share a side, whatever their files are called; a picture that stands alone in one row
+    and beside others in another may be on both sides.
 
     Raises:
         SourceError: a file is missing or unusable, bad rows are refused, there is nothing to train on.
@@ -236,7 +241,8 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     apply_policy(bad, len(examples) + len(bad), recipe.data)
     keep = [i for i, example in enumerate(examples) if example.split != "test"]
     used = [examples[i] for i in keep]
-    refuse_empty(len(used), "vqa", expand(recipe.data.vqa, recipe.resolve_path))
+    files = expand(recipe.data.vqa, recipe.resolve_path)
+    refuse_empty(len(used), "vqa", files)
     declared = np.array([DECLARED[example.split] for example in used], np.int8)
     keys = np.array([_content_key(example, images) for example in used], np.uint64)
     split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
@@ -253,7 +259,10 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
         settings=settings,
         patch=config.patch,
         weights=weights,
-        file_hashes=tuple((image.where, image.sha256) for image in images),
+        file_hashes=(
+            *((str(file.path), sha256_file(file.path)) for file in files),
+            *((image.where, image.sha256) for image in images),
+        ),
         bad=bad,
         left_out=len(examples) - len(used),
         cache=PixelCache(settings.cache_mib << 20),

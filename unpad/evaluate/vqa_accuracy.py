@@ -2,6 +2,7 @@
 
 Answers are compared as wholes after normalising, so "a cat on a mat" earns nothing for "cat". With several people's
 answers, each is left out once and the given answer earns min(1, matches among the others / 3); the mean of that counts.
+Of fewer than four people all the others must agree.
 """
 
 from __future__ import annotations
@@ -46,5 +47,6 @@ def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
     if len(wanted) == 1:
         return float(mine == wanted[0])
     matches = sum(answer == mine for answer in wanted)
-    scores = [min(1.0, (matches - (answer == mine)) / NEEDED) for answer in wanted]
+    needed = min(NEEDED, len(wanted) - 1)  # of fewer people all the others must agree
+    scores = [min(1.0, (matches - (answer == mine)) / needed) for answer in wanted]
     return sum(scores) / len(scores)

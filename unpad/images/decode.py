@@ -75,7 +75,8 @@ class Decoded:
 def probe(data: bytes) -> ImageInfo:
     """Read the size of an image and check that the file is whole, without decoding pixels.
 
-    A cut-off file is found by walking the parts of its format to the end; only damage inside coded pixels stays unseen.
+    Walking the parts of a PNG, JPEG or WebP to the end finds one that is cut off, and of a GIF the first frame. A BMP
+    or TIFF that is cut off shows when it is decoded, as damage inside coded pixels does.
 
     Raises:
         ImageError: E_EMPTY, E_FORMAT, E_TRUNCATED, E_PIXELS, E_METADATA, or E_DECODE: the header contradicts itself.

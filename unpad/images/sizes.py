@@ -22,7 +22,7 @@ def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail
 
     native: the nearest whole number of patches at the image's own scale, or fewer with nearly the same aspect ratio so
     that rows * columns <= max_tokens (Dehghani et al. 2023, "Patch n' Pack", arXiv 2307.06304). adaptive: native's
-    number times the square root of `detail`, no fewer than min_tokens, no more than native; the root because what a
+    number times the square root of `detail`, room for min_tokens at least, no more than native; the root because what a
     small size loses no model brings back. square and letterbox: `square` pixels a side.
 
     Args:

@@ -26,6 +26,7 @@ class Micro:
         starts, stops, fresh: (num_seqs,) int32, as in Pieces.
         pad_to: 0 is ragged; else every sequence is padded to it, a (batch, pad_to) rectangle.
         fill_to: 0, or the tokens of the flat run with the filler at its end.
+        draw: seed and epoch, where whatever is drawn anew in every epoch begins.
     """
 
     seq_ids: np.ndarray
@@ -34,6 +35,7 @@ class Micro:
     fresh: np.ndarray
     pad_to: int
     fill_to: int
+    draw: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class Plan:
         micro_offsets: (num_micros + 1,) int64 into order.
         step_offsets: (num_steps + 1,) int64 into the micro-batches.
         pad_to, fill_to: (num_micros,) int32, as in Micro.
+        draw: as in Micro.
     """
 
     pieces: Pieces
@@ -55,6 +58,7 @@ class Plan:
     fill_to: np.ndarray
     ledger: Ledger
     strategy: str
+    draw: tuple[int, int] = (0, 0)
 
     @property
     def num_steps(self) -> int:
@@ -72,7 +76,7 @@ class Plan:
         for i in range(self.step_offsets[index], self.step_offsets[index + 1]):
             part = self.pieces.take(self.order[self.micro_offsets[i] : self.micro_offsets[i + 1]])
             pad_to, fill_to = int(self.pad_to[i]), int(self.fill_to[i])
-            micros.append(Micro(part.seq_ids, part.starts, part.stops, part.fresh, pad_to, fill_to))
+            micros.append(Micro(part.seq_ids, part.starts, part.stops, part.fresh, pad_to, fill_to, self.draw))
         return micros
 
     @property
@@ -154,7 +158,7 @@ def plan(
         kept, counts = pieces.take(~left_out), counts[~left_out]
     ledger = lost + account(kept, counts, lengths, settings.overflow)
     assert ledger.total == int((lengths if seq_ids is None else lengths[seq_ids]).sum()), "the ledger does not add up"
-    return Plan(pieces, *grouping, ledger, settings.strategy)
+    return Plan(pieces, *grouping, ledger, settings.strategy, (seed, epoch))
 
 
 def _without_short_last_step(grouping: Grouping, lengths: np.ndarray, tokens: int) -> tuple[Grouping, np.ndarray]:

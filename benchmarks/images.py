@@ -1,0 +1,114 @@
+"""Accuracy of an image classifier at its images' own sizes, beside unified squares and a forest on small pictures.
+
+    python benchmarks/images.py MANIFEST [--epochs 20] [--seeds 0 1 2] [--out benchmarks/images.md] [key=value ...]
+
+All sides see the same split. The transformer at squares is the same one, trained for the same number of real tokens as
+at native sizes. The forest (scikit-learn, extra `bench`) reads 32 x 32 pixels. Other words change the recipe of all
+transformers, such as images.flip=0.5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+
+from unpad.data.images import ImageData
+from unpad.evaluate.run import evaluate_run
+from unpad.images.decode import decode
+from unpad.measure import describe_machine
+from unpad.monitor import Timers
+from unpad.recipe import load_recipe
+from unpad.setup import Setup, prepare_setup, resolved
+from unpad.sources.images import read_bytes
+from unpad.storage import write_atomic
+from unpad.train import train
+
+SQUARES = (32, 64, 128)
+FOREST_SIDE = 32  # pixels
+FOREST_TREES = 500
+
+
+def open_setup(overrides: list[str]) -> Setup:
+    return prepare_setup(resolved(load_recipe("images", overrides)), Path(), None, Timers())
+
+
+def tokens_of(setup: Setup) -> int:
+    """Patches of one epoch."""
+    return int(setup.data.positions[setup.data.split == 0].sum())
+
+
+def transformer(overrides: list[str]) -> float:
+    """Held-out accuracy of one training run."""
+    with tempfile.TemporaryDirectory() as folder:
+        train("images", Path(folder) / "run", overrides, console=Console(quiet=True))
+        return evaluate_run(str(Path(folder) / "run"))[0]["accuracy"].value
+
+
+def forest(data: ImageData, seed: int) -> float:
+    """Held-out accuracy of a random forest on small squares."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    def pixels(index: int) -> np.ndarray:
+        picture = Image.fromarray(decode(read_bytes(data.examples[index])).pixels)
+        return np.asarray(picture.resize((FOREST_SIDE, FOREST_SIDE), Image.Resampling.LANCZOS)).reshape(-1)
+
+    features = np.stack([pixels(index) for index in range(len(data.examples))])
+    trained, held = data.split == 0, data.split == 1
+    model = RandomForestClassifier(FOREST_TREES, n_jobs=-1, random_state=seed).fit(
+        features[trained], data.labels[trained]
+    )
+    return float((model.predict(features[held]) == data.labels[held]).mean())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("manifest", type=Path)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--epochs", type=int, default=20, help="of the native side; the others get as many tokens")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--squares", type=int, nargs="*", default=list(SQUARES))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images.md")
+    options = parser.parse_args()
+    shared = [f"data.images={options.manifest}", *options.overrides]
+    native = open_setup(shared)
+    assert isinstance(native.data, ImageData)
+    steps = -(-tokens_of(native) * options.epochs // native.recipe.plan.tokens_per_step)
+    sides = {"native sizes": shared}
+    sides |= {
+        f"squares of {side}": [*shared, "images.size=square", f"images.square={side}"] for side in options.squares
+    }
+    rows: dict[str, list[float]] = {"random forest on 32 x 32 pixels": [forest(native.data, s) for s in options.seeds]}
+    for name, overrides in sides.items():
+        fixed = [f"train.max_steps={steps}", "train.max_epochs=null"]
+        rows[name] = [transformer([*overrides, *fixed, f"train.seed={seed}"]) for seed in options.seeds]
+        print(name, " ".join(f"{value:.3f}" for value in rows[name]), flush=True)
+    write_atomic(options.out, markdown(options, native, steps, rows))
+
+
+def markdown(options: argparse.Namespace, native: Setup, steps: int, rows: dict[str, list[float]]) -> str:
+    machine = describe_machine()
+    words = " ".join(["--epochs", str(options.epochs), *options.overrides])
+    lines = [
+        "# Images at their own sizes",
+        "",
+        f"    python benchmarks/images.py {options.manifest.name} {words}",
+        "",
+        f"{machine['cores']} cores of {machine['processor']}; every transformer takes {steps:,} updates of "
+        f"{native.recipe.plan.tokens_per_step:,} real tokens.",
+        *native.data.lines(),
+        "",
+        "| side | accuracy, mean | every seed |",
+        "|---|---|---|",
+        *(f"| {name} | {np.mean(found):.1%} | {' '.join(f'{v:.1%}' for v in found)} |" for name, found in rows.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
