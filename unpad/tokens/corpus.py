@@ -408,7 +408,6 @@ def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard
     examples, path = rows.examples, str(work.files[index].file.path)
     tokens, loss_mask, offsets = encode_examples(examples, tokenizer, work.recipe.data.template)
     with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]
-    loss_before = np.concatenate([[0], np.cumsum(loss_mask)])
     return Shard(
         tokens=tokens,
         loss_mask=loss_mask,
@@ -416,7 +415,7 @@ def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard
         content_key=rows.content_key,
         declared=rows.declared,
         copy=rows.copy,
-        num_targets=np.diff(loss_before[offsets]).astype(np.int32),
+        num_targets=np.add.reduceat(loss_mask, offsets[:-1], dtype=np.int32) if examples else np.zeros(0, np.int32),
         target_chars=np.array([len(text) for text in with_loss], np.int32),
         target_bytes=np.array([len(text.encode()) for text in with_loss], np.int32),
         num_chars=np.array([sum(len(turn.content) for turn in e.turns) for e in examples], np.int32),
