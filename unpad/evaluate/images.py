@@ -11,8 +11,7 @@ import torch
 
 from unpad import storage
 from unpad.data.images import ImageData
-from unpad.evaluate.metrics import HeldOut, Metric, interval, resample
-from unpad.plan.plan import plan
+from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
 from unpad.recipe import PlanSettings
 from unpad.report import EVALUATION, write_report
 from unpad.run import LoadedRun
@@ -53,26 +52,10 @@ def predict(
     model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> Predictions:
     """Classify images, in the model's own precision; no result depends on the batching."""
-    everything = {
-        "overflow": "error",
-        "drop_last": False,
-        "strategy": "pack",
-        "tokens_per_step": settings.tokens_per_micro,
-    }
-    made = plan(
-        data.positions, settings.model_copy(update=everything), seed=0, epoch=0,
-        max_tokens=model.config.longest, seq_ids=seq_ids,
-    )  # fmt: skip
-    slot = np.full(len(data.positions), -1, np.int64)
-    slot[seq_ids] = np.arange(len(seq_ids))
-    log_p = np.zeros((len(seq_ids), data.num_outputs))
-    was_training = model.training
-    model.eval()
-    for step in range(made.num_steps):
-        for micro in made.step(step):
-            logits = model.classify(data.load(micro).to(device)).double()
-            log_p[slot[micro.seq_ids]] = logits.log_softmax(-1).cpu().numpy()
-    model.train(was_training)
+    slot, log_p = slots(data, seq_ids), np.zeros((len(seq_ids), data.num_outputs))
+    for micro in every_micro(model, data, seq_ids, settings):
+        logits = model.classify(data.load(micro).to(device)).double()
+        log_p[slot[micro.seq_ids]] = logits.log_softmax(-1).cpu().numpy()
     return Predictions(log_p, data.labels[seq_ids])
 
 

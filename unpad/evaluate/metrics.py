@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from unpad.data import Data
+from unpad.plan.plan import Micro, plan
 from unpad.recipe import PlanSettings
 
 NUM_RESAMPLES = 1000
@@ -51,6 +52,41 @@ def held_out(model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings
     family = import_module(f"unpad.evaluate.{data.family}")
     found: HeldOut = family.held_out(model, data, seq_ids, settings, device)
     return found
+
+
+def every_micro(
+    model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings, overflow: str = "error"
+) -> Iterator[Micro]:
+    """Micro-batches that hold every sequence once; the model is in evaluation mode meanwhile.
+
+    Args:
+        settings: the recipe's plan section; its sizes and its stride hold.
+        overflow: what happens to sequences beyond the model's context.
+    """
+    fields = {
+        "overflow": overflow,
+        "drop_last": False,
+        "strategy": "pack",
+        "tokens_per_step": settings.tokens_per_micro,
+    }
+    made = plan(
+        data.positions, settings.model_copy(update=fields), seed=0, epoch=0,
+        max_tokens=model.config.longest, seq_ids=seq_ids, targets=data.count_targets,
+    )  # fmt: skip
+    was_training = model.training
+    model.eval()
+    try:
+        for step in range(made.num_steps):
+            yield from made.step(step)
+    finally:
+        model.train(was_training)
+
+
+def slots(data: Data, seq_ids: np.ndarray) -> np.ndarray:
+    """Where each sequence stands in `seq_ids`, (num_sequences,) int64; -1 for the others."""
+    slot = np.full(len(data.positions), -1, np.int64)
+    slot[seq_ids] = np.arange(len(seq_ids))
+    return slot
 
 
 def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from unpad.batch import RaggedBatch
 from unpad.data.text import TextData
-from unpad.evaluate.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
 from unpad.evaluate.replies import accuracy, answer, with_keywords
 from unpad.layout import Layout
-from unpad.plan.plan import plan
 from unpad.recipe import PlanSettings
 from unpad.run import LoadedRun
 
@@ -82,28 +81,12 @@ def document_nll(
         seq_ids: (num_docs,) documents to evaluate.
         settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
     """
-    everything = {
-        "overflow": "split",
-        "drop_last": False,
-        "strategy": "pack",
-        "tokens_per_step": settings.tokens_per_micro,
-    }
-    batches = plan(
-        data.positions, settings.model_copy(update=everything),
-        seed=0, epoch=0, max_tokens=model.config.longest, seq_ids=seq_ids, targets=data.count_targets,
-    )  # fmt: skip
-    slot = np.full(len(data.positions), -1, np.int64)
-    slot[seq_ids] = np.arange(len(seq_ids))
-    nll, targets = np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
-    was_training = model.training
-    model.eval()
-    for step in range(batches.num_steps):
-        for micro in batches.step(step):
-            batch = data.load(micro)
-            sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
-            np.add.at(nll, slot[micro.seq_ids], sums)
-            np.add.at(targets, slot[micro.seq_ids], counts)
-    model.train(was_training)
+    slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
+    for micro in every_micro(model, data, seq_ids, settings, overflow="split"):
+        batch = data.load(micro)
+        sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
+        np.add.at(nll, slot[micro.seq_ids], sums)
+        np.add.at(targets, slot[micro.seq_ids], counts)
     return DocumentSums(nll, targets, data.tokens.target_chars[seq_ids], data.tokens.target_bytes[seq_ids])
 
 

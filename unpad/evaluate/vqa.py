@@ -9,11 +9,10 @@ import numpy as np
 import torch
 
 from unpad.data.vqa import VqaData
-from unpad.evaluate.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
 from unpad.evaluate.text import per_sequence
 from unpad.evaluate.vqa_accuracy import vqa_accuracy
 from unpad.generate import complete
-from unpad.plan.plan import Plan, plan
 from unpad.recipe import PlanSettings
 from unpad.run import LoadedRun
 
@@ -62,12 +61,10 @@ def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
     """Answer questions greedily, in fp32, in batches of the run's own size; none depends on its batch."""
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     answers: dict[int, str] = {}
-    made = everything(data, seq_ids, run.recipe.plan, run.model.config.longest)
-    for step in range(made.num_steps):
-        for micro in made.step(step):
-            ids = micro.seq_ids.tolist()
-            found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
-            answers |= {seq: one.text for seq, one in zip(ids, found, strict=True)}
+    for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
+        ids = micro.seq_ids.tolist()
+        found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+        answers |= {seq: one.text for seq, one in zip(ids, found, strict=True)}
     return [answers[seq] for seq in seq_ids.tolist()]
 
 
@@ -76,29 +73,12 @@ def row_nll(
     model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> tuple[np.ndarray, np.ndarray]:
     """Negative log-likelihood and number of the targets of every row, each (num_rows,); in nats."""
-    slot = np.full(len(data.positions), -1, np.int64)
-    slot[seq_ids] = np.arange(len(seq_ids))
-    nll, targets = np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
-    was_training = model.training
-    model.eval()
-    made = everything(data, seq_ids, settings, model.config.longest)
-    for step in range(made.num_steps):
-        for micro in made.step(step):
-            batch = data.load(micro)
-            sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
-            nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = sums, counts
-    model.train(was_training)
+    slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
+    for micro in every_micro(model, data, seq_ids, settings):
+        batch = data.load(micro)
+        sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
+        nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = sums, counts
     return nll, targets
-
-
-def everything(data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, longest: int) -> Plan:
-    """All rows once, packed."""
-    fields = {
-        "overflow": "error", "drop_last": False, "strategy": "pack", "tokens_per_step": settings.tokens_per_micro,
-    }  # fmt: skip
-    return plan(
-        data.positions, settings.model_copy(update=fields), seed=0, epoch=0, max_tokens=longest, seq_ids=seq_ids
-    )
 
 
 def _mean(values: np.ndarray) -> Metric:
