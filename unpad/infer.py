@@ -16,14 +16,12 @@ from unpad.data.images import image_batch, read_classes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.generate import complete
-from unpad.images.decode import ImageError, decode
+from unpad.images.decode import NOTES, ImageError, decode
 from unpad.images.patches import prepare
 from unpad.images.sizes import detail, grid_of
 from unpad.run import LoadedRun
 from unpad.sources.files import natural_key
-from unpad.sources.images import Found, ImageExample, examine
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+from unpad.sources.images import SUFFIXES, Found, ImageExample, examine
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,14 @@ class Answer:
 
     Args:
         top: classes with their probabilities, the likeliest first; empty where the file cannot be used.
-        text: the answer to a question about the image.
+        text: the answer to a question about the image; None where none was asked.
         fault: what is wrong with the file, or "".
         notes: what was done about the file, such as taking its first frame.
     """
 
     path: Path
     top: tuple[tuple[str, float], ...] = ()
-    text: str = ""
+    text: str | None = None
     fault: str = ""
     notes: tuple[str, ...] = ()
 
@@ -47,12 +45,14 @@ class Answer:
         """The answer as text: the likeliest class and its probability, then the others."""
         if self.fault:
             return f"{self.path}: {self.fault}"
-        shown = self.text or ", ".join(f"{name} {p:.1%}" for name, p in self.top)
-        return f"{self.path}: {shown}" + (f"  ({', '.join(self.notes)})" if self.notes else "")
+        shown = (
+            ", ".join(f"{name} {p:.1%}" for name, p in self.top) if self.text is None else self.text or "(no answer)"
+        )
+        return f"{self.path}: {shown}" + (f"  ({'; '.join(NOTES[note] for note in self.notes)})" if self.notes else "")
 
     def to_json(self) -> dict[str, Any]:
         top = [{"class": name, "probability": p} for name, p in self.top]
-        found: dict[str, Any] = {"answer": self.text} if self.text else {"top": top}
+        found: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
         return {"image": str(self.path), **found, "fault": self.fault, "notes": list(self.notes)}
 
 
@@ -87,7 +87,8 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     """
     if not hasattr(run.model, "classify"):
         kind = run.recipe.model["kind"]
-        raise RecipeError(f"this run trained a {kind}, which classifies no images", where=str(run.folder))
+        fix = "ask it something with --question" if kind == "vision_language" else "use a run of `unpad train images`"
+        raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
     classes = read_classes(run.files)
     answers: list[Answer] = []
     waiting: list[tuple[Path, np.ndarray, tuple[int, int], tuple[str, ...]]] = []
@@ -116,8 +117,8 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str) -> list[Answer]:
         RecipeError: the run is not one of images and questions.
     """
     if run.recipe.model["kind"] != "vision_language":
-        kind = run.recipe.model["kind"]
-        raise RecipeError(f"this run trained a {kind}, which answers no questions", where=str(run.folder))
+        fix = "leave --question out for classes, or use a run of `unpad train vqa`"
+        raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
     looked = {path: examine(Found(str(path), "", path, str(path.resolve().parent))) for path in paths}
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     texts: dict[Path, str] = {}
@@ -139,9 +140,11 @@ def to_csv(answers: Sequence[Answer]) -> str:
     """One row per file: image, class or answer, probability, fault."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["image", "answer" if any(answer.text for answer in answers) else "class", "probability", "fault"])
+    writer.writerow(
+        ["image", "class" if all(answer.text is None for answer in answers) else "answer", "probability", "fault"]
+    )
     for answer in answers:
-        name, p = (answer.top[0][0], f"{answer.top[0][1]:.6f}") if answer.top else (answer.text, "")
+        name, p = (answer.top[0][0], f"{answer.top[0][1]:.6f}") if answer.top else (answer.text or "", "")
         writer.writerow([answer.path, name, p, answer.fault])
     return out.getvalue()
 

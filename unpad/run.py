@@ -54,9 +54,8 @@ class LoadedRun:
             RecipeError: the run is not one of texts.
         """
         if TOKENIZER not in self.files:
-            kind = self.recipe.model["kind"]
-            fix = f"use `unpad infer {self.folder} --image FILE`" if kind in ("vit", "cnn") else "see `unpad --help`"
-            raise RecipeError(f"this run trained a {kind}, which writes no text", where=str(self.folder), fix=fix)
+            fix = f"use `unpad infer {self.folder} --image FILE`"
+            raise RecipeError("this run classifies images and writes no text", where=str(self.folder), fix=fix)
         return load_tokenizer(self.files[TOKENIZER])
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:

@@ -84,7 +84,7 @@ def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
         return "torch kernels"
     if library.enabled() and precision != "bf16":
         return "torch kernels (native ones compute in bf16)"
-    attention = library.enabled() and not supports(torch.bfloat16, head_dim)
+    attention = library.enabled() and head_dim > 0 and not supports(torch.bfloat16, head_dim)
     return library.describe() + (f", attention through torch for heads of {head_dim}" if attention else "")
 
 

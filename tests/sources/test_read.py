@@ -125,3 +125,20 @@ def test_check_knows_images_and_questions_about_them(tmp_path: Path) -> None:
     assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 1, 2), ("vqa", 1, 2)]
     assert [row.code for row in report.bad] == ["E_MISSING", "E_NULL"]
     assert {file.kind for file in check(tmp_path / "vqa.jsonl", "images").files} == {"images"}
+
+
+def test_check_looks_at_one_picture_and_past_stray_files_beside_pictures(tmp_path: Path) -> None:
+    for name in ("cat/a.png", "dog/b.png", "dog/cut.png"):
+        path = tmp_path / "pictures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 8)).save(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    (tmp_path / "pictures" / "info.json").write_text("{}")
+    report = check(tmp_path / "pictures")
+    assert [(file.kind, file.num_used) for file in report.files] == [("images", 2)]
+    assert [row.code for row in report.bad] == ["E_TRUNCATED"]
+    alone = check(path)
+    assert [(file.kind, file.num_used, file.num_rows) for file in alone.files] == [("images", 0, 1)]
+    assert [row.code for row in alone.bad] == ["E_TRUNCATED"]
+    path.write_bytes(b"")
+    assert [row.code for row in check(path).bad] == ["E_EMPTY"]

@@ -21,7 +21,7 @@ import torch
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
 from unpad.images.augment import augment
-from unpad.images.decode import ImageError, decode
+from unpad.images.decode import NOTES, ImageError, decode
 from unpad.images.patches import prepare
 from unpad.images.sizes import detail, grid_of
 from unpad.layout import build_layout
@@ -158,7 +158,7 @@ class ImageData:
             f"{int(self.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
             f"{self.positions.min()} to {self.positions.max()} per image ({self.settings.size})",
         ]
-        lines += [f"  {note}: {count:,} images" for note, count in sorted(notes.items())]
+        lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
         return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
 
     def describe_outputs(self) -> str:

@@ -107,13 +107,16 @@ def summarise(found: Predictions, classes: tuple[str, ...], seed: int = 0) -> di
     if size > 5:
         metrics["top5_accuracy"] = interval(in_top.mean(), sums[2] / num, num)
     present = [c for c in range(size) if of_class[c].any()]
-    recalls = hits[present] / np.maximum(counts[present], 1)  # (classes, resamples)
+    with np.errstate(invalid="ignore"):
+        recalls = hits[present] / counts[present]  # (classes, resamples); not a number where a resample has none
     value = float(np.mean([found.right[of_class[c] > 0].mean() for c in present]))
-    metrics["balanced_accuracy"] = interval(value, recalls.mean(0), num)
+    metrics["balanced_accuracy"] = interval(value, np.nanmean(recalls, 0), num)
     metrics["calibration_error"] = _calibration_error(found, seed)
     for row, c in enumerate(present):
         mine = of_class[c] > 0
-        metrics[f"accuracy_{classes[c]}"] = interval(found.right[mine].mean(), recalls[row], int(mine.sum()))
+        metrics[f"accuracy_{classes[c]}"] = interval(
+            found.right[mine].mean(), recalls[row][counts[c] > 0], int(mine.sum())
+        )
     return metrics
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from unpad.recipe import Data, Source
 from unpad.sources import chat, images, vqa
 from unpad.sources.example import BadRow
-from unpad.sources.files import FORMATS, SourceFile, expand
+from unpad.sources.files import SourceFile, expand
 from unpad.sources.jsonlines import count_blank_lines
 from unpad.sources.read import read_file
 from unpad.sources.rows import rows
@@ -69,6 +69,8 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
     Raises:
         SourceError: there is no such file, or it cannot be read.
     """
+    if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
+        return _check_picture(path)
     source, data = [Source(path=str(path))], Data()
     checked: list[FileCheck] = []
     every_bad: list[BadRow] = []
@@ -81,16 +83,19 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
     return CheckReport(tuple(checked), tuple(every_bad))
 
 
+def _check_picture(path: Path) -> CheckReport:
+    """One image file by itself; its class does not matter."""
+    found = images.examine(images.Found(str(path), "", path, str(path.resolve().parent)))
+    bad = (found,) if isinstance(found, BadRow) else ()
+    return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad)
+
+
 def _holds_classes(path: Path) -> bool:
-    """Whether a folder is one of images: it has sub-folders, and no file that holds rows."""
+    """Whether a folder is one of images: there are some in it, and no manifest or parquet file."""
     if not path.is_dir():
         return False
-    names = [
-        name
-        for name in path.rglob("*")
-        if name.suffix.lower() in FORMATS and name.suffix.lower() not in (".md", ".txt")
-    ]
-    return not names and any(entry.is_dir() for entry in path.iterdir())
+    suffixes = {name.suffix.lower() for name in path.rglob("*")}
+    return bool(suffixes & set(images.SUFFIXES)) and not suffixes & {".jsonl", ".parquet"}
 
 
 def _read(kind: str, file: SourceFile, data: Data) -> tuple[int, list[BadRow]]:

@@ -30,6 +30,7 @@ Split = Literal["train", "holdout", "test"]
 
 SPLITS: dict[str, Split] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
 FIELDS = ("label", "split", "width", "height", "sha256")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
 WINDOW = 128  # images read at a time
 
@@ -231,7 +232,7 @@ def _in_folder(root: Path) -> Iterator[Found | BadRow]:
         label, *inside = path.relative_to(root).parts
         if inside or path.is_dir():
             yield Found(str(path), label, path, real)
-        elif _is_image(path):
+        elif is_image(path):
             what = "the image stands beside the folders of the classes"
             yield BadRow(str(path), "E_LABEL", what, "move it into the folder of its class")
 
@@ -250,7 +251,8 @@ def _fail(error: OSError) -> None:
     raise error
 
 
-def _is_image(path: Path) -> bool:
+def is_image(path: Path) -> bool:
+    """Whether a file begins as an image does."""
     if not path.is_file():
         return False
     with path.open("rb") as handle:

@@ -58,6 +58,8 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: Data) -> None:
     fix = f"`unpad data check {path}` shows each with its fix"
     if data.on_bad_row == "stop":
         fix += "; data.on_bad_row=quarantine goes on without them"
+        if share > data.max_bad:
+            fix += f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all"
     else:
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
         fix += "; or raise data.max_bad"
