@@ -198,7 +198,7 @@ def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache,
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
     hidden = model(batch, cache)
-    return cache, hidden[batch.layout.cu_seqlens[1:].long() - 1]
+    return cache, hidden[cache.last_tokens()]
 
 
 def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:

@@ -13,10 +13,13 @@ from tests.conftest import VOCAB, random_sequences, tiny_model
 from unpad import recipe
 from unpad.batch import from_sequences
 from unpad.generate import advance, generate, prefill, stream
+from unpad.layout import Layout, build_layout
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.native import library
 from unpad.nn import linear
+from unpad.nn.attention import reference_attention, self_attention
+from unpad.nn.cache import KeyValueCache
 from unpad.tokens.words import train_words
 
 RAGGED = [1, 100, 17, 2, 64, 33, 5, 90]
@@ -87,6 +90,74 @@ def test_the_native_kernels_are_what_decoding_runs() -> None:
     names = {event.key: event.count for event in profile.key_averages()}
     assert names["unpad::decode_attention"] == 2 * 2  # blocks, steps after the first token
     assert names["unpad::small_linear"] == 3 * (2 * 4 + 1)
+
+
+# --------------------------------------------------------------------------- layers of different lengths
+
+
+class Held:
+    """What one layer should hold: per row its keys and values so far, (num_tokens, kv_heads, head_dim) each."""
+
+    def __init__(self, qkv: Tensor, layout: Layout, heads: int) -> None:
+        self.heads, self.rows = heads, list(qkv.split(layout.lengths().tolist()))
+
+    def attend(self, qkv: Tensor) -> Tensor:
+        """Append one token per row; what the last token of each row attends to, (num_rows, heads, head_dim)."""
+        self.rows = [torch.cat([row, new[None]]) for row, new in zip(self.rows, qkv, strict=True)]
+        kv_heads, out = (qkv.shape[1] - self.heads) // 2, []
+        for row in self.rows:
+            q, k, v = row.split([self.heads, kv_heads, kv_heads], 1)
+            out.append(reference_attention(q, k, v, build_layout(np.array([len(row)])), True)[-1])
+        return torch.stack(out)
+
+
+@both_paths
+def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractContextManager[object]]) -> None:
+    heads, kv_heads, head_dim, most = 4, 2, 16, 100
+    torch.manual_seed(0)
+    full = build_layout(np.array([9, 1, 30, 4, 12]))
+    stays = torch.rand(56) < 0.4
+    stays[full.cu_seqlens[1:].long() - 1] = True
+    layouts = [full, full, full.keep(stays)]
+    layouts += [layouts[2], layouts[2].keep(torch.arange(int(stays.sum())) % 2 == 0)]
+
+    def tokens(num: int) -> Tensor:
+        return torch.randn(num, heads + 2 * kv_heads, head_dim, dtype=torch.float64)
+
+    with torch.inference_mode(), path():
+        cache, held = KeyValueCache(full, most), []
+        for index, layout in enumerate(layouts):
+            qkv = tokens(int(layout.cu_seqlens[-1]))
+            held.append(Held(qkv, layout, heads))
+            out = cache.attend(index, qkv, layout, heads, None)
+            torch.testing.assert_close(out, self_attention(qkv, layout, heads, True), rtol=0, atol=1e-12)
+        assert torch.equal(cache.last_tokens(), layouts[-1].cu_seqlens[1:].long() - 1)
+        row = 5 * 2 * kv_heads * head_dim * 8  # bytes of one token per row and layer
+        assert cache.num_bytes == row * sum(layout.max_seqlen + 30 for layout in layouts)  # 60 for the first
+        for step in range(40):  # past the buffers' first size
+            if step in (4, 20):
+                live = np.ones(cache.num_rows, bool)
+                live[[1, -1][step // 20]] = False
+                order = cache.keep(live).tolist()
+            elif step == 9:
+                order = [3, 1, 1, 0]
+                cache.reorder(torch.tensor(order))
+            else:
+                order = list(range(cache.num_rows))
+            cache.begin_step()
+            for index, one in enumerate(held):
+                one.rows = [one.rows[i] for i in order]
+                qkv = tokens(cache.num_rows)
+                out = cache.attend(index, qkv, build_layout(np.ones(cache.num_rows)), heads, None)
+                torch.testing.assert_close(out, one.attend(qkv), rtol=0, atol=1e-12)
+            cache.end_step()
+            assert cache.lengths.tolist() == [len(tokens) for tokens in held[0].rows]
+
+
+def test_layers_that_read_the_same_tokens_share_their_lengths() -> None:
+    with torch.inference_mode():
+        cache, _ = prefill(tiny_model(blocks=3).eval(), [[1, 2, 3], [4]], most=20)
+    assert len(cache._rows) == 1
 
 
 # --------------------------------------------------------------------------- bf16

@@ -6,6 +6,7 @@ between. `preset` names two of them; every other field overrides the preset.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.losses import Terms, cross_entropy, token_nll
-from unpad.nn.block import Block, BlockConfig, Cache, init_weights
+from unpad.nn.block import Between, Block, BlockConfig, Cache, Stream, init_weights
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
@@ -93,16 +94,26 @@ class Decoder(nn.Module):
         self.label_smoothing = 0.0
         init_weights(self, config.blocks)
 
-    def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+    def forward(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
         """Hidden states after the last norm, (total_tokens, width), in the computing dtype.
+
+        Args:
+            between: called after every block; of tokens that it removes there is no hidden state, and `between.places`
+                says where the others are.
 
         Raises:
             RecipeError: a position lies outside the model's context.
         """
         x, delta = self._embed(batch), None
-        rotary = self._rotary(batch.position_ids, x.dtype)
+        stream = Stream(x, delta, batch.layout, batch.position_ids, self._rotary(batch.position_ids, x.dtype))
         for index, block in enumerate(self.blocks):
-            x, delta = block(x, delta, batch.layout, rotary, cache, index)
+            x, delta = block(
+                x, delta, stream.layout, stream.rotary, cache, index,
+                key_bias=stream.key_bias, value_scale=stream.value_scale,
+            )  # fmt: skip
+            if between is not None:
+                stream = between(index, stream, replace(stream, x=x, delta=delta))
+                x, delta = stream.x, stream.delta
         hidden: Tensor = self.norm(x, delta)[1]
         return hidden
 
@@ -112,22 +123,32 @@ class Decoder(nn.Module):
         out = product(hidden.to(dtype), computing_copy(self._head, dtype))
         return out.to(torch.promote_types(dtype, torch.float32))
 
-    def losses(self, batch: RaggedBatch) -> Terms:
-        """Terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing."""
-        hidden = self(batch).index_select(0, batch.target_index)  # (num_targets, width)
+    def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
+        """Terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing.
+
+        Args:
+            between: as in `forward`; it may not remove a target.
+        """
+        hidden = self._at_targets(batch, between)
         labels = batch.labels.index_select(0, batch.target_index)
         loss, nll = cross_entropy(hidden, self._head, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
     @torch.no_grad()
-    def token_nll(self, batch: RaggedBatch) -> Tensor:
-        """Negative log-likelihood of every target of the batch, (num_targets,) in nats."""
-        hidden = self(batch).index_select(0, batch.target_index)
-        return token_nll(hidden, self._head, batch.labels.index_select(0, batch.target_index))
+    def token_nll(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
+        """Negative log-likelihood of every target of the batch, (num_targets,) in nats; `between` as in `losses`."""
+        labels = batch.labels.index_select(0, batch.target_index)
+        return token_nll(self._at_targets(batch, between), self._head, labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
+
+    def _at_targets(self, batch: RaggedBatch, between: Between | None) -> Tensor:
+        """Hidden states that predict the targets, (num_targets, width)."""
+        hidden = self(batch, between=between)
+        index = batch.target_index if between is None else between.places(batch.target_index)
+        return hidden.index_select(0, index)
 
     @property
     def _head(self) -> Tensor:

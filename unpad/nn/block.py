@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
@@ -12,7 +14,8 @@ from unpad.nn.activation import GATED, Kind, activate
 from unpad.nn.attention import self_attention
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.rope import Rotary
+from unpad.nn.prune import scale_values
+from unpad.nn.rope import Rotary, rotate
 from unpad.recipe import Section
 
 
@@ -52,7 +55,71 @@ class BlockConfig(Section):
 class Cache(Protocol):
     """What decoding keeps of earlier tokens; `nn/cache.py` has the implementation."""
 
-    def attend(self, index: int, qkv: Tensor, heads: int, rotary: Rotary | None) -> Tensor: ...
+    def attend(
+        self, index: int, qkv: Tensor, layout: Layout | PaddedLayout, heads: int, rotary: Rotary | None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What flows from block to block.
+
+    Args:
+        x: (total_tokens, width), fp32 or wider, the residual stream.
+        delta: (total_tokens, width), what the last block returned beside x and nobody has added yet.
+        layout: of the tokens that are in the stream.
+        position_ids: (total_tokens,) int64; they stay with their tokens when others are removed.
+        rotary: of `position_ids`.
+        key_bias: (total_tokens,), added to the scores of a key in all heads of the blocks that follow.
+        value_scale: (total_tokens,), what they multiply the values of a token by.
+    """
+
+    x: Tensor
+    delta: Tensor | None
+    layout: Layout | PaddedLayout
+    position_ids: Tensor
+    rotary: Rotary | None = None
+    key_bias: Tensor | None = None
+    value_scale: Tensor | None = None
+
+    def hidden(self) -> Tensor:
+        """Hidden states, (total_tokens, width), of the dtype of x, before dropout."""
+        return self.x if self.delta is None else self.x + self.delta.to(self.x.dtype)
+
+    def keep(self, kept: Tensor) -> Stream:
+        """The stream of the tokens where `kept` (total_tokens,) bool is True; in a rectangle the others become padding.
+
+        Accelerators wait here.
+        """
+        if isinstance(self.layout, PaddedLayout):
+            mask = self.layout.attention_mask
+            return replace(self, layout=PaddedLayout(mask & kept.view_as(mask)))
+        index = kept.nonzero().flatten()
+
+        def take(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.index_select(0, index)
+
+        return Stream(
+            x=self.x.index_select(0, index),
+            delta=take(self.delta),
+            layout=self.layout.keep(kept),
+            position_ids=self.position_ids.index_select(0, index),
+            rotary=None if self.rotary is None else (self.rotary[0][index], self.rotary[1][index]),
+            key_bias=take(self.key_bias),
+            value_scale=take(self.value_scale),
+        )
+
+
+class Between(Protocol):
+    """What is done to the stream between blocks, such as removing tokens from it."""
+
+    def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
+        """Return what goes on after block `index`, which read `entered` and made `left` of it."""
+        ...
+
+    def places(self, tokens: Tensor) -> Tensor:
+        """Where tokens that were not removed stand in the last stream, (num,) int64 both."""
+        ...
 
 
 class Attention(nn.Module):
@@ -66,15 +133,32 @@ class Attention(nn.Module):
         self.to_out = Linear(config.width, config.width, bias=config.bias)
 
     def forward(
-        self, x: Tensor, layout: Layout | PaddedLayout, rotary: Rotary | None, cache: Cache | None, index: int
+        self,
+        x: Tensor,
+        layout: Layout | PaddedLayout,
+        rotary: Rotary | None,
+        cache: Cache | None,
+        index: int,
+        *,
+        key_bias: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> Tensor:
         qkv = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
+        if value_scale is not None:
+            qkv = scale_values(qkv, self.kv_heads, value_scale, torch.ones_like(value_scale, dtype=torch.bool))
         if cache is None:
             dropout = self.dropout if self.training else 0.0
-            y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, dropout=dropout)
+            y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, key_bias=key_bias, dropout=dropout)
         else:
-            y = cache.attend(index, qkv, self.heads, rotary)
+            assert key_bias is None, "a cache keeps no biases for the steps to come"
+            y = cache.attend(index, qkv, layout, self.heads, rotary)
         return self.to_out(y.flatten(1))  # (total_tokens, width)
+
+    def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
+        """What `forward` compares, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), positions
+        turned in."""
+        q, k, _ = self.to_qkv(x).unflatten(-1, (-1, self.head_dim)).split([self.heads, self.kv_heads, self.kv_heads], 1)
+        return (q, k) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary))
 
 
 class FeedForward(nn.Module):
@@ -112,18 +196,23 @@ class Block(nn.Module):
         rotary: Rotary | None = None,
         cache: Cache | None = None,
         index: int = 0,
+        *,
+        key_bias: Tensor | None = None,
+        value_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One block's step along the residual stream.
 
         Args:
             x: (total_tokens, width), fp32 or wider.
             delta: (total_tokens, width), what the block before returned beside x and nobody has added yet.
+            key_bias, value_scale: as in `Stream`.
 
         Returns:
             x and delta for the next block; after the last, `Norm` adds them.
         """
         x, y = self.norm_1(x, delta)
-        x, y = self.norm_2(x, self.attention(y, layout, rotary, cache, index))
+        attended = self.attention(y, layout, rotary, cache, index, key_bias=key_bias, value_scale=value_scale)
+        x, y = self.norm_2(x, attended)
         return x, self.feed_forward(y)
 
 

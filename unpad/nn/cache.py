@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.layout import Layout
+from unpad.layout import Layout, PaddedLayout
 from unpad.native import library
 from unpad.native.decode import decode_attention, supports
 from unpad.nn.attention import self_attention
 from unpad.nn.rope import Rotary, rotate
 
 
-class KeyValueCache:
-    """Keys and values of the tokens read so far: per layer two buffers (num_rows, kv_heads, capacity, head_dim).
+@dataclass
+class _Rows:
+    """How many tokens each row holds; layers that read the same prompts share one.
 
-    Row i belongs to the i-th live sequence and holds `lengths[i]` tokens. Buffers double when they are full.
+    Args:
+        lengths: (num_rows,) int64.
+        longest: of `lengths`.
+        capacity: tokens that a row's buffers have room for.
+        mask: (num_rows, 1, 1, longest + 1), True = real; made by a step's first layer.
+    """
+
+    lengths: Tensor
+    longest: int
+    capacity: int
+    mask: Tensor | None = None
+
+
+@dataclass
+class _Layer:
+    """Keys and values, each (num_rows, kv_heads, capacity, head_dim)."""
+
+    keys: Tensor
+    values: Tensor
+    rows: _Rows
+
+
+class KeyValueCache:
+    """Keys and values of the tokens read so far, two buffers per layer.
+
+    Row i belongs to the i-th live sequence, of which `lengths[i]` tokens were read. Layers after one that removes
+    tokens hold fewer of them, and their buffers are smaller by as many. Buffers double when they are full.
 
     Args:
         layout: the prompts, which the first pass reads with `self_attention`.
@@ -25,53 +54,83 @@ class KeyValueCache:
     """
 
     def __init__(self, layout: Layout, most: int) -> None:
-        self.lengths = layout.lengths()  # (num_rows,) int64
-        self._longest, self._most = layout.max_seqlen, most
-        self._prompts: Layout | None = layout
-        self._layers: list[tuple[Tensor, Tensor]] = []
-        self._mask: Tensor | None = None  # (num_rows, 1, 1, longest + 1), True = real; made by a step's first layer
+        self._most = most
+        self._prompts: Layout | None = layout  # as the last layer read them
+        self._rows = [_Rows(layout.lengths(), layout.max_seqlen, min(2 * layout.max_seqlen, most))]
+        self._layers: list[_Layer] = []
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens read of each row, (num_rows,) int64: the position of its next one."""
+        return self._rows[0].lengths
 
     @property
     def num_rows(self) -> int:
         return self.lengths.numel()
 
-    def attend(self, index: int, qkv: Tensor, heads: int, rotary: Rotary | None) -> Tensor:
-        """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`."""
-        if self._prompts is not None:
-            self._store_prompts(qkv, self._prompts, heads, rotary)
-            return self_attention(qkv, self._prompts, heads, causal=True, rotary=rotary)
-        keys, values = self._layers[index]
-        if library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
-            return decode_attention(qkv, keys, values, self.lengths, heads, rotary)
-        return self._attend_in_torch(qkv, keys, values, heads, rotary)
+    @property
+    def num_bytes(self) -> int:
+        """Size of all buffers."""
+        return sum(buffer.nbytes for layer in self._layers for buffer in (layer.keys, layer.values))
 
-    def _attend_in_torch(self, qkv: Tensor, keys: Tensor, values: Tensor, heads: int, rotary: Rotary | None) -> Tensor:
+    def last_tokens(self) -> Tensor:
+        """Where the last token of each prompt stands among those that the last layer read, (num_rows,) int64."""
+        assert self._prompts is not None, "a step of decoding reads one token per row"
+        return self._prompts.cu_seqlens[1:].long() - 1
+
+    def attend(
+        self, index: int, qkv: Tensor, layout: Layout | PaddedLayout, heads: int, rotary: Rotary | None
+    ) -> Tensor:
+        """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`.
+
+        Args:
+            layout: of the prompts in the first pass, the same object for layers that read the same tokens; later one
+                token per row.
+        """
+        if self._prompts is not None:
+            assert isinstance(layout, Layout), "prompts come as a flat run"
+            self._store_prompts(qkv, layout, heads, rotary)
+            return self_attention(qkv, layout, heads, causal=True, rotary=rotary)
+        layer = self._layers[index]
+        if library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+            return decode_attention(qkv, layer.keys, layer.values, layer.rows.lengths, heads, rotary)
+        return self._attend_in_torch(qkv, layer, heads, rotary)
+
+    def _attend_in_torch(self, qkv: Tensor, layer: _Layer, heads: int, rotary: Rotary | None) -> Tensor:
         q, k, v = _turned(qkv, heads, rotary)
-        rows = torch.arange(self.num_rows, device=q.device)
-        keys[rows, :, self.lengths] = k
-        values[rows, :, self.lengths] = v
+        held, each = layer.rows, torch.arange(self.num_rows, device=q.device)
+        layer.keys[each, :, held.lengths] = k
+        layer.values[each, :, held.lengths] = v
         # The query heads that share a key head are its queries: the cache is read as it lies.
         grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
-        seen = self._longest + 1
-        if self._mask is None:
+        seen = held.longest + 1
+        if held.mask is None:
             column = torch.arange(seen, device=q.device)
-            self._mask = (column[None] <= self.lengths[:, None])[:, None, None]
-        out = F.scaled_dot_product_attention(grouped, keys[:, :, :seen], values[:, :, :seen], attn_mask=self._mask)
+            held.mask = (column[None] <= held.lengths[:, None])[:, None, None]
+        keys, values = layer.keys[:, :, :seen], layer.values[:, :, :seen]
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=held.mask)
         return out.flatten(1, 2)  # (num_rows, heads, head_dim)
 
     def begin_step(self) -> None:
         """Make room for one more token per row."""
         self._prompts = None
-        capacity = self._layers[0][0].shape[2] if self._layers else 0
-        if self._layers and self._longest + 1 > capacity:
-            assert capacity < self._most, "a sequence exceeds the length that was announced"
-            more = min(2 * capacity, self._most) - capacity
-            self._layers = [(F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more))) for k, v in self._layers]
-        self._mask = None  # of the last step
+        for rows in self._rows:
+            rows.mask = None  # of the last step
+            if rows.longest + 1 > rows.capacity:
+                self._grow(rows)
+
+    def _grow(self, rows: _Rows) -> None:
+        assert rows.capacity < self._most, "a sequence exceeds the length that was announced"
+        more = min(2 * rows.capacity, self._most) - rows.capacity
+        for layer in self._layers:
+            if layer.rows is rows:
+                layer.keys, layer.values = (F.pad(buffer, (0, 0, 0, more)) for buffer in (layer.keys, layer.values))
+        rows.capacity += more
 
     def end_step(self) -> None:
-        self.lengths = self.lengths + 1
-        self._longest += 1
+        for rows in self._rows:
+            rows.lengths = rows.lengths + 1
+            rows.longest += 1
 
     def keep(self, live: np.ndarray) -> np.ndarray:
         """Drop the rows where `live` (num_rows,) is False; return which old row each row is now.
@@ -83,9 +142,11 @@ class KeyValueCache:
         gaps, moved = np.flatnonzero(~live[:num_live]), num_live + np.flatnonzero(live[num_live:])
         order[gaps] = moved
         to, source = (torch.from_numpy(rows).to(self.lengths.device) for rows in (gaps, moved))
-        for buffer in (buffer for layer in self._layers for buffer in layer):
-            buffer[to, :, : self._longest] = buffer[source, :, : self._longest]
-        self._layers = [(keys[:num_live], values[:num_live]) for keys, values in self._layers]
+        for layer in self._layers:
+            longest = layer.rows.longest
+            for buffer in (layer.keys, layer.values):
+                buffer[to, :, :longest] = buffer[source, :, :longest]
+            layer.keys, layer.values = layer.keys[:num_live], layer.values[:num_live]
         self._take(torch.from_numpy(order))
         return order
 
@@ -93,30 +154,39 @@ class KeyValueCache:
         """Make row i a copy of the old row rows[i]; rows may repeat and may be left out."""
         rows = rows.to(self.lengths.device)
 
-        def copy(buffer: Tensor) -> Tensor:
+        def copy(buffer: Tensor, longest: int) -> Tensor:
             new = buffer.new_zeros(rows.numel(), *buffer.shape[1:])
-            new[:, :, : self._longest] = buffer[rows, :, : self._longest]
+            new[:, :, :longest] = buffer[rows, :, :longest]
             return new
 
-        self._layers = [(copy(keys), copy(values)) for keys, values in self._layers]
+        for layer in self._layers:
+            layer.keys, layer.values = (copy(buffer, layer.rows.longest) for buffer in (layer.keys, layer.values))
         self._take(rows)
 
-    def _take(self, rows: Tensor) -> None:
-        self.lengths = self.lengths[rows.to(self.lengths.device)]
-        self._longest = int(self.lengths.max()) if self.num_rows else 0
+    def _take(self, order: Tensor) -> None:
+        for rows in self._rows:
+            rows.lengths = rows.lengths[order.to(rows.lengths.device)]
+            rows.longest = int(rows.lengths.max()) if rows.lengths.numel() else 0
 
-    def _store_prompts(self, qkv: Tensor, prompts: Layout, heads: int, rotary: Rotary | None) -> None:
+    def _store_prompts(self, qkv: Tensor, layout: Layout, heads: int, rotary: Rotary | None) -> None:
+        if layout is not self._prompts:
+            # Room for as many new tokens as the first layer has.
+            room = self._rows[0].capacity - self._rows[0].longest
+            self._rows.append(_Rows(layout.lengths(), layout.max_seqlen, layout.max_seqlen + room))
+            self._prompts = layout
         _, k, v = _turned(qkv, heads, rotary)
-        self._layers.append((self._spread(k, prompts), self._spread(v, prompts)))
+        rows = self._rows[-1]
+        self._layers.append(_Layer(_spread(k, layout, rows), _spread(v, layout, rows), rows))
 
-    def _spread(self, x: Tensor, layout: Layout) -> Tensor:
-        """(total_tokens, kv_heads, head_dim) of the prompts -> a new buffer."""
-        capacity = min(2 * self._longest, self._most)
-        buffer = x.new_zeros(layout.num_seqs, x.shape[1], capacity, x.shape[2])  # zeros: masked cells must be finite
-        row = torch.repeat_interleave(torch.arange(layout.num_seqs, device=x.device), self.lengths)
-        first = torch.repeat_interleave(layout.cu_seqlens[:-1].long(), self.lengths)
-        buffer[row, :, torch.arange(x.shape[0], device=x.device) - first] = x
-        return buffer
+
+def _spread(x: Tensor, layout: Layout, rows: _Rows) -> Tensor:
+    """(total_tokens, kv_heads, head_dim) of the prompts -> a new buffer."""
+    # zeros: masked cells must be finite
+    buffer = x.new_zeros(layout.num_seqs, x.shape[1], rows.capacity, x.shape[2])
+    row = torch.repeat_interleave(torch.arange(layout.num_seqs, device=x.device), rows.lengths)
+    first = torch.repeat_interleave(layout.cu_seqlens[:-1].long(), rows.lengths)
+    buffer[row, :, torch.arange(x.shape[0], device=x.device) - first] = x
+    return buffer
 
 
 def _turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
