@@ -216,3 +216,18 @@ def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     assert data.prompts([]).total_tokens == 0
     assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), data.positions[:3]), data.num_targets[:3])
+
+
+@pytest.mark.parametrize("prune", [{"layers": [0], "inner": 16}, {"layers": [0], "method": "uniform", "keep": 0.5}])
+def test_runs_that_prune_visual_tokens_train_answer_and_say_what_is_not_proven(
+    tmp_path: Path, prune: dict[str, Any]
+) -> None:
+    from unpad.evaluate.run import evaluate_run
+
+    recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 2, "threads": 1})
+    name = write_recipe(tmp_path / "r.yaml", recipe.model_copy(update={"model": {**SMALL, "prune": prune}}))
+    train(name, tmp_path / "run", [], console=quiet())
+    assert 0 <= evaluate_run(str(tmp_path / "run"))[0]["accuracy"].value <= 1
+    certificate = prove_recipe(name, [])
+    assert certificate.passed, "\n".join(certificate.text())
+    assert [line.name for line in certificate.lines if line.passed is None] == ["pruning of visual tokens"]
