@@ -15,7 +15,7 @@ import torch
 from unpad.data.images import image_batch, read_classes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
-from unpad.generate import complete
+from unpad.evaluate.vqa import answer
 from unpad.images.decode import NOTES, ImageError, decode
 from unpad.images.patches import prepare
 from unpad.images.sizes import detail, grid_of
@@ -90,7 +90,6 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
         fix = "ask it something with --question" if kind == "vision_language" else "use a run of `unpad train images`"
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
     classes = read_classes(run.files)
-    answers: list[Answer] = []
     waiting: list[tuple[Path, np.ndarray, tuple[int, int], tuple[str, ...]]] = []
     results: dict[Path, Answer] = {}
     tokens = 0
@@ -106,12 +105,11 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
             results |= _classify_batch(run, waiting, classes, top)
             waiting, tokens = [], 0
     results |= _classify_batch(run, waiting, classes, top)
-    answers = [results[path] for path in paths]
-    return answers
+    return [results[path] for path in paths]
 
 
 def ask(run: LoadedRun, paths: Sequence[Path], question: str) -> list[Answer]:
-    """Answer one question about each of several image files, greedily.
+    """Answer one question about each of several image files, greedily, in batches of the run's own size.
 
     Raises:
         RecipeError: the run is not one of images and questions.
@@ -124,9 +122,7 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str) -> list[Answer]:
     texts: dict[Path, str] = {}
     if images:
         data = questions_about(run.recipe, run.tokenizer, images, question)
-        settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
-        found = complete(run.model, run.tokenizer, data.prompts(range(len(images))), settings)
-        texts = {image.path: one.text for image, one in zip(images, found, strict=True)}
+        texts = dict(zip((image.path for image in images), answer(run, data, np.arange(len(images))), strict=True))
     answers = []
     for path, image in looked.items():
         if isinstance(image, ImageExample):
@@ -141,11 +137,11 @@ def to_csv(answers: Sequence[Answer]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["image", "class" if all(answer.text is None for answer in answers) else "answer", "probability", "fault"]
+        ["image", "class" if all(one.text is None for one in answers) else "answer", "probability", "fault"]
     )
-    for answer in answers:
-        name, p = (answer.top[0][0], f"{answer.top[0][1]:.6f}") if answer.top else (answer.text or "", "")
-        writer.writerow([answer.path, name, p, answer.fault])
+    for one in answers:
+        name, p = (one.top[0][0], f"{one.top[0][1]:.6f}") if one.top else (one.text or "", "")
+        writer.writerow([one.path, name, p, one.fault])
     return out.getvalue()
 
 

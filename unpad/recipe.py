@@ -546,7 +546,7 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
 
 RESUMABLE = (
     "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
-    "train.allocator", "checkpoint.every", "checkpoint.keep", "generate",
+    "train.allocator", "images.cache_mib", "checkpoint.every", "checkpoint.keep", "generate",
 )  # fmt: skip
 STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
 

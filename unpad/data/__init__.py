@@ -2,6 +2,7 @@
 
 A model file says `DATA = "text"`, and `data/text.py` then has
 
+    KINDS                      sections of the recipe's `data` that it reads
     FILES                      names of the files a run keeps so that it can be used without its data
     num_outputs(files)         channels of the model's head: vocabulary or classes
     open_data(recipe, kept)    a `Data`; `kept` are the files of an earlier run, None makes them
