@@ -20,6 +20,55 @@ Side = Literal["left", "right"]
 
 
 @dataclass(frozen=True)
+class EventSets:
+    """What a batch of patients holds besides the codes of its events, which are its tokens.
+
+    Sets lie end to end in the order of the tokens, and a patient's sets in the order of time. All of it stays flat when
+    the batch becomes a rectangle.
+
+    Args:
+        values: (num_events,) float32, standardised; 0 where there is none.
+        has_value: (num_events,) bool; an event without a value is not one of value 0.
+        members: the events of every set, num_sets runs over num_events.
+        history: the sets of every sequence, num_seqs runs over num_sets; a patient may have none.
+        times: (num_sets,) float32, days from the landmark, negative before it; never falls within a patient.
+        durations: (num_seqs,) float32, days from the landmark to the end of observation; None without such labels.
+        observed: (num_seqs,) bool, whether observation ended with the event, and not by censoring; beside `durations`.
+    """
+
+    values: Tensor
+    has_value: Tensor
+    members: Layout
+    history: Layout
+    times: Tensor
+    durations: Tensor | None = None
+    observed: Tensor | None = None
+
+    @property
+    def num_sets(self) -> int:
+        return self.times.numel()
+
+    def to(self, device: torch.device) -> EventSets:
+        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return replace(self, members=self.members.to(device), history=self.history.to(device), **moved)
+
+    def select(self, seqs: Sequence[int]) -> EventSets:
+        """Those of these sequences, in this order."""
+        chosen = list(seqs)
+        sets = self.history.tokens_of(chosen)
+        events = self.members.tokens_of(sets.tolist())
+        return EventSets(
+            values=self.values[events],
+            has_value=self.has_value[events],
+            members=build_layout(self.members.lengths()[sets].cpu().numpy()),
+            history=build_layout(self.history.lengths()[chosen].cpu().numpy()),
+            times=self.times[sets],
+            durations=None if self.durations is None else self.durations[chosen],
+            observed=None if self.observed is None else self.observed[chosen],
+        ).to(self.times.device)
+
+
+@dataclass(frozen=True)
 class RaggedBatch:
     """Sequences of any lengths, end to end.
 
@@ -39,6 +88,7 @@ class RaggedBatch:
         media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
         media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
         media_seqs: (media.num_seqs,) int64, the sequence of this run that each image stands in.
+        events: the sets that the tokens form, where sequences are patients.
     """
 
     layout: Layout | PaddedLayout
@@ -54,6 +104,7 @@ class RaggedBatch:
     media: RaggedBatch | None = None
     media_index: Tensor | None = None
     media_seqs: Tensor | None = None
+    events: EventSets | None = None
 
     @property
     def total_tokens(self) -> int:
@@ -74,7 +125,8 @@ class RaggedBatch:
             return self
         moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
         media = None if self.media is None else self.media.to(device)
-        return replace(self, layout=self.layout.to(device), media=media, **moved)
+        events = None if self.events is None else self.events.to(device)
+        return replace(self, layout=self.layout.to(device), media=media, events=events, **moved)
 
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
@@ -92,6 +144,7 @@ class RaggedBatch:
             seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
             seq_labels=None if self.seq_labels is None else self.seq_labels[list(seqs)],
             grid=None if self.grid is None else self.grid[list(seqs)],
+            events=None if self.events is None else self.events.select(seqs),
         )
         return self._with_media(chosen, seqs, tokens).to(self.position_ids.device)
 
@@ -143,6 +196,7 @@ class RaggedBatch:
             media=self.media,
             media_index=None if self.media_index is None else cells[self.media_index],
             media_seqs=self.media_seqs,
+            events=self.events,
         )
 
 
@@ -220,6 +274,7 @@ def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
         return torch.zeros(0, dtype=torch.int64) if found is None else found
 
     media = [batch.media for batch in batches if batch.media is not None]
+    events = [batch.events for batch in batches if batch.events is not None]
     return RaggedBatch(
         layout=build_layout(torch.cat([torch.zeros(0, dtype=torch.int64), *lengths]).cpu().numpy()),
         position_ids=required("position_ids"),
@@ -234,6 +289,26 @@ def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
         media=concatenate(media) if media else None,
         media_index=joined("media_index", first_token),
         media_seqs=joined("media_seqs", first_seq),
+        events=_join_events(events) if events else None,
+    )
+
+
+def _join_events(parts: Sequence[EventSets]) -> EventSets:
+    def joined(name: str) -> Tensor:
+        return torch.cat([getattr(part, name) for part in parts])
+
+    def runs(layouts: list[Layout]) -> Layout:
+        return build_layout(torch.cat([layout.lengths() for layout in layouts]).cpu().numpy())
+
+    labelled = all(part.durations is not None for part in parts)
+    return EventSets(
+        values=joined("values"),
+        has_value=joined("has_value"),
+        members=runs([part.members for part in parts]),
+        history=runs([part.history for part in parts]),
+        times=joined("times"),
+        durations=joined("durations") if labelled else None,
+        observed=joined("observed") if labelled else None,
     )
 
 
