@@ -22,10 +22,11 @@ from data_paths import SHAPES, InMemory, lengths_of
 from unpad.loader import load_micro, load_steps
 from unpad.memory import HeapKeeper, choose_allocator, peak_memory
 from unpad.models import build_model, model_config
+from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import plan
 from unpad.recipe import Optim, PlanSettings
-from unpad.step import WEIGHTS, choose_precision, train_step
+from unpad.step import choose_precision, train_step
 
 ROUNDS, WARM = 3, 2
 W2 = {"kind": "decoder", "width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "context": 1024}

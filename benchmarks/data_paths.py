@@ -27,10 +27,11 @@ import torch
 from unpad.batch import RaggedBatch
 from unpad.loader import load_micro, load_steps
 from unpad.models import build_model, model_config
+from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import Micro, plan
 from unpad.recipe import Optim, PlanSettings, parse_recipe
-from unpad.step import WEIGHTS, choose_precision, train_step
+from unpad.step import choose_precision, train_step
 from unpad.tokens.corpus import prepare
 from unpad.tokens.tokenizer import train_tokenizer
 

@@ -37,9 +37,10 @@ from unpad.errors import OutOfMemoryError
 from unpad.flops import sizes_of, training_operations
 from unpad.measure import Work, spread
 from unpad.models.decoder import Config, Decoder
+from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.recipe import Optim
-from unpad.step import WEIGHTS, train_step
+from unpad.step import train_step
 from unpad.storage import write_atomic
 
 # Dense bf16 with fp32 sums, TFLOP/s, from the vendors' data sheets; figures "with sparsity" are halved.

@@ -40,10 +40,11 @@ from unpad.flops import sizes_of, training_operations
 from unpad.measure import CEILING_SIZE, Side, Spread, Work, describe_machine, matrix_ceiling, measure_rounds, spread
 from unpad.models.decoder import Config, Decoder
 from unpad.native import library as native
+from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import plan
 from unpad.recipe import Optim, PlanSettings, load_recipe
-from unpad.step import WEIGHTS, choose_precision, train_step
+from unpad.step import choose_precision, train_step
 from unpad.storage import write_atomic
 
 VOCABULARY = 8000

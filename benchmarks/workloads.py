@@ -37,11 +37,12 @@ from unpad.native import library
 from unpad.nn.block import Block, BlockConfig, init_weights
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
+from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import Plan, plan
 from unpad.recipe import Optim, PlanSettings, load_recipe
 from unpad.setup import Setup, plan_inputs, prepare_setup, stage_sequences
-from unpad.step import WEIGHTS, Trainable, autocast, choose_precision, train_step
+from unpad.step import Trainable, autocast, choose_precision, train_step
 
 CPU = torch.device("cpu")
 NO_LABEL = -100  # what the peers' losses pass over

@@ -41,11 +41,12 @@ from unpad.measure import (
 from unpad.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.monitor import Timers
 from unpad.native import library as native
+from unpad.objective import Objective
 from unpad.optim import freeze, make_optimizer
 from unpad.plan.plan import Plan
 from unpad.recipe import Stage, load_recipe
 from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
-from unpad.step import WEIGHTS, LossScaler, train_step
+from unpad.step import LossScaler, train_step
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
 TRAINED_SIZES = (1, 4, 8)  # of the table of equal updates
@@ -344,12 +345,13 @@ class _Trainer:
         self.setup = setup
         self.model = copy.deepcopy(setup.model).train()
         self.optimizer = make_optimizer(self.model, setup.recipe.optim)
+        self.weights = Objective.of(self.model, setup.recipe.losses).final(self.model)
         self.scaler = LossScaler() if setup.precision == "fp16" else None
 
     def update(self, micros: list[RaggedBatch]) -> None:
         """One update. It reads results back from the device, so that its time is the time it took."""
         train_step(
-            self.model, micros, self.optimizer, weights=WEIGHTS, precision=self.setup.precision,
+            self.model, micros, self.optimizer, weights=self.weights, precision=self.setup.precision,
             clip=self.setup.recipe.optim.clip, scaler=self.scaler,
         )  # fmt: skip
 

@@ -51,6 +51,7 @@ class StepRecord:
         loss: mean negative log-likelihood per target, in nats.
         grad_norm: global L2 norm before clipping.
         terms: the loss terms by name, each a mean.
+        weights: of the terms that were trained.
         skipped: the update was not applied because the loss or a gradient was not finite.
     """
 
@@ -66,6 +67,7 @@ class StepRecord:
     lr: float
     grad_norm: float
     terms: dict[str, float]
+    weights: dict[str, float]
     skipped: bool = False
 
 
@@ -345,7 +347,10 @@ def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None
 def _train_row(record: StepRecord) -> dict[str, Any]:
     same = ("lr", "grad_norm", "sequences", "tokens", "padded_tokens", "targets", "skipped")
     pad_share = 1 - record.tokens / record.padded_tokens if record.padded_tokens else 0.0
-    rest = {name: getattr(record, name) for name in same} | {"pad_share": pad_share, "values": dict(record.terms)}
+    values = dict(record.terms)
+    if len(record.weights) > 1:
+        values |= {f"{name}_weight": weight for name, weight in record.weights.items()}
+    rest = {name: getattr(record, name) for name in same} | {"pad_share": pad_share, "values": values}
     return _row("train", record.step, record.stage, record.epoch, record.loss, **rest)
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unpad.errors import RecipeError
-from unpad.native import library
-from unpad.native.adamw import adamw_, grad_square_sum
-from unpad.nn.linear import copies_written, kept_copy, parameters_changed
-from unpad.recipe import Optim
+from unpad.recipe import Optim, ParameterGroup
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> int:
@@ -24,14 +23,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
     Raises:
         RecipeError: a pattern matches nothing, or nothing is left to train.
     """
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in names):
-            raise RecipeError(
-                f'"{pattern}" matches no parameter',
-                where="train.freeze",
-                fix="names are such as " + ", ".join(names[:3]),
-            )
+    _check_patterns(model, patterns, "train.freeze")
     frozen = 0
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(fnmatch(name, pattern) for pattern in patterns))
@@ -41,80 +33,72 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
     return frozen
 
 
+def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            fix = "names are such as " + ", ".join(names[:3])
+            raise RecipeError(f'"{pattern}" matches no parameter', where=where, fix=fix)
+
+
 def make_optimizer(model: nn.Module, settings: Optim) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
 
     Biases, norms and embeddings keep their scale: decay would pull rare words, whose rows get few gradients, to zero.
+    The parameters of one of `settings.groups` are those that no earlier group names.
+
+    Raises:
+        RecipeError: a pattern of a group matches no parameter.
     """
     embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
-    decay: list[Tensor] = []
-    keep: list[Tensor] = []
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            (decay if parameter.dim() >= 2 and id(parameter) not in embeddings else keep).append(parameter)
-    groups = [{"params": decay, "weight_decay": settings.weight_decay}, {"params": keep, "weight_decay": 0.0}]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    groups: list[dict[str, Any]] = []
+    for part, group in enumerate([*settings.groups, ParameterGroup(parameters=["*"])]):
+        _check_patterns(model, group.parameters, f"optim.groups.{part}")
+        names = [name for name in named if any(fnmatch(name, pattern) for pattern in group.parameters)]
+        mine = [named.pop(name) for name in names]
+        decay = [p for p in mine if p.dim() >= 2 and id(p) not in embeddings]
+        keep = [p for p in mine if p.dim() < 2 or id(p) in embeddings]
+        weight_decay = settings.weight_decay if group.weight_decay is None else group.weight_decay
+        shared = {"lr_scale": group.lr_scale, "clip": group.clip, "part": part}
+        groups += [
+            {"params": decay, "weight_decay": weight_decay, **shared},
+            {"params": keep, "weight_decay": 0.0, **shared},
+        ]
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """Global L2 norm of all gradients, a scalar in fp32 or wider; 0 without gradients."""
-    if not gradients:
-        return torch.zeros(())
-    if _read_native(gradients):
-        return torch.tensor(grad_square_sum(gradients), dtype=torch.float64).sqrt()
-    return torch.nn.utils.get_total_norm(gradients)
+def set_rate(optimizer: torch.optim.AdamW, rate: float) -> None:
+    """Give every group its learning rate: `rate` times its own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_scale"]
+
+
+def forget(optimizer: torch.optim.AdamW, parameters: Iterable[nn.Parameter]) -> None:
+    """Drop the state of parameters that were drawn anew."""
+    for parameter in parameters:
+        optimizer.state.pop(parameter, None)
 
 
 def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> None:
-    """Scale gradients so that their norm, `norm` now, is at most `clip`, and take the optimizer's step.
+    """Clip the gradients and take the optimizer's step.
 
-    Natively both happen in one pass, which also writes the low-precision copies that `nn/linear.py` keeps.
+    Args:
+        norm: global norm of all gradients.
+        clip: largest norm of the gradients of all groups without a limit of their own.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if _updates_native(optimizer, parameters):
-        _update_native(optimizer, 1.0 if clip is None else min(clip / (float(norm) + 1e-6), 1.0))
-        return
-    if clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
-    optimizer.step()
-    parameters_changed(parameters)
-
-
-def _read_native(gradients: list[Tensor]) -> bool:
-    kinds = (torch.float32, torch.bfloat16)
-    return library.enabled() and all(g.device.type == "cpu" and g.dtype in kinds for g in gradients)
-
-
-def _updates_native(optimizer: torch.optim.AdamW, parameters: list[Tensor]) -> bool:
-    plain = not any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups)
-    known = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
-    return plain and known and _read_native([p.grad for p in parameters if p.grad is not None])
-
-
-def _update_native(optimizer: torch.optim.AdamW, grad_scale: float) -> None:
+    parts: dict[int, list[dict[str, Any]]] = {}
     for group in optimizer.param_groups:
-        parameters = [p for p in group["params"] if p.grad is not None]
-        states = [optimizer.state[p] for p in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
-            if not state:  # as torch.optim.AdamW begins
-                state["step"] = torch.zeros(())
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            state["step"] += 1
-        copies = [kept_copy(p, torch.bfloat16) for p in parameters]
-        adamw_(
-            [p.detach() for p in parameters],
-            [p.grad for p in parameters if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            copies,
-            lrs=[group["lr"]] * len(parameters),
-            weight_decays=[group["weight_decay"]] * len(parameters),
-            steps=[int(state["step"]) for state in states],
-            betas=group["betas"],
-            eps=group["eps"],
-            grad_scale=grad_scale,
-        )
-        copies_written(p for p, copy in zip(parameters, copies, strict=True) if copy is not None)
+        parts.setdefault(-1 if group["clip"] is None else group["part"], []).append(group)
+    for groups in parts.values():
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        limit = clip if groups[0]["clip"] is None else groups[0]["clip"]
+        if limit is not None and parameters:
+            own = norm if len(parts) == 1 else nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+            nn.utils.clip_grads_with_norm_(parameters, limit, own)
+    optimizer.step()
+    # torch's fused optimizers do not count as a write, and copies of weights (nn/linear.py) would outlive the update.
+    torch.autograd.graph.increment_version(p for group in optimizer.param_groups for p in group["params"])
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

@@ -17,13 +17,14 @@ from unpad import storage
 from unpad.errors import RecipeError
 from unpad.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.monitor import Timers
+from unpad.objective import Objective
 from unpad.optim import make_optimizer
 from unpad.plan.ledger import Ledger
 from unpad.plan.plan import Micro, Plan, plan
 from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
 from unpad.recipe import PlanSettings, Stage, load_recipe
 from unpad.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
-from unpad.step import WEIGHTS, train_step
+from unpad.step import train_step
 
 
 @dataclass(frozen=True)
@@ -129,11 +130,12 @@ def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
     recipe = setup.recipe.for_stage(stage)
     model = copy.deepcopy(setup.model).train()
     optimizer = make_optimizer(model, recipe.optim)
+    weights = Objective.of(model, recipe.losses).final(model)
 
     def update(micros: list[Micro]) -> tuple[int, float]:
         batches = [setup.data.load(micro).to(setup.device) for micro in micros]
         began = time.perf_counter()
-        train_step(model, batches, optimizer, weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip)
+        train_step(model, batches, optimizer, weights=weights, precision=setup.precision, clip=recipe.optim.clip)
         return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
 
     return_freed_memory()

@@ -21,7 +21,9 @@ from unpad.errors import ProofError
 from unpad.layout import Layout, PaddedLayout
 from unpad.native import library
 from unpad.nn.attention import by_definition, kernel_names
-from unpad.step import WEIGHTS, accumulate, autocast
+from unpad.objective import Objective
+from unpad.recipe import Weight
+from unpad.step import accumulate, autocast
 
 EXACT = 1e-10
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
@@ -91,6 +93,7 @@ class Measurement:
     outputs: list[Tensor]
     terms: dict[str, float]
     counts: dict[str, int]
+    weights: dict[str, float]  # of the terms whose gradients these are
     gradients: dict[str, Tensor]
 
 
@@ -100,8 +103,8 @@ def prove(
     """Prove a model on a batch of token sequences, ready for any training loop.
 
     Args:
-        model: a model as in `models/`: `forward(batch) -> (total_tokens, dim)`, `losses(batch)` with a term named
-            cross_entropy, `count_targets(batch)`, and an `embed` module for tokens.
+        model: a model as in `models/`: `forward(batch) -> (total_tokens, dim)`, `losses(batch)` with the terms of its
+            `weights`, or one named cross_entropy, `count_targets(batch)`, and an `embed` module for tokens.
         batch: a flat run of token sequences.
         precision: what training will run in.
         device: where to compute; by default where the model is.
@@ -125,6 +128,7 @@ def certify(
     precision: str = "fp32",
     device: torch.device | None = None,
     expected_kernels: set[str] | None = None,
+    losses: dict[str, Weight] | None = None,
 ) -> Certificate:
     """Prove that every variant equals the sequences taken one at a time; the first variant must be ragged.
 
@@ -132,12 +136,14 @@ def certify(
         alone: the truth, every sequence as a batch of its own, straight from the data and not from any batch.
         variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
         expected_kernels: attention kernels the run will use; one that no line ran is NOT PROVEN.
+        losses: the recipe's weights of loss terms; gradients are those of the sum that they make.
     """
     device = device or next(model.parameters()).device
+    weights = Objective.of(model, losses).final(model)
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
-        truth = _one_at_a_time(exact, alone)
+        truth = _one_at_a_time(exact, alone, weights)
     base = concatenate(alone)
     causal = bool(getattr(getattr(model, "config", None), "causal", True))
     lines = [
@@ -164,43 +170,47 @@ def certify(
 def _sequences_of(batch: RaggedBatch) -> list[RaggedBatch]:
     """Every sequence alone. Of tokens only the ids are believed: labels are the tokens that follow."""
     assert isinstance(batch.layout, Layout), "checked by prove"
-    if batch.input_ids is None or batch.media is not None:
+    if batch.input_ids is None or batch.media is not None or batch.events is not None:
         return [batch.select([i]) for i in range(batch.num_seqs)]
     bounds = batch.layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
     return [from_sequences([[*ids[a:b], labels[b - 1]]], [[False, *counts[a:b]]]) for a, b in pairwise(bounds) if b > a]
 
 
-def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch]) -> Measurement:
-    """Each sequence as a batch of its own; the gradient of the sum of their losses over the number of all targets."""
+def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch], weights: dict[str, float]) -> Measurement:
+    """Each sequence as a batch of its own; the gradient of their losses, each over its count in all of them."""
     model.zero_grad()
-    total = sum(batch.num_targets for batch in alone)
+    per_batch = [model.count_targets(batch) for batch in alone]  # type: ignore[operator]
+    counts = {name: sum(one[name] for one in per_batch) for name in per_batch[0]}
     outputs: list[Tensor] = []
     sums: dict[str, float] = {}
-    for batch in alone:
+    for batch, present in zip(alone, per_batch, strict=True):
         with torch.no_grad():
             outputs.append(model(batch))
-        if batch.num_targets:
+        if any(present[name] for name in weights):
             terms = model.losses(batch)  # type: ignore[operator]
-            (terms["cross_entropy"][0] / total).backward()
+            trained = [weight * terms[name][0] / counts[name] for name, weight in weights.items() if counts[name]]
+            torch.stack(trained).sum().backward()
             sums = {name: sums.get(name, 0.0) + float(value[0].detach()) for name, value in terms.items()}
-    means = {name: value / total for name, value in sums.items()}
-    return Measurement(outputs, means, dict.fromkeys(sums, total), _gradients(model))
+    means = {name: value / max(counts[name], 1) for name, value in sums.items()}
+    return Measurement(outputs, means, {name: counts[name] for name in sums}, weights, _gradients(model))
 
 
-def _measure(model: nn.Module, variant: Variant, num_seqs: int, device: torch.device, precision: str) -> Measurement:
+def _measure(
+    model: nn.Module, truth: Measurement, variant: Variant, device: torch.device, precision: str
+) -> Measurement:
     """What training computes for this variant, through the same `accumulate` that training uses."""
     model.zero_grad()
     micros = [batch.to(device) for batch in variant.micros]
-    sums, counts = accumulate(model, micros, WEIGHTS, precision)  # type: ignore[arg-type]
-    terms = {name: float(value) / counts[name] for name, value in sums.items()}
-    outputs: list[Tensor] = [torch.zeros(0)] * num_seqs
+    sums, counts = accumulate(model, micros, truth.weights, precision)  # type: ignore[arg-type]
+    terms = {name: float(value) / max(counts[name], 1) for name, value in sums.items()}
+    outputs: list[Tensor] = [torch.zeros(0)] * len(truth.outputs)
     with torch.no_grad(), autocast(precision, device):
         for batch, rows in zip(micros, variant.rows, strict=True):
             for row, output in zip(rows, _per_sequence(model(batch), batch), strict=True):
                 if row >= 0:
                     outputs[row] = output
-    return Measurement(outputs, terms, counts, _gradients(model))
+    return Measurement(outputs, terms, counts, truth.weights, _gradients(model))
 
 
 def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
@@ -256,7 +266,7 @@ def _more_variants(packed: RaggedBatch) -> list[Variant]:
 
 
 def _equal_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> Line:
-    got = _measure(model, variant, len(truth.outputs), device, "fp32")
+    got = _measure(model, truth, variant, device, "fp32")
     error = max(_errors(got, truth))
     return Line(
         f"{variant.name} = alone", _kernels(model, variant, torch.float64, device), error, EXACT, error <= EXACT
@@ -412,13 +422,13 @@ def _own_precision_lines(
     own = copy.deepcopy(model).float().to(device).eval()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     kernels = _kernels(own, variant, dtype, device)
-    measured = _errors(_measure(own, variant, len(truth.outputs), device, precision), truth)
+    measured = _errors(_measure(own, truth, variant, device, precision), truth)
     names = ("outputs", "loss terms", "gradients")
     errors = zip(names, measured, BOUNDS[precision], strict=True)
     lines = [Line(f"{precision} {name} against fp64", kernels, e, bound, e <= bound) for name, e, bound in errors]
     if "native" in kernels:
         with library.switched_off():
-            by_torch = _errors(_measure(own, variant, len(truth.outputs), device, precision), truth)[2]
+            by_torch = _errors(_measure(own, truth, variant, device, precision), truth)[2]
         ratio = measured[2] / max(by_torch, 1e-30)
         name = f"{precision} gradient error over that of torch's kernels"
         lines.append(Line(name, kernels, ratio, NATIVE_ERROR, ratio <= NATIVE_ERROR))

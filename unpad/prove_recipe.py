@@ -40,6 +40,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     certificate = certify(
         setup.model, truth, variants,
         precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
+        losses=recipe.for_stage(setup.stages[-1]).losses,
     )  # fmt: skip
     # What removes tokens has no output to compare for each of them; tests compare its rows alone and together.
     pruning = [Line("pruning of visual tokens", "", None, None, None)] if prunes else []

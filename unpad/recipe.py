@@ -8,6 +8,7 @@ has a default, so a recipe states only what it changes. Model sections are valid
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,7 +18,9 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -187,6 +190,48 @@ class PlanSettings(Section):
     drop_last: bool = Field(False, description="Leave out a last step smaller than tokens_per_step.")
 
 
+class Ramp(Section):
+    """A number that changes from `start` to `end` as a stage goes on, and stays there."""
+
+    start: float = 0.0
+    end: float
+    steps: int | None = Field(None, ge=1, description="Updates that it takes.")
+    share: float | None = Field(None, gt=0, le=1, description="Instead of steps: the share of the stage's updates.")
+    shape: Literal["linear", "cosine"] = Field("linear", description="cosine: along half a cosine, as loss ramps do.")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Ramp:
+        if (self.steps is None) == (self.share is None):
+            raise ValueError("a ramp takes either steps or share")
+        return self
+
+    def at(self, step: int, total_steps: int) -> float:
+        """The number for one update of a stage of `total_steps`, counted from 0."""
+        length = self.share * total_steps if self.share is not None else float(self.steps or 1)
+        done = min(step / length, 1.0) if length > 0 else 1.0
+        if self.shape == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
+        return self.start * (1 - done) + self.end * done
+
+
+# What Discriminator puts into the path of an error begins with a bracket, and `_validate` takes it out again.
+Weight = Annotated[
+    Annotated[float, Tag("(number)")] | Annotated[Ramp, Tag("(ramp)")],
+    Discriminator(lambda value: "(ramp)" if isinstance(value, dict | Ramp) else "(number)"),
+]
+
+
+class ParameterGroup(Section):
+    """Parameters that learn at a rate of their own."""
+
+    parameters: list[str] = Field(min_length=1, description="Name patterns (fnmatch).")
+    lr_scale: float = Field(1.0, ge=0, description="Factor on the learning rate.")
+    weight_decay: float | None = Field(None, ge=0, description="Default optim.weight_decay.")
+    clip: float | None = Field(
+        None, gt=0, description="Largest norm of this group's own gradients; default: clipped with all the others."
+    )
+
+
 class Optim(Section):
     lr: float = Field(1e-3, gt=0)
     lr_scale: float = Field(1.0, gt=0, description="Factor on lr, so that a stage follows a changed lr.")
@@ -201,6 +246,9 @@ class Optim(Section):
     restarts: int = Field(2, ge=0)
     decay: float = Field(0.95, gt=0, le=1, description="exponential: lr = peak * decay ** (epoch / decay_epochs).")
     decay_epochs: float = Field(10.0, gt=0)
+    groups: list[ParameterGroup] = Field(
+        [], description="Parameters with rates of their own; each belongs to the first group that names it."
+    )
 
 
 class Train(Section):
@@ -243,7 +291,7 @@ class Generate(Section):
 
 
 class Stage(Section):
-    """One stage of a run: which data it uses, and what it changes of plan, optim and train."""
+    """One stage of a run: which data it uses, and what it changes of plan, optim, losses and train."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
     use: list[Literal["text", "chat", "images", "vqa"]] | None = Field(
@@ -251,6 +299,7 @@ class Stage(Section):
     )
     plan: dict[str, Any] = {}
     optim: dict[str, Any] = {}
+    losses: dict[str, Weight] = {}
     train: dict[str, Any] = {}
 
 
@@ -298,6 +347,9 @@ class Recipe(Section):
     model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
     plan: PlanSettings = PlanSettings()
     optim: Optim = Optim()
+    losses: dict[str, Weight] = Field(
+        {}, description="Weight of each loss term of the model, or a ramp; default what the model says."
+    )
     stages: list[Stage] = []
     train: Train = Train()
     checkpoint: Checkpoint = Checkpoint()
@@ -324,7 +376,7 @@ class Recipe(Section):
         return self
 
     def for_stage(self, stage: Stage) -> Recipe:
-        """Return this recipe with the stage's own plan, optim and train fields put in, and without stages.
+        """Return this recipe with the stage's own plan, optim, losses and train fields put in, and without stages.
 
         `train.max_epochs` of the run is a limit on every stage: the smaller of the two holds.
         """
@@ -337,6 +389,7 @@ class Recipe(Section):
             update={
                 "plan": PlanSettings(**merged["plan"]),
                 "optim": Optim(**merged["optim"]),
+                "losses": {**self.losses, **stage.losses},
                 "train": Train(**merged["train"]),
                 "stages": [],
             }
@@ -512,6 +565,7 @@ def _validate(
         first = error.errors()[0]
         fault = first.get("ctx", {}).get("error")
         first, path = (fault.first, fault.path) if isinstance(fault, _StageError) else (first, tuple(first["loc"]))
+        path = tuple(part for part in path if not str(part).startswith("("))
         dotted = ".".join(str(part) for part in path)
         if any(path[: len(o)] == o or o[: len(path)] == path for o in overridden if path):
             where = f"command line: {dotted}"

@@ -17,7 +17,8 @@ from unpad.models import build_model, model_config
 from unpad.monitor import Timers
 from unpad.native import library
 from unpad.native.attention import supports
-from unpad.optim import check_schedule, freeze
+from unpad.objective import Objective
+from unpad.optim import check_schedule, freeze, make_optimizer
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
 from unpad.recipe import PlanSettings, Recipe, Stage
@@ -107,7 +108,8 @@ def check_stages(setup: Setup) -> None:
     """Refuse now what a later stage would refuse after hours.
 
     Raises:
-        RecipeError: freezing, schedule or patience of a stage does not fit; PlanError: its plan has no step.
+        RecipeError: freezing, losses, parameter groups, schedule or patience of a stage do not fit; PlanError: its plan
+            has no step.
     """
     before = 0
     for stage in setup.stages:
@@ -115,6 +117,8 @@ def check_stages(setup: Setup) -> None:
         if stage_sequences(setup, stage, 0).size == 0 or recipe.train.max_epochs == 0:
             continue
         freeze(setup.model, recipe.train.freeze)
+        Objective.of(setup.model, recipe.losses)
+        make_optimizer(setup.model, recipe.optim)
         if recipe.train.patience is not None and stage_sequences(setup, stage, 1).size == 0:
             fix = "set data.holdout above 0, or train.patience=null"
             raise RecipeError(

@@ -32,7 +32,6 @@ class Trainable(Protocol):
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
 
 
-WEIGHTS = {"cross_entropy": 1.0}  # weight of every term that trains; any other term is only reported
 Precision = str  # "fp32", "bf16" or "fp16": what matrix products run in; weights and optimizer stay fp32
 
 

@@ -20,7 +20,8 @@ from unpad.evaluate.metrics import held_out
 from unpad.loader import load_steps
 from unpad.memory import HeapKeeper
 from unpad.monitor import Monitor, StepRecord, Timers
-from unpad.optim import freeze, learning_rate, load_optimizer_tensors, make_optimizer
+from unpad.objective import Objective
+from unpad.optim import forget, freeze, learning_rate, load_optimizer_tensors, make_optimizer, set_rate
 from unpad.plan.plan import Plan
 from unpad.progress import (
     CHECKPOINTS,
@@ -37,7 +38,7 @@ from unpad.recipe import Recipe, Stage, load_recipe
 from unpad.run import RECIPE, RUNS, find_run, newest_weights, open_files, put_weights
 from unpad.setup import Setup, check_stages, describe, epoch_plan, last_step, prepare_setup, resolved, stage_sequences
 from unpad.signals import Signals
-from unpad.step import WEIGHTS, StepResult, non_finite, train_step
+from unpad.step import StepResult, non_finite, train_step
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Course:
-    """One stage on its way: what all its functions work with. `recipe` is the stage's own."""
+    """One stage on its way: what all its functions work with. `recipe` is the stage's own, `num_steps` its updates."""
 
     setup: Setup
     stage: Stage
     recipe: Recipe
     progress: Progress
     optimizer: torch.optim.AdamW
+    objective: Objective
+    num_steps: int
     monitor: Monitor
     timers: Timers
     heap: HeapKeeper = field(default_factory=HeapKeeper)
@@ -224,12 +227,13 @@ def _run_stage(
         optimizer = make_optimizer(setup.model, recipe.optim)
     if state is not None:
         load_optimizer_tensors(setup.model, optimizer, state.tensors)
-    course = Course(setup, stage, recipe, progress, optimizer, monitor, timers)
     with timers("plan"):
         first = epoch_plan(setup, stage, 0)
     epoch_steps = first.num_steps  # the schedule counts in these wherever the stage stands: epochs differ in length
     before = progress.step - progress.stage_step
     last = last_step(recipe, before, epoch_steps)
+    objective = Objective.of(setup.model, recipe.losses)
+    course = Course(setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers)
     if _is_over(course):
         message = f"{stage.name}: it ended at step {progress.step}; more epochs, or more steps, would make it go on"
         monitor.event("nothing_to_do", message=message, name=stage.name)
@@ -303,15 +307,16 @@ def _one_step(course: Course, micros: list[RaggedBatch], rate: float, waited: fl
     """One update and its record."""
     setup, recipe, progress = course.setup, course.recipe, course.progress
     began = time.perf_counter()
-    for group in course.optimizer.param_groups:
-        group["lr"] = rate
+    set_rate(course.optimizer, rate)
     # Dropout draws from (seed, step), so a resumed run drops the same values.
     torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
     setup.model.train()
+    weights, fresh = course.objective.begin(setup.model, progress.stage_step, course.num_steps)
+    forget(course.optimizer, fresh)
     with course.timers("train"):
         result = train_step(
             setup.model, micros, course.optimizer,
-            weights=WEIGHTS, precision=setup.precision, clip=recipe.optim.clip,
+            weights=weights, precision=setup.precision, clip=recipe.optim.clip,
             scaler=progress.scaler if setup.precision == "fp16" else None,
         )  # fmt: skip
     if not result.updated:
@@ -333,6 +338,7 @@ def _one_step(course: Course, micros: list[RaggedBatch], rate: float, waited: fl
         lr=rate,
         grad_norm=result.grad_norm,
         terms=result.terms,
+        weights=weights,
         skipped=not result.updated,
     )
     seconds = time.perf_counter() - began + waited

@@ -17,7 +17,8 @@ from unpad.errors import RecipeError
 from unpad.layout import PaddedLayout, build_layout
 from unpad.models import build_model, model_config
 from unpad.models.cnn import Cnn
-from unpad.step import WEIGHTS, accumulate, train_step
+from unpad.objective import WEIGHTS
+from unpad.step import accumulate, train_step
 
 SIDE, CLASSES = 32, 5
 

@@ -23,8 +23,9 @@ from unpad.models.vision_language import VisionLanguage, _Pruning
 from unpad.native import library
 from unpad.nn.block import Stream
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
+from unpad.objective import WEIGHTS
 from unpad.recipe import Generate
-from unpad.step import WEIGHTS, accumulate
+from unpad.step import accumulate
 
 WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1
 # Eight samples: images before, within and after the question, several, none, a single visual token; two prompts end

@@ -29,9 +29,10 @@ from unpad.native import library
 from unpad.nn.activation import activate
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.tower import Tower, TowerConfig
+from unpad.objective import WEIGHTS
 from unpad.optim import freeze
 from unpad.recipe import Generate
-from unpad.step import WEIGHTS, accumulate
+from unpad.step import accumulate
 
 LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
 KINDS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,8 @@ from unpad.layout import build_layout
 from unpad.models import build_model, model_config
 from unpad.models.vit import Vit, drop_tokens
 from unpad.native import library
-from unpad.step import WEIGHTS, accumulate, train_step
+from unpad.objective import WEIGHTS
+from unpad.step import accumulate, train_step
 
 PATCH, CLASSES = 2, 5
 SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]

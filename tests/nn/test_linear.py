@@ -9,9 +9,10 @@ from torch.nn import functional as F
 from tests.conftest import random_batch, tiny_model
 from unpad.native import library
 from unpad.nn.linear import Linear, computing_copy, keep_copies, kept_copy, parameters_changed
+from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.recipe import Optim
-from unpad.step import WEIGHTS, train_step
+from unpad.step import train_step
 
 BF16 = torch.bfloat16
 
