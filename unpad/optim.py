@@ -9,9 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import RecipeError
-from unpad.native import library
-from unpad.native.adamw import adamw_, grad_square_sum
-from unpad.nn.linear import copies_written, kept_copy, parameters_changed
 from unpad.recipe import Optim
 
 
@@ -56,65 +53,14 @@ def make_optimizer(model: nn.Module, settings: Optim) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def gradient_norm(gradients: list[Tensor]) -> Tensor:
-    """Global L2 norm of all gradients, a scalar in fp32 or wider; 0 without gradients."""
-    if not gradients:
-        return torch.zeros(())
-    if _read_native(gradients):
-        return torch.tensor(grad_square_sum(gradients), dtype=torch.float64).sqrt()
-    return torch.nn.utils.get_total_norm(gradients)
-
-
 def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> None:
-    """Scale gradients so that their norm, `norm` now, is at most `clip`, and take the optimizer's step.
-
-    Natively both happen in one pass, which also writes the low-precision copies that `nn/linear.py` keeps.
-    """
+    """Scale gradients so that their norm, `norm` now, is at most `clip`, and take the optimizer's step."""
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if _updates_native(optimizer, parameters):
-        _update_native(optimizer, 1.0 if clip is None else min(clip / (float(norm) + 1e-6), 1.0))
-        return
     if clip is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     optimizer.step()
-    parameters_changed(parameters)
-
-
-def _read_native(gradients: list[Tensor]) -> bool:
-    kinds = (torch.float32, torch.bfloat16)
-    return library.enabled() and all(g.device.type == "cpu" and g.dtype in kinds for g in gradients)
-
-
-def _updates_native(optimizer: torch.optim.AdamW, parameters: list[Tensor]) -> bool:
-    plain = not any(group["amsgrad"] or group["maximize"] for group in optimizer.param_groups)
-    known = all(p.dtype == torch.float32 and p.is_contiguous() for p in parameters)
-    return plain and known and _read_native([p.grad for p in parameters if p.grad is not None])
-
-
-def _update_native(optimizer: torch.optim.AdamW, grad_scale: float) -> None:
-    for group in optimizer.param_groups:
-        parameters = [p for p in group["params"] if p.grad is not None]
-        states = [optimizer.state[p] for p in parameters]
-        for parameter, state in zip(parameters, states, strict=True):
-            if not state:  # as torch.optim.AdamW begins
-                state["step"] = torch.zeros(())
-                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-            state["step"] += 1
-        copies = [kept_copy(p, torch.bfloat16) for p in parameters]
-        adamw_(
-            [p.detach() for p in parameters],
-            [p.grad for p in parameters if p.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            copies,
-            lrs=[group["lr"]] * len(parameters),
-            weight_decays=[group["weight_decay"]] * len(parameters),
-            steps=[int(state["step"]) for state in states],
-            betas=group["betas"],
-            eps=group["eps"],
-            grad_scale=grad_scale,
-        )
-        copies_written(p for p, copy in zip(parameters, copies, strict=True) if copy is not None)
+    # torch's fused optimizers do not tell autograd that they write: kept copies of weights would outlive the update.
+    torch.autograd.graph.increment_version(parameters)
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
