@@ -1,4 +1,4 @@
-"""What each native kernel and setting contributes to training, one at a time.
+"""What each native kernel contributes to training, one at a time.
 
     python benchmarks/kernels.py                      about six minutes on 2 quiet cores
     python benchmarks/kernels.py W1 --rounds 3 --seconds 1 --out /tmp/kernels.md
@@ -23,8 +23,6 @@ import unpad.losses
 import unpad.nn.activation
 import unpad.nn.attention
 import unpad.nn.norm
-import unpad.optim
-import unpad.step
 from unpad.measure import Side, Work, describe_machine, measure_rounds, spread
 from unpad.native import library
 from unpad.storage import write_atomic
@@ -66,15 +64,8 @@ PARTS: dict[str, Callable[[], Any]] = {
     "residual add + norm": without(unpad.nn.norm),
     "activation": without(unpad.nn.activation),
     "cross-entropy": without(unpad.losses),
-    "norm of gradients, clip, AdamW": without(unpad.optim, unpad.step),
-    "gradients kept in bf16": without(unpad.step),
-    "copies of weights kept between steps": lambda: patch.object(
-        unpad.step, "keep_copies", lambda _: nullcontext()
-    ),
-    "every one of them": without(
-        unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.losses, unpad.optim, unpad.step
-    ),
-}  # fmt: skip
+    "every one of them": without(unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.losses),
+}
 
 
 def side(name: str, data: Path, part: Callable[[], Any]) -> Side:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from tests.conftest import random_batch, tiny_model
 from unpad.errors import RecipeError
 from unpad.objective import Objective
 from unpad.optim import forget, make_optimizer, set_rate
-from unpad.recipe import Optim, ParameterGroup, Ramp, load_recipe
+from unpad.recipe import Optim, ParameterGroup, Ramp, Weight, load_recipe
 from unpad.step import train_step
 
 
 class TwoTerms(nn.Module):
-    weights = {"a": 1.0, "b": Ramp(start=0.0, end=0.1, steps=5000), "c": 0.0}
+    weights: ClassVar[dict[str, Weight]] = {"a": 1.0, "b": Ramp(start=0.0, end=0.1, steps=5000), "c": 0.0}
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ def test_a_recipe_may_hold_numbers_and_ramps(tmp_path: Path) -> None:
         ("losses.other={end: 2}", "either steps or share"),
         ("losses.other=much", "losses.other"),
         ("losses.other={end: x, steps: 2}", "losses.other.end"),
-        ("losses.other={ende: 2}", 'unknown key "ende"'),
+        ("losses.other={end: 2, stepps: 3}", "stepps"),
     ):
         with pytest.raises(RecipeError, match=message) as error:
             load_recipe("zh_chat", [wrong])

@@ -43,6 +43,7 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
             1e-3 / step,
             float(rng.uniform(0.5, 3)),
             {"nll": loss},
+            {},
         )
         run.step(record, seconds=0.1, waited=0.02, memory_bytes=600_000_000 + step)
         if step % 10 == 0:

@@ -17,9 +17,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError
 from unpad.losses import Terms
 from unpad.memory import peak_memory
-from unpad.native import library
-from unpad.nn.linear import keep_copies
-from unpad.optim import gradient_norm, update
+from unpad.optim import update
 
 
 class Trainable(Protocol):
@@ -125,16 +123,6 @@ def accumulate(
     return sums, counts
 
 
-def _choose_gradient_dtype(model: Trainable, micros: Sequence[RaggedBatch], precision: Precision) -> None:
-    """Keep gradients in the dtype that products make them in where the native optimizer reads them once.
-
-    Sums over several backward passes need the parameters' own dtype, and torch's optimizers ask for it.
-    """
-    as_made = len(micros) == 1 and precision == "bf16" and library.enabled()
-    for parameter in model.parameters():
-        parameter.grad_dtype = None if as_made and parameter.device.type == "cpu" else parameter.dtype
-
-
 def train_step(
     model: Trainable,
     micros: Sequence[RaggedBatch],
@@ -147,28 +135,25 @@ def train_step(
 ) -> StepResult:
     """Run one optimizer update over the micro-batches of a step.
 
-    The caller sets learning rates and decides what follows a step that was not `updated`. Low-precision copies of the
-    weights are kept between steps with the optimizer; `nn/linear.py` says which writes to a weight they would miss.
-    Gradients stay as they are in `.grad`, those of matrices in bf16 where the native optimizer reads them.
+    The caller sets learning rates and decides what follows a step that was not `updated`. Gradients stay in `.grad`, as
+    clipping left them.
 
     Raises:
         OutOfMemoryError: names the step's largest micro-batch and the setting to lower.
     """
     for parameter in model.parameters():
         parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
-    _choose_gradient_dtype(model, micros, precision)
     scale = scaler.scale if scaler else 1.0
     try:
-        with keep_copies(optimizer):
-            sums, counts = accumulate(model, micros, weights, precision, scale)
-            gradients = [p.grad for p in model.parameters() if p.grad is not None]
-            if scale != 1.0:
-                torch._foreach_mul_(gradients, 1.0 / scale)
-            norm = gradient_norm(gradients)
-            loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
-            updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
-            if updated and gradients:
-                update(optimizer, norm, clip)
+        sums, counts = accumulate(model, micros, weights, precision, scale)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if scale != 1.0:
+            torch._foreach_mul_(gradients, 1.0 / scale)
+        norm = nn.utils.get_total_norm(gradients)
+        loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
+        updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
+        if updated and gradients:
+            update(optimizer, norm, clip)
     except RuntimeError as error:
         raise _out_of_memory(error, micros) from None
     if scaler:

@@ -364,41 +364,6 @@ void check_cross_entropy() {
     comparison.report();
 }
 
-/* Tensors of all sizes with gradients of one type; with a copy each, or none. */
-template <class Grad>
-std::vector<Numbers> optimizer(bool with_copies) {
-    std::vector<Array<float>> values, exp_avgs, exp_avg_sqs;
-    std::vector<Array<Grad>> grads;
-    std::vector<Array<uint16_t>> copies;
-    std::vector<unpad_parameter> parameters;
-    for (int64_t numel : {0, 1, 2, 17, 48, 49, 100, 16384, 16385, 50001}) {
-        values.push_back(random_array<float>(numel, 1));
-        grads.push_back(random_array<Grad>(numel, 2));
-        exp_avgs.emplace_back(numel, [](int64_t) { return 0; });
-        exp_avg_sqs.emplace_back(numel, [](int64_t) { return 0; });
-        copies.emplace_back(numel);
-        parameters.push_back(
-            {numel, values.back().data(), exp_avgs.back().data(), exp_avg_sqs.back().data(), grads.back().data(),
-             with_copies ? copies.back().data() : nullptr, 0.01, 0.1, 1, sizeof(Grad) == 2});
-    }
-    const int64_t count = (int64_t)parameters.size();
-    const double square_sum = unpad_grad_square_sum(parameters.data(), count, num_threads);
-    unpad_adamw(parameters.data(), count, 0.9, 0.95, 1e-8, 0.5, num_threads);
-    std::vector<Numbers> results{{square_sum}};
-    for (size_t i = 0; i < values.size(); ++i) {
-        results.insert(results.end(), {values[i].numbers(), exp_avgs[i].numbers(), exp_avg_sqs[i].numbers()});
-        results.push_back(with_copies ? copies[i].numbers() : values[i].numbers());
-    }
-    return results;
-}
-
-void check_optimizer() {
-    Comparison comparison{"adamw"};
-    for (bool with_copies : {false, true}) /* values stand for the copies that are not there */
-        comparison.add(optimizer<uint16_t>(with_copies), optimizer<float>(false));
-    comparison.report();
-}
-
 }  // namespace
 
 int main() {
@@ -412,6 +377,5 @@ int main() {
     check_add_norm();
     check_activation();
     check_cross_entropy();
-    check_optimizer();
     return failures ? 1 : 0;
 }

@@ -17,7 +17,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1 };
 
 /* Raised with every change of this file, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 2
+#define UNPAD_INTERFACE 3
 int unpad_interface(void);
 
 /* 1 when the processor has the instructions these kernels are compiled for. */
@@ -108,28 +108,6 @@ void unpad_activation_backward(
  * one nothing is written. */
 int64_t unpad_cross_entropy(
     int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll);
-
-/* One tensor of an optimizer (adamw.cpp); parameters and moments are float. */
-struct unpad_parameter {
-    int64_t numel;
-    float* value;
-    float* exp_avg;
-    float* exp_avg_sq;
-    const void* grad;
-    uint16_t* copy; /* bf16, receives the new value; NULL for none */
-    double lr;
-    double weight_decay;
-    int64_t step;         /* from 1 */
-    int64_t grad_is_bf16; /* else float */
-};
-
-/* Sum of squares of all gradients. */
-double unpad_grad_square_sum(const struct unpad_parameter* parameters, int64_t count, int num_threads);
-
-/* AdamW with decoupled decay; gradients are multiplied by grad_scale on the way. */
-void unpad_adamw(
-    const struct unpad_parameter* parameters, int64_t count, double beta1, double beta2, double eps, double grad_scale,
-    int num_threads);
 
 #ifdef __cplusplus
 }

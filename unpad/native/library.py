@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 SWITCH = "UNPAD_NATIVE"
-INTERFACE = 2  # UNPAD_INTERFACE of kernels.h
+INTERFACE = 3  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1}  # of activations, as in kernels.h
 _switched_off = False
 

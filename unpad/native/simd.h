@@ -58,7 +58,6 @@ struct Bf16 {
     static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
     /* The second operand where either is NaN: a NaN in b survives. */
     static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-    static Vec sqrt(Vec a) { return _mm512_sqrt_ps(a); }
     static Vec select(Mask m, Vec yes, Vec no) { return _mm512_mask_blend_ps(m, no, yes); }
     static Mask above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
     static float sum(Vec v) { return _mm512_reduce_add_ps(v); }
@@ -133,7 +132,6 @@ struct Double {
     }
     static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
     static Vec max(Vec a, Vec b) { return a > b ? a : b; }
-    static Vec sqrt(Vec a) { return std::sqrt(a); }
     static Vec select(Mask m, Vec yes, Vec no) { return m ? yes : no; }
     static Mask above(Vec a, Vec b) { return a > b; }
     static double sum(Vec v) { return v; }

@@ -1,12 +1,12 @@
 """Linear layers that compute in low precision from copies of their weights.
 
-Autocast makes the copies anew in every forward pass. Inside `keep_copies` they stay until the weight changes, and the
-native optimizer writes them in the same pass that updates the weight.
+A training step makes each copy where it is used: its weights are other ones afterwards. Generation computes with the
+same weights for every token; inside `keep_copies` a copy stays until its weight changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -36,29 +36,20 @@ _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
 
 @contextmanager
 def keep_copies(owner: object | None = None) -> Iterator[None]:
-    """Keep low-precision copies of parameters inside, each until its parameter changes.
+    """Keep low-precision copies of parameters inside, each until its parameter changes; for computing without gradient.
 
     Only for code that knows every writer: a write through `.data`, or by torch's fused optimizers, goes unseen unless
-    `parameters_changed` tells of it.
+    `torch.autograd.graph.increment_version` tells of it, as `optim.update` does.
 
     Args:
         owner: the copies are there again the next time, as long as this object lives; None forgets them at the end.
     """
-    if owner is not None:
-        copies = _owned.setdefault(owner, WeakTensorKeyDictionary())
-    else:
-        outer = _kept.get()
-        copies = WeakTensorKeyDictionary() if outer is None else outer
-    token = _kept.set(copies)
+    new = WeakTensorKeyDictionary()
+    token = _kept.set(new if owner is None else _owned.setdefault(owner, new))
     try:
         yield
     finally:
         _kept.reset(token)
-
-
-def parameters_changed(parameters: Iterable[Tensor]) -> None:
-    """Say that parameters were written to behind autograd's back, so that their copies are made anew."""
-    torch.autograd.graph.increment_version(parameters)
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
@@ -76,33 +67,10 @@ def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     if copies is None:
         return parameter.detach().to(dtype)
     kept: _Copy | None = copies.get(parameter)
-    if kept is None or kept.value.dtype != dtype or kept.value.device != parameter.device:
-        with torch.inference_mode(False), torch.no_grad():  # a copy first made for inference may be trained with later
-            kept = _Copy(parameter.detach().to(dtype), parameter._version)
-        copies[parameter] = kept
-    elif kept.version != parameter._version:
-        with torch.no_grad():
-            kept.value.copy_(parameter)
-        kept.version = parameter._version
+    wanted = dtype, parameter.device, parameter._version
+    if kept is None or (kept.value.dtype, kept.value.device, kept.version) != wanted:
+        kept = copies[parameter] = _Copy(parameter.detach().to(dtype), parameter._version)
     return kept.value
-
-
-def kept_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """The copy that `computing_copy` keeps of a parameter in this dtype; None where there is none.
-
-    Whoever writes to both behind autograd's back calls `copies_written` then.
-    """
-    copies = _kept.get()
-    kept: _Copy | None = None if copies is None else copies.get(parameter)
-    return kept.value if kept is not None and kept.value.dtype == dtype else None
-
-
-def copies_written(parameters: Iterable[Tensor]) -> None:
-    """Say that the kept copies of these parameters hold their newest values."""
-    copies = _kept.get()
-    for parameter in parameters:
-        if copies is not None and parameter in copies:
-            copies[parameter].version = parameter._version
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
