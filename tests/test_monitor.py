@@ -21,7 +21,8 @@ STEPS_PER_EPOCH = 5
 def record(step: int, **changes: object) -> StepRecord:
     rng = np.random.default_rng(step)
     loss = 3 * math.exp(-step / 10) + float(rng.uniform(0, 0.1)) + 1
-    rest = {"loss": loss, "lr": 1e-3 / step, "grad_norm": float(rng.uniform(0.5, 1)), "terms": {"nll": loss}, "weights": {}}
+    terms = {"terms": {"nll": loss}, "weights": {}}
+    rest = {"loss": loss, "lr": 1e-3 / step, "grad_norm": float(rng.uniform(0.5, 1)), **terms}
     values = {
         "step": step, "stage": "pretrain" if step <= 10 else "tune", "epoch": (step - 1) // STEPS_PER_EPOCH,
         "micros": 1,
