@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -117,7 +117,9 @@ def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = F
 def evaluate(
     run: RunArgument,
     as_json: Json = False,
-    replies: Annotated[int, typer.Option(help="Also show this many questions with replies, or misread images.")] = 0,
+    replies: Annotated[
+        int, typer.Option(help="Also show this many questions with replies, misread images or misjudged patients.")
+    ] = 0,
     debug: Debug = False,
 ) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
@@ -125,7 +127,7 @@ def evaluate(
 
     _debug(debug)
     metrics, shown = evaluate_run(run, replies)
-    if replies and not as_json:
+    if not as_json:
         for line in shown:
             console.print(line, markup=False)
     if as_json:
@@ -164,6 +166,23 @@ def infer(
         for answer in answers:
             print(answer.line())
     raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
+
+
+@app.command(epilog="Example: unpad embed events-1 --data new_patients --level set --out sets.parquet")
+def embed(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="The parquet file to write.")],
+    data: Annotated[Path | None, typer.Option(help="Patients as the run's were given; default the run's own.")] = None,
+    level: Annotated[Literal["patient", "set"], typer.Option(help="A row per patient, or per set.")] = "patient",
+    debug: Debug = False,
+) -> None:
+    """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids."""
+    from unpad.embed import embed_file
+    from unpad.run import load
+
+    _debug(debug)
+    for line in embed_file(load(run), data, level, out):
+        console.print(line, markup=False)
 
 
 @app.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")
@@ -213,8 +232,10 @@ def _generate_field(text: str) -> str:
 
 @data_app.command(epilog="Example: unpad data check my.jsonl")
 def check(
-    path: Annotated[Path, typer.Argument(help="A file or folder.")],
-    kind: Annotated[str | None, typer.Option(help="text, chat, images or vqa; default by the first rows.")] = None,
+    path: Annotated[Path, typer.Argument(help="A file or folder, or a recipe of events.")],
+    kind: Annotated[
+        str | None, typer.Option(help="text, chat, images, vqa or events; default by the first rows.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Name every row that cannot be used, with file:line, code and fix. Exit code 3 when there is one."""

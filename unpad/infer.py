@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.data import family_of
 from unpad.data.images import image_batch, read_classes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
@@ -85,7 +86,7 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     Raises:
         RecipeError: the run is not one of images.
     """
-    if not hasattr(run.model, "classify"):
+    if "images" not in family_of(run.recipe).KINDS:
         kind = run.recipe.model["kind"]
         fix = "ask it something with --question" if kind == "vision_language" else "use a run of `unpad train images`"
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)

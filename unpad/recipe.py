@@ -64,6 +64,105 @@ def _as_sources(value: Any) -> Any:
 Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
 
 
+class EventSource(Section):
+    """A table of events of patients, or several of one kind: a file, a folder or a glob; and what its columns mean.
+
+    Names of columns that are `auto` are those of the layout: `id, time, code, value`; of MEDS `subject_id, time, code,
+    numeric_value`; of files of one patient each, named by its id, `minute, variable, value`.
+    """
+
+    path: str
+    layout: Literal["auto", "table", "patients", "meds"] = Field(
+        "auto", description="auto: meds where its columns are, patients where there is none for the id, else table."
+    )
+    id: str = "auto"
+    time: str = "auto"
+    code: str = "auto"
+    value: str | None = Field("auto", description="null: events of this table have no value, as diagnoses.")
+    set: str | None = Field("auto", description="Number of the set of an event; auto: set_index where there is one.")
+    static: list[str] = Field(
+        [], description="Columns of a table with one row per patient; they become the patient's first set."
+    )
+    unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = Field(
+        "auto", description="Of the time; auto: by the name of the column, or by its type."
+    )
+    negative: Literal["auto", "allow", "error"] = Field(
+        "auto", description="Times below 0; auto: a fault in files of one patient each, which count from admission."
+    )
+
+
+class EventLabels(Section):
+    """A table with one row per patient that says what is to be predicted: `label`, or `event` and `duration`."""
+
+    path: str
+    id: str = "auto"
+    label: str | None = Field(None, description="Column of 0 and 1.")
+    time: str | None = Field(None, description="Column: when the label was known; events after it are refused.")
+    event: str | None = Field(None, description="Column of 0 and 1: whether observation ended with the event.")
+    duration: str | None = Field(None, description="Column: when observation ended, on the clock of the events.")
+    horizon: float | None = Field(
+        None, gt=0, description="Time from the landmark within which the event makes the label 1."
+    )
+    censored: Literal["exclude", "keep"] = Field(
+        "exclude", description="Patients whose observation ended before the horizon; keep: without a label."
+    )
+    missing: Literal["error", "exclude", "keep"] = Field(
+        "error", description="Patients who have events and no label; keep: without one."
+    )
+
+    @model_validator(mode="after")
+    def _one_way(self) -> EventLabels:
+        if (self.event is None) != (self.duration is None):
+            raise ValueError("event and duration go together")
+        if (self.label is None) == (self.event is None):
+            raise ValueError("give either label, or event and duration")
+        if self.horizon is not None and self.event is None:
+            raise ValueError("a horizon goes with event and duration")
+        if self.time is not None and self.label is None:
+            raise ValueError("time goes with label; duration says when the event was")
+        return self
+
+
+class EventSettings(Section):
+    """How events of patients become histories, and what is predicted from them."""
+
+    labels: EventLabels | None = None
+    landmark: float | str | None = Field(
+        None,
+        description="Where the prediction is made: a time, or a column of the table of labels; events after it are not "
+        "read. null: the last event of each patient.",
+    )
+    unit: Literal["auto", "minutes", "hours", "days"] = Field(
+        "auto", description="Of landmark, horizon, duration and window; auto: that of the events, days of timestamps."
+    )
+    split: str | None = Field(
+        None, description="Table of id and split: train, holdout or test. Who is not in it takes no part."
+    )
+    window: float | None = Field(
+        None, gt=0, description="Events of one window of this length form a set; null: events of one time."
+    )
+    duplicates: Literal["drop", "keep", "error"] = Field("drop", description="Events that are equal in everything.")
+    unsorted: Literal["sort", "error"] = Field("sort", description="Rows of a patient that go back in time.")
+    unknown_codes: Literal["unknown", "skip", "error"] = Field(
+        "unknown", description="Codes that training patients do not have, or seldom; unknown: one code for all."
+    )
+    min_count: int = Field(1, ge=1, description="Codes that occur less often in training are unknown.")
+    std_floor: float = Field(1e-3, gt=0, description="Smallest standard deviation of a code, as a share of its mean.")
+    code_embeddings: str | None = Field(None, description="Table of vectors: a column Key, the others numbers.")
+    max_events: int | None = Field(
+        None, ge=1, description="Most events of a patient; whole sets are left out and counted. null keeps all."
+    )
+    keep: Literal["latest", "earliest"] = Field("latest", description="Which sets stay under max_events.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> EventSettings:
+        if isinstance(self.landmark, str) and self.labels is None:
+            raise ValueError("a landmark that is a column needs labels, whose table has it")
+        if self.labels is not None and self.labels.horizon is not None and self.landmark is None:
+            raise ValueError("a horizon counts from a landmark; set events.landmark")
+        return self
+
+
 class Template(Section):
     """How a conversation becomes one text: a prefix per role, a separator between messages, EOS after each reply."""
 
@@ -78,6 +177,9 @@ class Data(Section):
     chat: Sources = []
     images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
     vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
+    events: Annotated[list[EventSource], BeforeValidator(_as_sources)] = Field(
+        [], description="Tables of events of patients, which are joined by the patients' ids."
+    )
     root: str | None = Field(None, description="Folder that relative paths start from; default the working directory.")
     holdout: float = Field(
         0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed."
@@ -294,7 +396,7 @@ class Stage(Section):
     """One stage of a run: which data it uses, and what it changes of plan, optim, losses and train."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
-    use: list[Literal["text", "chat", "images", "vqa"]] | None = Field(
+    use: list[Literal["text", "chat", "images", "vqa", "events"]] | None = Field(
         None, description="Which of the run's data; default all."
     )
     plan: dict[str, Any] = {}
@@ -344,6 +446,7 @@ class Recipe(Section):
     tokenizer: Tokenizer = Tokenizer()
     augment: Augment = Augment()
     images: ImageSettings = ImageSettings()
+    events: EventSettings = EventSettings()
     model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
     plan: PlanSettings = PlanSettings()
     optim: Optim = Optim()
@@ -398,9 +501,13 @@ class Recipe(Section):
     def resolve_path(self, path: str) -> Path:
         """Turn a path of the recipe into one of this machine.
 
-        `unpad:` starts inside the package; `drawn:shapes.jsonl` is a small set of pictures, drawn when it
-        is first asked for.
+        `unpad:` starts inside the package; `drawn:shapes.jsonl` is a small set of pictures, `simulated:patients` one of
+        patients, each made when it is first asked for.
         """
+        if path.startswith("simulated:"):
+            from unpad.sources.simulated_events import simulated_folder
+
+            return simulated_folder() / path.removeprefix("simulated:")
         if path.startswith("drawn:"):
             from unpad.images.drawn import drawn_folder
 

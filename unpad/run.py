@@ -54,8 +54,10 @@ class LoadedRun:
             RecipeError: the run is not one of texts.
         """
         if TOKENIZER not in self.files:
-            fix = f"use `unpad infer {self.folder} --image FILE`"
-            raise RecipeError("this run classifies images and writes no text", where=str(self.folder), fix=fix)
+            what, fix = "this run classifies images and writes no text", f"use `unpad infer {self.folder} --image FILE`"
+            if "events" in family_of(self.recipe).KINDS:
+                what, fix = "this run is one of patients and writes no text", f"use `unpad embed {self.folder}`"
+            raise RecipeError(what, where=str(self.folder), fix=fix)
         return load_tokenizer(self.files[TOKENIZER])
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
@@ -222,7 +224,9 @@ def what_next(folder: Path) -> list[str]:
     """What to type after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = load_recipe(str(folder / RECIPE))
-    if recipe.data.images or recipe.data.vqa:
+    if "events" in family_of(recipe).KINDS:
+        use = f"unpad embed {name} --out vectors.parquet"
+    elif recipe.data.images or recipe.data.vqa:
         use = f"unpad infer {name} --image FILE" + (" --question TEXT" if recipe.data.vqa else "")
     else:
         use = f"unpad chat {name}" if recipe.data.chat else f"unpad generate {name} --prompt TEXT"

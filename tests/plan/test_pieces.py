@@ -73,6 +73,18 @@ def test_windows_cover_every_target_exactly_once(corpus, limit, stride):
     assert ledger.tokens("trained") == sum(int(m.sum()) for m in masks)
 
 
+def test_a_sequence_without_positions_stays_where_it_has_a_target():
+    def one_each(seq_ids, starts, stops):
+        return (starts == 0).astype(np.int64)
+
+    pieces, ledger = cut(np.array([3, 0, 2]), None, 8, "error", None, one_each)
+    assert spans(pieces) == [(0, 0, 3, 0), (1, 0, 0, 0), (2, 0, 2, 0)]
+    assert (ledger.trained, ledger.context, ledger.total) == ({"whole": 2}, {"no_loss": 3}, 5)
+    assert ledger.sequences == {"whole": 3, "no_loss": 2}
+    pieces, ledger = cut(np.array([3, 0, 2]), None, 8, "error", None, None)
+    assert (spans(pieces), ledger.dropped) == ([(0, 0, 3, 0), (2, 0, 2, 0)], {"no_target": 0})
+
+
 def test_windows_start_every_stride_and_keep_the_tail():
     pieces, ledger = cut(np.array([10]), None, 4, "split", None, None)
     assert spans(pieces) == [(0, 0, 4, 0), (0, 4, 8, 4), (0, 8, 10, 8)]

@@ -120,7 +120,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
         SourceError: the data cannot be used.
     """
     family = family_of(recipe)
-    given = [name for name in ("text", "chat", "images", "vqa") if getattr(recipe.data, name)]
+    given = [name for name in ("text", "chat", "images", "vqa", "events") if getattr(recipe.data, name)]
     for name in given:
         if name not in family.KINDS:
             kind = recipe.model["kind"]

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from unpad.data import Data
+from unpad.plan.pieces import TargetCount
 from unpad.plan.plan import Micro, plan
 from unpad.recipe import PlanSettings
 
@@ -54,14 +55,25 @@ def held_out(model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings
     return found
 
 
+def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """One target for every whole sequence, with a label or without, (n,) int64."""
+    return (np.asarray(starts) == 0).astype(np.int64)
+
+
 def every_micro(
-    model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings, overflow: str = "error"
+    model: Any,
+    data: Data,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    overflow: str = "error",
+    targets: TargetCount | None = None,
 ) -> Iterator[Micro]:
-    """Micro-batches that hold every sequence once; the model is in evaluation mode meanwhile.
+    """Micro-batches that hold every sequence with a target once; the model is in evaluation mode meanwhile.
 
     Args:
         settings: the recipe's plan section; its sizes and its stride hold.
         overflow: what happens to sequences beyond the model's context.
+        targets: counts targets inside spans; default those of the data.
     """
     fields = {
         "overflow": overflow,
@@ -71,7 +83,7 @@ def every_micro(
     }
     made = plan(
         data.positions, settings.model_copy(update=fields), seed=0, epoch=0,
-        max_tokens=model.config.longest, seq_ids=seq_ids, targets=data.count_targets,
+        max_tokens=model.config.longest, seq_ids=seq_ids, targets=targets or data.count_targets,
     )  # fmt: skip
     was_training = model.training
     model.eval()
@@ -98,12 +110,17 @@ def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
     Returns:
         (len(columns), NUM_RESAMPLES) float64.
     """
-    rng = np.random.default_rng(seed)
-    num = len(columns[0])
     values = np.stack(columns).astype(np.float64)  # (columns, num)
-    draws = (np.bincount(rng.integers(0, num, num), minlength=num) for _ in range(NUM_RESAMPLES if num else 0))
-    sums = [values @ times for times in draws]  # one resample at a time: all together would not fit for many items
+    # One resample at a time: all together would not fit for many items.
+    sums = [values @ times for times in draws(len(columns[0]), seed)]
     return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
+
+
+def draws(num: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each of `num` items is drawn in every resample, (num,) int64; equal arguments give equal draws."""
+    rng = np.random.default_rng(seed)
+    for _ in range(NUM_RESAMPLES if num else 0):
+        yield np.bincount(rng.integers(0, num, num), minlength=num)
 
 
 def interval(value: float, samples: np.ndarray, num: int) -> Metric:

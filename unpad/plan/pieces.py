@@ -31,7 +31,7 @@ class Pieces:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Positions per piece, (num_pieces,) int64; at least 1."""
+        """Positions per piece, (num_pieces,) int64; 0 where a target has none, as the label of an empty history."""
         return self.stops.astype(np.int64) - self.starts
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ def cut_and_count(
     sizes = lengths[ids]
     limit = max(int(sizes.max(initial=1)), 1) if max_tokens is None else max_tokens
     over = sizes > limit
-    num_pieces = (sizes > 0).astype(np.int64)
+    num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, kept where it has a target
     step, shift, lost = limit, np.zeros_like(sizes), Ledger()
     if overflow == "split":
         step = _check_stride(stride, limit) if max_tokens is not None else limit
@@ -109,7 +109,6 @@ def cut_and_count(
     fresh = starts + np.where(window > 0, limit - step, 0)
     pieces = Pieces(ids[source], starts.astype(np.int32), stops.astype(np.int32), fresh.astype(np.int32))
     counts = stops - fresh if targets is None else _count(targets, pieces)
-    lost += entry("dropped", "no_target", 0, ids[sizes == 0])
     if not counts.all():
         none = counts == 0
         lost += entry("dropped", "no_target", (stops - fresh)[none].sum(), pieces.seq_ids[none])
@@ -124,6 +123,7 @@ def account(pieces: Pieces, counts: np.ndarray, lengths: np.ndarray, overflow: s
         counts: targets per piece, (num_pieces,) int64.
         lengths: positions per sequence, indexed by sequence id.
     """
+    counts = np.minimum(counts, pieces.stops - pieces.fresh)  # the target of an empty piece is no token
     whole = (pieces.starts == 0) & (pieces.stops == lengths[pieces.seq_ids])
     reason = "split" if overflow == "split" else "rest"
     silent = pieces.stops - pieces.fresh - counts  # (num_pieces,) positions without a target
@@ -188,5 +188,6 @@ def _count(targets: TargetCount, pieces: Pieces) -> np.ndarray:
     counts = np.asarray(targets(pieces.seq_ids, pieces.fresh, pieces.stops)).astype(np.int64)
     assert counts.shape == pieces.seq_ids.shape, "one count per span"
     assert (counts >= 0).all(), "counts are not negative"
-    assert (counts <= pieces.stops - pieces.fresh).all(), "at most one target per position"
+    most = np.maximum(pieces.stops - pieces.fresh, 1)  # a whole sequence may have a target though it has no position
+    assert (counts <= most).all(), "at most one target per position"
     return counts

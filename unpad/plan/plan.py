@@ -136,7 +136,8 @@ def plan(
         settings: the recipe's section; its strategy names the function that groups the pieces.
         max_tokens: the model's context; the smaller of it and settings.max_tokens holds.
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
-        targets: counts targets with loss inside spans; None says that every position is one.
+        targets: counts targets with loss inside spans; None says that every position is one. A sequence without
+            positions is planned where this gives it a target.
 
     Raises:
         PlanError: the settings do not fit the lengths.

@@ -4,15 +4,22 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from unpad.recipe import Data, Source
+import numpy as np
+
+from unpad.errors import RecipeError
+from unpad.recipe import Data, EventSource, Recipe, Source, load_recipe
 from unpad.sources import chat, images, vqa
+from unpad.sources.event_files import looks_like_events
+from unpad.sources.events import join, read_source
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile, expand
 from unpad.sources.jsonlines import count_blank_lines
+from unpad.sources.labels import clock_of, read_labels
+from unpad.sources.patients import choose
 from unpad.sources.read import read_file
 from unpad.sources.rows import rows
 
-KINDS = ("text", "chat", "images", "vqa")
+KINDS = ("text", "chat", "images", "vqa", "events")
 PEEK_ROWS = 20
 
 
@@ -61,14 +68,25 @@ class CheckReport:
 def check(path: Path, kind: str | None = None) -> CheckReport:
     """Read a file, folder or glob with default settings and report every row that cannot be used.
 
-    A folder without data files stands for the images of its sub-folders, one class each.
+    A folder without data files stands for the images of its sub-folders, one class each. A recipe stands for its
+    tables of events, which are read with the columns that it names, and joined with its labels.
 
     Args:
-        kind: text, chat, images or vqa; None tells each file's by its first rows.
+        kind: text, chat, images, vqa or events; None tells each file's by its first rows or columns.
 
     Raises:
-        SourceError: there is no such file, or it cannot be read.
+        SourceError: there is no such file, or it cannot be read; or what is wrong with tables of events concerns no
+            single row.
+        RecipeError: the recipe has no events.
     """
+    if path.suffix.lower() in (".yaml", ".yml"):
+        recipe = load_recipe(str(path))
+        if not recipe.data.events:
+            what, fix = "the recipe has no tables of events", "name a data file; of recipes only events are checked"
+            raise RecipeError(what, where=str(path), fix=fix)
+        return _check_events(recipe)
+    if kind == "events" or (kind is None and looks_like_events(path)):
+        return _check_events(Recipe(data=Data(events=[EventSource(path=str(path))])))
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
         return _check_picture(path)
     source, data = [Source(path=str(path))], Data()
@@ -88,6 +106,30 @@ def _check_picture(path: Path) -> CheckReport:
     found = images.examine(images.Found(str(path), "", path, str(path.resolve().parent)))
     bad = (found,) if isinstance(found, BadRow) else ()
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad)
+
+
+def _check_events(recipe: Recipe) -> CheckReport:
+    """Tables of events with the labels of the recipe; what a row is worth may depend on the others."""
+    settings, resolve = recipe.events, recipe.resolve_path
+    parts = [read_source(source, settings, resolve) for source in recipe.data.events]
+    clock = clock_of(parts, settings)
+    labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
+    rows, persons = join(parts, [labels.ids] if labels else [])
+    found = [*(part.bad for part in parts), *([labels.bad] if labels else [])]
+    tables = [*(part.table for part in parts), *([labels.table] if labels else [])]
+    bad = [row for some in found for row in some]
+    refused = choose(rows, labels, persons[0] if labels else np.zeros(0, np.int64), settings, clock).bad
+    checked = []
+    for table, own in zip(tables, found, strict=True):
+        names = {file.shown for file in table.files}
+        mine = [row for row in refused if row.where in names or row.where.rpartition(":")[0] in names]
+        refused = [row for row in refused if row not in mine]
+        bad += mine
+        first = table.files[0].shown
+        shown = first if len(table.files) == 1 else f"{first} and {len(table.files) - 1} more"
+        num_rows = len(table) + len(table.bad) + sum(row.where in names for row in mine)  # a file without rows is one
+        checked.append(FileCheck(Path(shown), "events", num_rows, num_rows - len(own) - len(mine), 0))
+    return CheckReport(tuple(checked), tuple(bad))
 
 
 def _holds_classes(path: Path) -> bool:

@@ -3,7 +3,7 @@
 import codecs
 import glob
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,7 +55,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
         SourceFile(path, FORMATS.get(path.suffix.lower(), "text") if source.format == "auto" else source.format,
                    source.field, source.weight, index)
         for index, source in enumerate(sources)
-        for path in _paths(resolve(source.path))
+        for path in list_paths(resolve(source.path))
     ]  # fmt: skip
 
 
@@ -66,16 +66,21 @@ def natural_key(path: Path) -> list[tuple[list[str | int], str]]:
     ]
 
 
-def _paths(path: Path) -> list[Path]:
+def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[Path]:
+    """The files that a path means: itself, all in the folder whose suffix is one of these, or those of the pattern.
+
+    Raises:
+        SourceError: there is none.
+    """
     if path.is_file():
         return [path]
     tried = path.absolute()
     if path.is_dir():
-        inside = [p for p in path.rglob("*") if p.suffix.lower() in FORMATS and p.is_file()]
+        inside = [p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file()]
         found = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
         if not found:
             raise SourceError(
-                f"the folder holds no {', '.join('*' + suffix for suffix in FORMATS)}",
+                f"the folder holds no {', '.join('*' + suffix for suffix in suffixes)}",
                 where=str(tried),
                 fix="put data files into it, or name another folder",
             )

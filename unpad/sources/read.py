@@ -38,11 +38,12 @@ def read_file(kind: Kind, file: SourceFile, data: Data) -> tuple[list[Example], 
     return used, bad
 
 
-def apply_policy(bad: list[BadRow], num_rows: int, data: Data) -> None:
+def apply_policy(bad: list[BadRow], num_rows: int, data: Data, checked: str = "") -> None:
     """Refuse bad rows as the recipe says; returning means that they are set aside.
 
     Args:
         num_rows: rows read, good and bad.
+        checked: what `unpad data check` is to be called with; default the file of the first bad row.
 
     Raises:
         SourceError: the policy is `stop` and there is a bad row, or more than `data.max_bad` of the rows are bad.
@@ -50,7 +51,7 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: Data) -> None:
     share = len(bad) / max(num_rows, 1)
     if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad):
         return
-    path = re.sub(r"(:\d+|\[\d+\])$", "", bad[0].where)
+    path = checked or re.sub(r"(:\d+|\[\d+\])$", "", bad[0].where)
     lines = [f"{len(bad)} of {num_rows} rows cannot be used:"]
     lines += [f"  {row.where}: {row.code} {row.what}" for row in bad[:MAX_SHOWN]]
     if len(bad) > MAX_SHOWN:

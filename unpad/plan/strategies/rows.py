@@ -30,7 +30,7 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
             where="plan.row_tokens",
             fix=f"raise plan.row_tokens to {lengths.max()}, or set plan.max_tokens={size}",
         )
-    row_of = best_fit_decreasing(lengths, size)
+    row_of = best_fit_decreasing(np.maximum(lengths, 1), size)  # a piece without tokens takes the room of one
     num_rows = int(row_of.max(initial=-1)) + 1
     row_of = rng.permutation(num_rows)[row_of]
     order = np.argsort(row_of, kind="stable")

@@ -1,0 +1,206 @@
+"""Measures of a predicted probability: equal to scikit-learn where it has them, to brute force where not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from unpad.evaluate.binary import (
+    NUM_BINS,
+    accuracy,
+    auroc,
+    average_precision,
+    bootstrap,
+    brier,
+    calibration_bins,
+    calibration_error,
+    calibration_line,
+    concordance,
+    log_loss,
+    measured,
+    precision_recall_points,
+    ranks,
+    recall_at_k,
+    roc_points,
+)
+from unpad.evaluate.metrics import NUM_RESAMPLES, draws
+
+MEASURES = [auroc, average_precision, brier, log_loss, accuracy]
+
+
+def sample(num: int, ties: bool, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and probabilities that tell something of them; `ties` leaves eight different ones."""
+    rng = np.random.default_rng(seed)
+    p = rng.beta(1, 4, num)
+    labels = (rng.random(num) < p).astype(np.int64)
+    labels[:2] = 0, 1
+    return labels, np.round(p * 7) / 7 if ties else p
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_measures_equal_those_of_scikit_learn(ties: bool) -> None:
+    known = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    labels, p = sample(500, ties)
+    # Exact 0 and 1 cost the likelihood whatever they are cut off at, which is each library's own.
+    p = np.clip(p, 0.01, 0.99)
+    pairs = [
+        (auroc, known.roc_auc_score), (average_precision, known.average_precision_score),
+        (brier, known.brier_score_loss), (log_loss, known.log_loss),
+    ]  # fmt: skip
+    times = next(draws(500, 3))
+    for ours, theirs in pairs:
+        assert ours(labels, p) == pytest.approx(theirs(labels, p), abs=1e-12)
+        assert ours(labels, p, times) == pytest.approx(theirs(labels, p, sample_weight=times), abs=1e-12)
+    assert accuracy(labels, p) == pytest.approx(known.accuracy_score(labels, p > 0.5), abs=1e-12)
+
+
+def test_curves_equal_those_of_scikit_learn() -> None:
+    known = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
+    labels, p = sample(300, ties=True)
+    false, true, _ = known.roc_curve(labels, p, drop_intermediate=False)
+    assert roc_points(labels, p) == pytest.approx(np.stack([false, true], 1), abs=1e-12)
+    precision, recall, _ = known.precision_recall_curve(labels, p)
+    assert precision_recall_points(labels, p)[::-1] == pytest.approx(np.stack([recall, precision], 1)[:-1], abs=1e-12)
+
+
+def test_calibration_equals_that_of_scikit_learn() -> None:
+    known = pytest.importorskip("sklearn.calibration", reason="scikit-learn is not installed")
+    labels, p = sample(400, ties=False)
+    observed, predicted = known.calibration_curve(labels, p, n_bins=NUM_BINS, strategy="quantile")
+    bins = calibration_bins(p)
+    for b in range(NUM_BINS):
+        assert p[bins == b].mean() == pytest.approx(predicted[b], abs=1e-12)
+        assert labels[bins == b].mean() == pytest.approx(observed[b], abs=1e-12)
+    share = np.bincount(bins, minlength=NUM_BINS) / len(p)
+    assert calibration_error(labels, p) == pytest.approx((share * np.abs(predicted - observed)).sum(), abs=1e-12)
+
+
+@pytest.mark.parametrize("measure", [*MEASURES, calibration_line])
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: bool) -> None:
+    labels, p = sample(60, ties)
+    blocks = np.stack([times for times, _ in zip(draws(60, 0), range(5), strict=False)]).astype(float)
+    together = np.moveaxis(np.asarray(measure(labels, p, blocks)), -1, 0)
+    for times, found in zip(blocks.astype(int), together, strict=True):
+        alone = np.asarray(measure(np.repeat(labels, times), np.repeat(p, times)))
+        assert found == pytest.approx(alone, abs=1e-9 if measure is calibration_line else 1e-12)
+
+
+def test_calibration_error_of_a_resample_uses_the_bins_of_all_patients() -> None:
+    labels, p = sample(200, ties=False)
+    times = next(draws(200, 1)).astype(float)
+    bins = calibration_bins(p)
+    gaps = [abs((times * (p - labels))[bins == b].sum()) for b in range(NUM_BINS)]
+    assert calibration_error(labels, p, times) == pytest.approx(sum(gaps) / 200, abs=1e-12)
+
+
+def test_where_a_measure_does_not_exist_it_is_not_a_number() -> None:
+    p = np.array([0.1, 0.2, 0.3])
+    for labels in (np.zeros(3), np.ones(3)):
+        assert math.isnan(auroc(labels, p))
+    assert math.isnan(average_precision(np.zeros(3), p))
+    assert math.isnan(auroc(np.zeros(0), np.zeros(0)))
+    assert math.isnan(brier(np.zeros(0), np.zeros(0)))
+    assert np.isnan(calibration_line(np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.8, 0.9]))).all()  # told apart
+    times = np.stack(list(draws(50, 0))).astype(float)
+    for equal in (0.5, 0.3, 0.01, 1e-13):
+        assert np.isnan(calibration_line(np.arange(50) % 3 == 0, np.full(50, equal), times)).all()
+    rare = measured(lambda w: auroc(np.array([1, 0, 0, 0]), np.arange(4.0), w), 4)
+    assert rare.value == 0
+    assert rare.low == rare.high == 0  # resamples without the one patient are left out
+
+
+def test_calibration_line_finds_how_probabilities_were_bent() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=200_000)
+    labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
+    intercept, slope = calibration_line(labels, 1 / (1 + np.exp(-(2 * x + 1))))
+    assert slope == pytest.approx(0.5, abs=0.02)
+    assert intercept == pytest.approx(-0.5, abs=0.02)
+
+
+def test_probabilities_of_exactly_0_and_1_cost_much_and_not_everything() -> None:
+    labels, p = np.array([1, 0, 1, 0]), np.array([0.0, 1.0, 1.0, 0.0])
+    assert 10 < log_loss(labels, p) < 20
+    assert brier(labels, p) == 0.5
+
+
+def by_pairs(risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray) -> float:
+    right = total = 0.0
+    for i in range(len(risk)):
+        for j in range(len(risk)):
+            ends_later = durations[j] > durations[i] or (durations[j] == durations[i] and not observed[j])
+            if observed[i] and ends_later:
+                both = weights[i] * weights[j]
+                total += both
+                right += both * (1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0)
+    return right / total if total else math.nan
+
+
+@settings(deadline=None, max_examples=60)
+@given(some.integers(0, 40), some.integers(1, 9), some.integers(1, 9), some.integers(0, 1000))
+def test_concordance_equals_that_of_all_pairs(num: int, risks: int, times: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    risk, durations = rng.integers(0, risks, num) / 3.0, rng.integers(0, times, num).astype(float)
+    observed, weights = rng.random(num) < 0.6, rng.integers(0, 3, (2, num)).astype(float)
+    assert concordance(risk, durations, observed) == pytest.approx(
+        by_pairs(risk, durations, observed, np.ones(num)), abs=1e-12, nan_ok=True
+    )
+    for row, found in zip(weights, concordance(risk, durations, observed, weights), strict=True):
+        assert found == pytest.approx(by_pairs(risk, durations, observed, row), abs=1e-12, nan_ok=True)
+
+
+def test_concordance_without_censoring_at_one_horizon_is_auroc() -> None:
+    labels, p = sample(300, ties=True)
+    durations = np.where(labels == 1, 1.0, 2.0)
+    assert concordance(p, durations, labels == 1) == pytest.approx(auroc(labels, p), abs=1e-12)
+
+
+def test_the_bootstrap_draws_patients_as_the_others_do_and_does_not_depend_on_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels, p = sample(40, ties=True)
+    samples = bootstrap(lambda w: auroc(labels, p, w), 40, seed=5)
+    assert samples.shape == (NUM_RESAMPLES,)
+    one_by_one = np.array([auroc(labels, p, times) for times in draws(40, 5)])
+    assert np.array_equal(samples, one_by_one, equal_nan=True)
+    monkeypatch.setattr("unpad.evaluate.binary.BLOCK_CELLS", 7 * 40)
+    assert np.array_equal(bootstrap(lambda w: auroc(labels, p, w), 40, seed=5), samples, equal_nan=True)
+
+
+def test_an_interval_holds_its_value_and_narrows_with_patients() -> None:
+    widths = []
+    for num in (100, 2500):
+        labels, p = sample(num, ties=False)
+        metric = measured(lambda w, labels=labels, p=p: auroc(labels, p, w), num)  # type: ignore[misc]
+        assert metric.low < metric.value < metric.high
+        assert metric.num == num
+        widths.append(metric.high - metric.low)
+    assert widths[1] < widths[0] / 3
+
+
+def test_recall_counts_the_entries_among_the_highest_scores() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(6, 20))
+    rows, columns = np.nonzero(rng.random((5, 20)) < 0.2)
+    found = recall_at_k(*ranks(scores, rows, columns), rows, 6, 5)
+    for row in range(6):
+        wanted = set(columns[rows == row].tolist())
+        top = set(np.argsort(-scores[row])[:5].tolist())
+        assert found[row] == pytest.approx(len(wanted & top) / len(wanted) if wanted else math.nan, nan_ok=True)
+
+
+def test_equal_scores_share_the_places_left_for_them_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.array([[1.0, 2.0, 2.0, 0.0], [5.0, 5.0, 5.0, 5.0]])
+    rows, columns = np.array([0, 0, 0, 1]), np.array([0, 1, 3, 2])
+    above, equal = ranks(scores, rows, columns)
+    assert (above.tolist(), equal.tolist()) == ([2, 0, 3, 0], [1, 2, 1, 4])
+    assert recall_at_k(above, equal, rows, 2, 1).tolist() == [0.5 / 3, 0.25]
+    assert recall_at_k(above, equal, rows, 2, 3).tolist() == [2 / 3, 0.75]
+    monkeypatch.setattr("unpad.evaluate.binary.BLOCK_CELLS", 4)
+    assert [part.tolist() for part in ranks(scores, rows, columns)] == [above.tolist(), equal.tolist()]

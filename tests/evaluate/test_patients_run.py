@@ -1,0 +1,114 @@
+"""A run of patients from its tables to measures, a report and vectors, through the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.shell import Shell
+from tests.toy import quiet
+from unpad.train import train
+
+pytest.importorskip("unpad.data.events", reason="patients cannot be read yet")
+pytest.importorskip("unpad.models.set_sequence", reason="there is no model of patients yet")
+MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
+FIRST, PEOPLE = 987_654_000, 60  # ids that no number of a report looks like
+
+
+def write_tables(folder: Path, ids: np.ndarray) -> None:
+    """Measurements and outcomes of people; who is ill has higher values. The same id gives the same person."""
+    folder.mkdir()
+    tests: dict[str, list[object]] = {"id": [], "days": [], "test": [], "value": []}
+    people: dict[str, list[object]] = {"id": [], "age": [], "futime": [], "status": []}
+    for person in ids.tolist():
+        rng = np.random.default_rng(person)
+        ill = person % 3 == 0
+        for key, one in zip(people, (person, int(rng.integers(30, 90)), 100 if ill else 900, int(ill)), strict=True):
+            people[key].append(one)
+        for day in sorted(rng.integers(-500, 1, rng.integers(0, 8)).tolist()):
+            row = (person, day, str(rng.choice(["a", "b", "c"])), float(rng.normal() + 3 * ill))
+            for key, cell in zip(tests, row, strict=True):
+                tests[key].append(cell)
+    pq.write_table(pa.table(tests), folder / "tests.parquet")
+    pq.write_table(pa.table(people), folder / "people.parquet")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of a few steps, beside the tables that it was trained on."""
+    root = tmp_path_factory.mktemp("patients")
+    write_tables(root / "tables", FIRST + np.arange(PEOPLE))
+    recipe = {
+        "data": {
+            "root": str(root / "tables"),
+            "holdout": 0.4,
+            "events": [
+                {"path": "tests.parquet", "time": "days", "code": "test"},
+                {"path": "people.parquet", "static": ["age"]},
+            ],
+        },
+        "events": {
+            "landmark": 0,
+            "labels": {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365},
+        },
+        "model": {**MODEL, "bins": [0, 90, 365]},
+        "plan": {"tokens_per_step": 200, "tokens_per_micro": 90},
+        "train": {"max_steps": 6, "threads": 1},
+        "precision": "fp32",
+    }
+    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        train(str(root / "recipe.yaml"), root / "run", [], console=quiet())
+        yield root / "run"
+
+
+def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
+    outcome = unpad("eval", run, "--json")
+    assert outcome.code == 0, outcome.err
+    metrics = json.loads(outcome.out)
+    for name in ("loss", "auroc", "average_precision", "brier", "calibration_error", "accuracy", "concordance",
+                 "reconstruction", "made_code", "made_code: age", "next_set_recall@5"):  # fmt: skip
+        assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
+    shown = unpad("eval", run, "--replies", "2")
+    assert shown.out.startswith("held out: ")
+    told = shown.out + (run / "evaluation.json").read_text() + (run / "report.html").read_text()
+    assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]
+
+
+def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    write_tables(tmp_path / "others", FIRST + np.array([PEOPLE + 5, 3, 1, PEOPLE + 1]))
+    own, others = tmp_path / "own.parquet", tmp_path / "others.parquet"
+    assert unpad("embed", run, "--out", own).code == 0
+    assert unpad("embed", run, "--data", tmp_path / "others", "--out", others).code == 0
+    known, found = (pq.read_table(path).to_pydict() for path in (own, others))
+    assert sorted(known["id"]) == (FIRST + np.arange(PEOPLE)).tolist()
+    assert sorted(found["id"]) == [FIRST + i for i in (1, 3, PEOPLE + 1, PEOPLE + 5)]
+    for person in (FIRST + 1, FIRST + 3):
+        before, now = (table["embedding"][table["id"].index(person)] for table in (known, found))
+        assert now == pytest.approx(before, rel=1e-4, abs=1e-5)
+    sets = tmp_path / "sets.parquet"
+    assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
+    assert pq.read_table(sets).column_names == ["id", "set_index", "time", "embedding"]
+
+
+def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet")
+    assert refused.code == 2
+    assert "there is nothing in the place of tests.parquet" in refused.err
+
+
+def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"")
+    for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
+        refused = unpad(*verb)
+        assert refused.code == 2
+        assert "Traceback" not in refused.err
+    assert "unpad embed" in unpad("generate", run, "--prompt", "a").err

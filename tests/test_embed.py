@@ -1,0 +1,85 @@
+"""`unpad embed`: a row for everyone it says there is, under the id of the data, as each would be alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.guessed import Guess, draw
+from tests.shell import Shell
+from tests.toy import quiet, write_toy
+from unpad.embed import embed, embed_file
+from unpad.plan.plan import Micro
+from unpad.recipe import PlanSettings
+from unpad.train import train
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, data: Any, tokens_per_micro: int = 50) -> Any:
+    """A run of patients with a model that needs no training."""
+    monkeypatch.setattr("unpad.embed.family_of", lambda recipe: SimpleNamespace(KINDS=("events",)))
+    source = SimpleNamespace(id="subject")
+    recipe = SimpleNamespace(
+        plan=PlanSettings(tokens_per_micro=tokens_per_micro), data=SimpleNamespace(events=[source])
+    )
+    return SimpleNamespace(folder=Path("runs/r"), model=Guess(), recipe=recipe, files={}, data=lambda: data)
+
+
+def test_patients_stand_under_their_ids_in_the_order_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = draw(25)
+    lines = embed_file(opened(monkeypatch, data), None, "patient", tmp_path / "out.parquet")
+    assert lines == [f"25 patients, 3 numbers each: {tmp_path / 'out.parquet'}"]
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["subject", "embedding"]
+    assert table["subject"].to_pylist() == data.ids.tolist()
+    vectors = np.array(table["embedding"].to_pylist())
+    for seq in range(25):
+        stop = data.positions[seq : seq + 1]
+        alone = data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
+        assert vectors[seq] == pytest.approx(Guess().embed(alone, "patient")[0].numpy(), abs=1e-5)
+    assert table.schema.field("embedding").type.list_size == 3
+
+
+def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = draw(25)
+    embed_file(opened(monkeypatch, data), None, "set", tmp_path / "out.parquet")
+    table = pq.read_table(tmp_path / "out.parquet").to_pydict()
+    assert list(table) == ["subject", "set_index", "time", "embedding"]
+    expected = [(data.ids[i], at) for i, sizes in enumerate(data.set_sizes) for at in range(len(sizes))]
+    assert list(zip(table["subject"], table["set_index"], strict=True)) == expected
+    row = 0
+    for seq, sizes in enumerate(data.set_sizes):
+        stop = data.positions[seq : seq + 1]
+        alone = data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
+        mine = slice(row, row + len(sizes))
+        assert alone.events is not None
+        assert table["time"][mine] == alone.events.times.tolist()
+        assert np.array(table["embedding"][mine]) == pytest.approx(Guess().embed(alone, "set").numpy(), abs=1e-5)
+        row += len(sizes)
+
+
+@pytest.mark.parametrize("level", ["patient", "set"])
+def test_vectors_do_not_depend_on_the_batches(monkeypatch: pytest.MonkeyPatch, level: Any) -> None:
+    data = draw(25)
+    one, many = (embed(opened(monkeypatch, data, size), data, level) for size in (1, 400))
+    assert np.array_equal(one.patient, many.patient)
+    assert one.embedding == pytest.approx(many.embedding, abs=1e-5)
+
+
+def test_a_run_of_texts_is_refused(unpad: Shell, tmp_path: Path) -> None:
+    train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1"], console=quiet())
+    refused = unpad("embed", tmp_path / "run", "--out", tmp_path / "out.parquet")
+    assert refused.code == 2
+    assert "this run is not one of patients" in refused.err
+    assert not (tmp_path / "out.parquet").exists()
+    wrong = unpad("embed", tmp_path / "run", "--out", tmp_path / "out.parquet", "--level", "event")
+    assert wrong.code == 2
+    assert "patient" in wrong.err

@@ -1,0 +1,244 @@
+"""What a model of patients is worth: the event that it predicts, the sets that it rebuilds, the set it expects next.
+
+`held_out` and `evaluate` are what training and `unpad eval` call. Intervals are bootstraps over patients, because sets
+of one patient are not independent. Patients whose outcome is not known have no part in measures of the prediction.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from unpad import storage
+from unpad.evaluate import binary
+from unpad.evaluate.courses import courses
+from unpad.evaluate.metrics import HeldOut, Metric, every_micro, once_each, slots
+from unpad.evaluate.sets import score_sets, summarise_sets
+from unpad.recipe import PlanSettings
+from unpad.report import EVALUATION, write_report
+from unpad.run import LoadedRun
+
+UNKNOWN = -1  # the label of a patient whose outcome is not known
+JUDGES = (
+    "classification",
+    "hazard",
+    "reconstruction",
+    "next_code",
+)  # the first that trains tells which weights are best
+NUM_POINTS = 200  # of a drawn curve
+Z = 1.959964  # normal quantile of 97.5 %
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of patients, each (num_patients, ...).
+
+    Args:
+        log_p: (num_patients, 2) float64, log probabilities of no event and of the event.
+        labels: int64, 0, 1, or -1 where the outcome is not known.
+        risk: float64, higher where the event is expected sooner: the hazard added up over time where the model trains
+            hazards, else the log probability of the event.
+        durations: float64, days to the event or to the end of observation; not a number where not known.
+        observed: bool, whether it was the event; beside `durations`.
+        num_sets: int64.
+    """
+
+    log_p: np.ndarray
+    labels: np.ndarray
+    risk: np.ndarray
+    durations: np.ndarray
+    observed: np.ndarray
+    num_sets: np.ndarray
+
+    @property
+    def p(self) -> np.ndarray:
+        """Probability of the event, (num_patients,)."""
+        return np.exp(self.log_p[:, 1])
+
+    @property
+    def known(self) -> np.ndarray:
+        """Whether the outcome is known, (num_patients,) bool."""
+        return self.labels != UNKNOWN
+
+    @property
+    def nll(self) -> np.ndarray:
+        """Of the patients of known outcome, (num_known,) nats."""
+        log_p, labels = self.log_p[self.known], self.labels[self.known]
+        return -log_p[np.arange(len(labels)), labels]
+
+
+@torch.no_grad()
+def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> Predictions:
+    """Predict the event of patients, in the model's own precision; no result depends on the batching.
+
+    Args:
+        data: whose batches hold what is known of the outcomes, as of `data/events.py`.
+        seq_ids: (num_patients,).
+    """
+    slot, num = slots(data, seq_ids), len(seq_ids)
+    log_p, risk, durations = np.full((num, 2), np.nan), np.full(num, np.nan), np.full(num, np.nan)
+    labels, observed, num_sets = np.full(num, UNKNOWN), np.zeros(num, bool), np.zeros(num, np.int64)
+    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
+        batch, at = data.load(micro).to(device), slot[micro.seq_ids]
+        log_p[at] = model.classify(batch).double().log_softmax(-1).cpu().numpy()
+        hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
+        # Added up, -log(1 - hazard) orders patients as the probability of an event by the last edge does, and still
+        # tells them apart where that is 1 to all digits.
+        risk[at] = log_p[at, 1] if hazards is None else F.softplus(hazards.double()).sum(-1).cpu().numpy()
+        num_sets[at] = batch.events.history.lengths().cpu().numpy()
+        if batch.seq_labels is not None:
+            labels[at] = batch.seq_labels.cpu().numpy()
+        if batch.events.durations is not None:
+            durations[at] = batch.events.durations.cpu().numpy()
+            observed[at] = batch.events.observed.cpu().numpy()
+    assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
+    return Predictions(log_p, labels, risk, durations, observed, num_sets)
+
+
+def trains(model: Any, term: str) -> bool:
+    """Whether the model trains on a loss term, at some time at least."""
+    return bool(model.weights.get(term, 0))
+
+
+def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per patient of known outcome, and how well probabilities rank and fit.
+
+    A model that is not trained to classify, or that is shown nobody of known outcome, is judged by the first other term
+    of `JUDGES` that trains and has targets, such as its reconstruction.
+    """
+    terms = [name for name in JUDGES if trains(model, name)]
+    if "classification" in terms:
+        found = predict(model, data, seq_ids, settings, device)
+        labels, p = found.labels[found.known], found.p[found.known]
+        if labels.size:
+            loss = float(found.nll.mean())
+            values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
+            values |= {"average_precision": float(binary.average_precision(labels, p))}
+            return HeldOut(loss, values | {"brier": float(binary.brier(labels, p))}, len(labels))
+        terms.remove("classification")
+    sums = _term_sums(model, data, seq_ids, settings, device)
+    name, total, count = next((name, *sums[name]) for name in terms if name in sums and sums[name][1])
+    return HeldOut(total / count, {"loss": total / count, name: total / count}, count)
+
+
+@torch.no_grad()
+def _term_sums(
+    model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> dict[str, tuple[float, int]]:
+    """Sum and count of every loss term."""
+    sums: dict[str, tuple[float, int]] = {}
+    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
+        for name, (total, count) in model.losses(data.load(micro).to(device)).items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = before[0] + float(total), before[1] + int(count)
+    return sums
+
+
+def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """Measures of what the model was trained on: of the event (`summarise`), and of sets (`sets.summarise_sets`).
+
+    What the report draws is written to the run as `evaluation.json`; no patient is named in it.
+
+    Args:
+        num_shown: how many patients to show of whom the model was sure and wrong.
+    """
+    ids, device = np.flatnonzero(data.split == 1), torch.device("cpu")
+    model, plan = run.model, run.recipe.plan
+    metrics: dict[str, Metric] = {}
+    drawn: dict[str, Any] = {"family": data.family, "counts": {"patients": len(ids)}}
+    lines: list[str] = []
+    if trains(model, "classification") or trains(model, "hazard"):
+        found = predict(model, data, ids, plan, device)
+        classifies = trains(model, "classification") and bool(found.known.any())
+        metrics |= summarise(found, classifies, classifies or trains(model, "hazard"))
+        drawn["counts"] |= count(found)
+        if classifies:
+            lines = _surest_wrong(found, data, ids, num_shown)
+            drawn |= describe(found)
+            drawn["courses"] = courses(model, data, ids, found.p, found.labels, found.num_sets)
+    wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
+    if any(wanted):
+        sets = score_sets(model, data, ids, plan, device, *wanted)
+        metrics |= summarise_sets(sets, data.codes)
+        drawn["counts"] |= {"sets": len(sets.patient)}
+    storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
+    write_report(run.folder)
+    shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
+    return metrics, [f"held out: {shown}", *lines]
+
+
+def count(found: Predictions) -> dict[str, int]:
+    """Patients by what is known of them."""
+    of_label = {label: int((found.labels == label).sum()) for label in (1, 0, UNKNOWN)}
+    return {"with_event": of_label[1], "without_event": of_label[0], "of_unknown_outcome": of_label[UNKNOWN]}
+
+
+def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
+    """`loss`, `auroc`, `average_precision`, `brier`, `accuracy`, `calibration_error` with `calibration_slope` and
+    `calibration_intercept`, and `concordance` where times to the event are known.
+
+    Args:
+        classifies: whether probabilities were trained, and there are labels to compare them with.
+        ranks: whether the risk was.
+    """
+    metrics: dict[str, Metric] = {}
+    labels, p, nll = found.labels[found.known], found.p[found.known], found.nll
+    if classifies:
+        measures: dict[str, binary.Measure] = {
+            "loss": lambda w: binary.mean(nll, w),
+            "auroc": lambda w: binary.auroc(labels, p, w),
+            "average_precision": lambda w: binary.average_precision(labels, p, w),
+            "brier": lambda w: binary.brier(labels, p, w),
+            "accuracy": lambda w: binary.accuracy(labels, p, w),
+            "calibration_error": lambda w: binary.calibration_error(labels, p, w),
+            "calibration_slope": lambda w: binary.calibration_line(labels, p, w)[1],
+            "calibration_intercept": lambda w: binary.calibration_line(labels, p, w)[0],
+        }
+        metrics = {name: binary.measured(measure, len(labels), seed) for name, measure in measures.items()}
+    timed = ~np.isnan(found.durations)
+    if ranks and timed.any():
+        risk, durations, observed = found.risk[timed], found.durations[timed], found.observed[timed]
+        metrics["concordance"] = binary.measured(
+            lambda w: binary.concordance(risk, durations, observed, w), len(risk), seed
+        )
+    return metrics
+
+
+def describe(found: Predictions) -> dict[str, Any]:
+    """What the report draws: observed against predicted shares with 95 % Wilson intervals, and the two curves."""
+    labels, p = found.labels[found.known], found.p[found.known]
+    bins = binary.calibration_bins(p)
+    calibration = []
+    for b in np.unique(bins):
+        mine, num = labels[bins == b].mean(), int((bins == b).sum())
+        middle, reach = mine + Z**2 / (2 * num), Z * np.sqrt(mine * (1 - mine) / num + Z**2 / (4 * num**2))
+        low, high = (middle - reach) / (1 + Z**2 / num), (middle + reach) / (1 + Z**2 / num)
+        one = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}
+        calibration.append({name: round(float(value), 6) for name, value in one.items()} | {"patients": num})
+    if not 0 < labels.mean() < 1:  # curves need both outcomes
+        return {"calibration": calibration}
+    return {
+        "calibration": calibration,
+        "roc": _thin(binary.roc_points(labels, p)),
+        "precision_recall": _thin(binary.precision_recall_points(labels, p)),
+    }
+
+
+def _thin(points: np.ndarray) -> list[list[float]]:
+    """At most `NUM_POINTS` of the points of a curve, evenly along its length, both ends among them."""
+    steps = np.abs(np.diff(points, axis=0)).sum(1)
+    along = np.concatenate([[0.0], np.cumsum(steps)])
+    wanted = np.linspace(0, along[-1], NUM_POINTS)
+    return points[np.unique(np.searchsorted(along, wanted).clip(0, len(points) - 1))].round(6).tolist()
+
+
+def _surest_wrong(found: Predictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+    wrong = np.where(found.known, np.abs(found.p - found.labels), 0.0)
+    worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
+    came = ("did not come", "came")
+    return [f"{data.where(int(seq_ids[i]))}: {found.p[i]:.0%} for an event that {came[found.labels[i]]}" for i in worst]

@@ -1,0 +1,102 @@
+"""A small set of patients drawn by code, whose outcome depends on what happened to them, how much of it, and in which
+order.
+
+It is what the packaged recipe of events trains on where no data is given. Drawing is a pure function of the number
+below, so the set is the same everywhere. Names are those of real measurements, numbers are not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from unpad import storage
+from unpad.tokens.cache import cache_folder
+
+NUM_PATIENTS = 800
+VERSION = 1  # of what is drawn; a change makes a new folder
+HORIZON = 365  # days after the landmark, day 0
+# name -> mean and standard deviation of the patients' own levels
+MEASURED = {"creatinine": (90.0, 25.0), "hemoglobin": (135.0, 15.0), "pressure": (130.0, 18.0), "weight": (78.0, 14.0)}
+NOISE = 0.5  # of one measurement, in standard deviations
+
+
+def simulated_folder() -> Path:
+    """The folder of the set, drawn if it is not there: patients/events.parquet and patients/patients.parquet.
+
+    The second is written last, so a folder that was left half drawn is drawn again.
+    """
+    folder = cache_folder() / f"simulated-{VERSION}"
+    if not (folder / "patients" / "patients.parquet").is_file():
+        storage.make_folder(folder)
+        storage.make_folder(folder / "patients")
+        events, patients = draw_patients(NUM_PATIENTS, np.random.default_rng(VERSION))
+        for name, table in (("events", events), ("patients", patients)):
+            sink = pa.BufferOutputStream()
+            pq.write_table(table, sink)
+            storage.write_atomic(folder / "patients" / f"{name}.parquet", sink.getvalue().to_pybytes())
+    return folder
+
+
+def draw_patients(num: int, rng: np.random.Generator) -> tuple[pa.Table, pa.Table]:
+    """Draw patients with visits before and after day 0.
+
+    Returns:
+        events: `id, days, code, value`, null for what has no value; patients: `id, age, sex, died, days`, the last day
+        of observation and whether that was of death.
+    """
+    events: list[tuple[int, int, str, float | None]] = []
+    patients = []
+    for number in range(1, num + 1):
+        age, sex = int(rng.normal(62, 12)), "female" if rng.random() < 0.5 else "male"
+        level = {name: rng.normal() for name in MEASURED}
+        diabetes = rng.random() < 0.25
+        mine, untreated = _visits(level, diabetes, rng)
+        risk = (
+            0.9 * level["creatinine"] - 0.5 * level["hemoglobin"] + 1.6 * untreated + 0.8 * diabetes + (age - 62) / 20
+        )
+        death = rng.exponential(np.exp(8.0 - risk))
+        watched = rng.uniform(250, 1500)
+        last = int(min(death, watched))
+        events += [(number, day, code, value) for day, code, value in mine if day <= last]
+        patients.append((number, age, sex, int(death <= watched), last))
+    columns = list(zip(*sorted(events, key=lambda event: event[:3]), strict=True))
+    kinds = (pa.int64(), pa.int32(), pa.string(), pa.float64())
+    told = list(zip(*patients, strict=True))
+    return (
+        pa.table({name: pa.array(values, kind) for name, values, kind in
+                  zip(("id", "days", "code", "value"), columns, kinds, strict=True)}),
+        pa.table(dict(zip(("id", "age", "sex", "died", "days"), map(pa.array, told), strict=True))),
+    )  # fmt: skip
+
+
+def _visits(
+    level: dict[str, float], diabetes: bool, rng: np.random.Generator
+) -> tuple[list[tuple[int, str, float | None]], bool]:
+    """What happens at a patient's visits, and whether the last infection before day 0 was left without antibiotic.
+
+    About one in twelve has no visit before day 0, and antibiotics are as common without an infection before them: only
+    the order tells.
+    """
+    num = 0 if rng.random() < 1 / 12 else int(rng.geometric(0.12))
+    days = np.sort(rng.integers(-1500, 0, num)).tolist()
+    found: list[tuple[int, str, float | None]] = []
+    untreated = False
+    for day in [*days, *np.sort(rng.integers(1, 400, 2)).tolist()]:
+        for name, (mean, spread) in MEASURED.items():
+            if rng.random() < 0.6:
+                value = mean + spread * (level[name] + NOISE * rng.normal())
+                found.append((day, name, round(value, 1)))
+        if diabetes and rng.random() < 0.3:
+            found.append((day, "diabetes", None))
+        drawn = rng.random()
+        if drawn < 0.15:
+            found.append((day, "infection", None))
+            untreated = untreated or day < 0
+        elif drawn < 0.3:
+            found.append((day, "antibiotic", None))
+            untreated = untreated and day > 0
+    return found, untreated
