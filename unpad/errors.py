@@ -38,6 +38,12 @@ class ProofError(UnpadError):
     exit_code = 1
 
 
+class CollapseError(UnpadError):
+    """A model stopped using its latent, and the recipe says to stop then."""
+
+    exit_code = 1
+
+
 class RecipeError(UnpadError):
     """The recipe or the command line asks for something that cannot be."""
 

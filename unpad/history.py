@@ -73,6 +73,7 @@ class History:
     timing: dict[str, Array]
     events: list[dict[str, Any]]
     recipe: str
+    latent: list[dict[str, Any]]  # readings of a model's latent
 
 
 def read_history(folder: Path) -> History:
@@ -84,6 +85,7 @@ def read_history(folder: Path) -> History:
     columns = ("step", "loss", "lr", "grad_norm", "tokens", "targets", "padded_tokens", "skipped")
     train: dict[str, list[float]] = {name: [] for name in columns}
     evals: list[dict[str, Any]] = []
+    latent: list[dict[str, Any]] = []
     stage_starts: list[tuple[str, int]] = []
     last: dict[str, Any] = {}
     for row in read_rows(folder / "metrics.jsonl"):
@@ -95,6 +97,8 @@ def read_history(folder: Path) -> History:
             last = row
         elif row["kind"] == "eval":
             evals.append(row)
+        elif row["kind"] == "latent":
+            latent.append(row)
     if not last:
         raise SourceError(
             "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
@@ -118,4 +122,5 @@ def read_history(folder: Path) -> History:
         {name: np.array(values) for name, values in timing.items()},
         list(read_rows(folder / "events.jsonl")),
         recipe.read_text(encoding="utf-8") if recipe.is_file() else "",
+        latent,
     )

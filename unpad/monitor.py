@@ -35,7 +35,7 @@ COLUMNS = (
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
 # The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
-SHOWN_EVENTS = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
+SHOWN_EVENTS = ("collapse", "early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
 SHOWN_ON_TERMINAL = (*SHOWN_EVENTS, "checkpoint")
 
 
@@ -237,8 +237,16 @@ class Monitor:
     def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
         """Record a held-out evaluation; `values` holds "loss" (nats per target) and whatever else was measured."""
         values = {name: float(value) for name, value in values.items()}
-        epoch = self._epoch[1] if self._epoch and self._epoch[0] == stage else None
-        row = _row("eval", step, stage, epoch, values.pop("loss", None), targets=num_targets, best=best, values=values)
+        row = _row(
+            "eval",
+            step,
+            stage,
+            self._epoch_of(stage),
+            values.pop("loss", None),
+            targets=num_targets,
+            best=best,
+            values=values,
+        )
         self._write(row)
         measured = {name: row[name] for name in ("loss", "perplexity") if row[name] is not None} | values
         self._scalars("heldout", measured, step)
@@ -247,11 +255,20 @@ class Monitor:
         if perf_counter() >= self._report_due:
             self._report()
 
+    def latent(self, step: int, stage: str, values: dict[str, Any]) -> None:
+        """Record a reading of a model's latent, as `collapse.Verdict.to_row` gives it."""
+        self._write(_row("latent", step, stage, self._epoch_of(stage), None, values=values))
+        self._scalars("latent", {name: value for name, value in values.items() if isinstance(value, float)}, step)
+
     def epoch(self, step: int, stage: str, epoch: int) -> None:
         """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""
         newest = self._heldout["loss"] if self._heldout and self._heldout["stage"] == stage else None
         loss = self._nll / self._targets if self._targets else None
         self._write(_row("epoch", step, stage, epoch, loss, heldout_loss=newest, targets=self._targets))
+
+    def _epoch_of(self, stage: str) -> int | None:
+        """The epoch of the newest step, where it is of this stage."""
+        return self._epoch[1] if self._epoch and self._epoch[0] == stage else None
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write down what happened and when; fields are JSON values. A field `message` is what the screen shows."""
@@ -294,7 +311,7 @@ class Monitor:
             self._heldout = row
         elif row["kind"] == "epoch":
             self._nll, self._targets = 0.0, 0
-        else:
+        elif row["kind"] == "train":
             if self._epoch != (row["stage"], row["epoch"]):
                 self._epoch, self._nll, self._targets = (row["stage"], row["epoch"]), 0.0, 0
             if not row["skipped"]:

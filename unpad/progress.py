@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unpad import checkpoint, storage
+from unpad.collapse import CollapseState
 from unpad.errors import ResumeError
 from unpad.optim import optimizer_tensors
 from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
@@ -36,23 +37,28 @@ class Progress:
     checks_without_progress: int = 0
     num_skipped: int = 0
     scaler: LossScaler = field(default_factory=LossScaler)
+    collapse: CollapseState = field(default_factory=CollapseState)  # of a model with a latent
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Progress:
-        return cls(**{**values, "scaler": LossScaler(**values["scaler"])})
+        parts = {"scaler": LossScaler(**values["scaler"]), "collapse": CollapseState(**values.get("collapse", {}))}
+        return cls(**{**values, **parts})
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
         self.best, self.best_step, self.checks_without_progress = None, 0, 0
+        self.collapse = CollapseState.at(self.step)
 
 
 # --------------------------------------------------------------------------- save
 
 
-def save_checkpoint(setup: Setup, progress: Progress, optimizer: torch.optim.AdamW) -> Path:
-    """Write everything the run needs to continue from here."""
+def save_checkpoint(
+    setup: Setup, progress: Progress, optimizer: torch.optim.AdamW, kept: dict[str, torch.Tensor]
+) -> Path:
+    """Write everything the run needs to continue from here; `kept` is what else it holds, by names of its own."""
     state = _state(setup, progress)
-    state.tensors |= optimizer_tensors(setup.model, optimizer)
+    state.tensors |= optimizer_tensors(setup.model, optimizer) | kept
     return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
 
 

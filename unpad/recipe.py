@@ -376,6 +376,29 @@ class Train(Section):
     )
 
 
+class CollapseSettings(Section):
+    """How closely the latent of a model that has one is watched, and what follows when it is not used any more."""
+
+    policy: Literal["off", "warn", "save", "stop", "recover"] = Field(
+        "warn",
+        description="What follows a confirmed collapse. save: the weights of the last healthy reading are kept aside; "
+        "recover: training goes on from them with less weight on the KL term.",
+    )
+    every: int = Field(100, ge=1, description="Updates between readings; fewer see a collapse sooner and cost more.")
+    window: int = Field(256, ge=2, description="Sets that a reading rests on.")
+    patience: int = Field(3, ge=1, description="Readings in a row that confirm a collapse.")
+    warmup: int = Field(500, ge=0, description="Updates of a stage, or after a recovery, before readings can count.")
+    active_variance: float = Field(0.01, gt=0, description="A unit is active when its mean varies more over sets.")
+    active_share: float = Field(0.1, ge=0, le=1, description="Fewer active units are a sign of collapse.")
+    dead_kl: float = Field(0.01, gt=0, description="A dimension is dead when its KL is smaller, in nats.")
+    dead_share: float = Field(0.9, ge=0, le=1, description="More dead dimensions are a sign of collapse.")
+    probe_gap: float = Field(
+        0.02, gt=0, description="It is a sign of collapse when latents of other sets cost a smaller share more."
+    )
+    factor: float = Field(0.5, gt=0, lt=1, description="What recover multiplies the weight of the KL term by.")
+    recoveries: int = Field(3, ge=1, description="The next collapse after so many recoveries stops the run.")
+
+
 class Checkpoint(Section):
     every: int | None = Field(None, ge=1, description="Updates between checkpoints; default every epoch.")
     keep: int = Field(2, ge=2, description="Newest checkpoints kept besides the best; at least 2, one may be damaged.")
@@ -455,6 +478,7 @@ class Recipe(Section):
     )
     stages: list[Stage] = []
     train: Train = Train()
+    collapse: CollapseSettings = CollapseSettings()
     checkpoint: Checkpoint = Checkpoint()
     generate: Generate = Generate()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
@@ -707,7 +731,7 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
 
 RESUMABLE = (
     "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
-    "train.allocator", "images.cache_mib", "checkpoint.every", "checkpoint.keep", "generate",
+    "train.allocator", "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.keep", "generate",
 )  # fmt: skip
 STAGE_RESUMABLE = ("max_epochs", "eval_every", "grad_norm_warning")
 

@@ -19,6 +19,7 @@ import yaml
 
 from unpad import storage, svg
 from unpad.history import Array, History, read_history
+from unpad.report_collapse import latent_section
 from unpad.report_events import STYLE as EVENTS_STYLE
 from unpad.report_events import describe_events
 from unpad.svg import Line, matrix, plot, running_mean, short, span
@@ -287,6 +288,7 @@ def write_report(folder: Path) -> Path:
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 <div class=tiles>{_tiles(run)}</div>
 {_plots(run, _warning_level(run.recipe))}
+{latent_section(run.latent, run.recipe)}
 {_evaluations(run)}
 {_evaluation(folder)}
 {_events(run)}

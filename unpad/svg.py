@@ -23,6 +23,7 @@ figcaption span{margin-left:16px;white-space:nowrap}
 figcaption i{display:inline-block;width:16px;border-top:3px solid;margin-right:6px;vertical-align:middle}
 i.raw,i.main{color:var(--main)}
 i.held{color:var(--held)}
+i.limit{color:var(--bad)}
 i.raw,path.raw{opacity:.3}
 .none{color:var(--soft);padding:24px 4px}
 svg{display:block;width:100%;height:auto;overflow:visible}
@@ -129,12 +130,14 @@ def plot(
     bounds: list[tuple[str, float]] | None = None,
     limit: float | None = None,
     over: str = "step",
+    log: bool = False,
 ) -> str:
     """Draw lines as a figure of `size`, over steps or what `over` names, from 0 on.
 
     Args:
         bounds: stages (name, first step).
         limit: a level to mark.
+        log: a logarithmic axis in any case; all values are above 0.
     """
     thinned = [(line, [thin(x, y) for x, y in line.segments]) for line in lines]
     points = [(x, y) for _, segments in thinned for x, y in segments if len(x)]
@@ -144,9 +147,9 @@ def plot(
         return f"<figure>{head}<p class=none>nothing was measured</p></figure>"
     ys = np.concatenate([y for _, y in points])
     # A few spikes would press everything else flat: then the axis is logarithmic.
-    log = not zero and ys.min() > 0 and ys.max() > 30 * np.median(ys)
+    log = log or (not zero and ys.min() > 0 and ys.max() > 30 * np.median(ys))
     marks = (
-        [10.0**e for e in range(math.floor(math.log10(ys.min())), math.ceil(math.log10(ys.max())) + 1)]
+        _powers(float(ys.min()), float(ys.max()))
         if log
         else ticks(0.0 if zero else ys.min(), ys.max(), 5 if size[1] > 250 else 4)
     )
@@ -178,6 +181,12 @@ def plot(
                     body += f"<title>{escape(over)} {step:,.0f}: {value:.4g}</title></circle>"
     frame = f'viewBox="0 0 {size[0]} {size[1]}" role=img aria-label="{escape(title)}"'
     return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
+
+
+def _powers(low: float, high: float) -> list[float]:
+    """The powers of ten that enclose [low, high], two or more."""
+    first = math.floor(math.log10(low))
+    return [10.0**e for e in range(first, max(math.ceil(math.log10(high)), first + 1) + 1)]
 
 
 def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:

@@ -15,6 +15,7 @@ from rich.console import Console
 from unpad import storage
 from unpad.batch import RaggedBatch
 from unpad.checkpoint import State
+from unpad.collapse import CollapseMonitor
 from unpad.errors import RecipeError, UnpadError
 from unpad.evaluate.metrics import held_out
 from unpad.loader import load_steps
@@ -65,6 +66,7 @@ class Course:
     num_steps: int
     monitor: Monitor
     timers: Timers
+    latent: CollapseMonitor | None
     heap: HeapKeeper = field(default_factory=HeapKeeper)
 
 
@@ -233,7 +235,15 @@ def _run_stage(
     before = progress.step - progress.stage_step
     last = last_step(recipe, before, epoch_steps)
     objective = Objective.of(setup.model, recipe.losses)
-    course = Course(setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers)
+    held_out_ids, train_ids = stage_sequences(setup, stage, 1), stage_sequences(setup, stage, 0)
+    with timers("latent"):
+        latent = CollapseMonitor.begin(
+            setup.model, setup.data, held_out_ids, train_ids, recipe, progress.collapse, progress.step,
+            {} if state is None else state.tensors,
+        )  # fmt: skip
+    if latent is not None:
+        monitor.event("latent", message=latent.describe())
+    course = Course(setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers, latent)
     if _is_over(course):
         message = f"{stage.name}: it ended at step {progress.step}; more epochs, or more steps, would make it go on"
         monitor.event("nothing_to_do", message=message, name=stage.name)
@@ -260,6 +270,7 @@ def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
     recipe, progress, monitor = course.recipe, course.progress, course.monitor
     if ends_epoch:
         progress.epoch, progress.epoch_step = progress.epoch + 1, 0
+    _read_latent(course)
     evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(course)
     improved = evaluate and _evaluate(course)
     if ends_epoch:
@@ -273,6 +284,31 @@ def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
         with course.timers("save"):
             save_best(course.setup, progress)
     signals.raise_if_received(course.setup.folder)
+
+
+def _read_latent(course: Course) -> None:
+    """Read the model's latent where that is due, and do what follows from it."""
+    latent, progress, monitor = course.latent, course.progress, course.monitor
+    if latent is None or not latent.due(progress.step):
+        return
+    with course.timers("latent"):
+        verdict = latent.check(progress.step)
+    with course.timers("log"):
+        monitor.latent(progress.step, course.stage.name, verdict.to_row())
+    if verdict.changed:
+        monitor.event("collapse", step=progress.step, light=verdict.light, message=verdict.message)
+    if verdict.action == "save":
+        with course.timers("save"):
+            path = latent.keep_aside(course.setup.folder / CHECKPOINTS)
+        monitor.event("checkpoint", step=progress.step, path=path.name)
+    elif verdict.action == "recover":
+        message = latent.recover(progress.step, course.optimizer)
+        monitor.event("collapse", step=progress.step, light="green", message=message)
+        # What was best may be the collapsed weights, whose held-out loss can be the lower one.
+        progress.best, progress.best_step, progress.checks_without_progress = None, 0, 0
+    elif verdict.action == "stop":
+        _save(course)
+        raise latent.error(verdict)
 
 
 def _is_over(course: Course) -> bool:
@@ -313,6 +349,7 @@ def _one_step(course: Course, micros: list[RaggedBatch], rate: float, waited: fl
     setup.model.train()
     weights, fresh = course.objective.begin(setup.model, progress.stage_step, course.num_steps)
     forget(course.optimizer, fresh)
+    weights = progress.collapse.scaled(weights)
     with course.timers("train"):
         result = train_step(
             setup.model, micros, course.optimizer,
@@ -407,7 +444,8 @@ def _evaluate(course: Course) -> bool:
 def _save(course: Course) -> None:
     with course.timers("save"):
         course.monitor.sync()
-        path = save_checkpoint(course.setup, course.progress, course.optimizer)
+        kept = {} if course.latent is None else course.latent.tensors()
+        path = save_checkpoint(course.setup, course.progress, course.optimizer, kept)
     course.monitor.event("checkpoint", step=course.progress.step, path=path.name)
 
 
