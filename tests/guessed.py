@@ -103,6 +103,7 @@ class Guess(nn.Module):
         self.weights = weights or {
             "classification": 1.0, "hazard": 0.3 * hazards, "reconstruction": 0.1, "next_code": 0.1,
         }  # fmt: skip
+        self.trained = self.weights
         self.has_hazards = hazards
         self.config: Any = SimpleNamespace(longest=1_000_000)
 

@@ -42,6 +42,11 @@ class Objective:
             raise RecipeError("every loss has weight 0", where="losses", fix="give one of them a weight")
         return cls(weights)
 
+    def tell(self, model: nn.Module) -> None:
+        """Leave the weights with the model as `trained`, so that its evaluation knows what it was trained on."""
+        if hasattr(model, "trained"):
+            model.trained = self.weights  # type: ignore[assignment]
+
     def at(self, step: int, total_steps: int) -> dict[str, float]:
         """The weights of one update of a stage, counted from 0; terms of weight 0 are left out."""
         found = {

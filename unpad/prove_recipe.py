@@ -76,7 +76,7 @@ def _sample(setup: Setup) -> np.ndarray:
     """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
     ids = np.unique(np.concatenate([stage_sequences(setup, stage, 0) for stage in setup.stages]))
     lengths = setup.data.positions[ids]
-    usable = (lengths >= 1) & (setup.data.num_targets[ids] > 0)
+    usable = setup.data.num_targets[ids] > 0
     if _plan_of_run(setup).overflow == "drop":
         usable &= lengths <= _longest(setup)
     if not usable.any():

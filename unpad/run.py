@@ -19,6 +19,7 @@ from unpad.errors import CheckpointError, RecipeError, SourceError, UnpadError, 
 from unpad.generate import complete, stream
 from unpad.history import read_rows
 from unpad.models import build_model, model_config
+from unpad.objective import Objective
 from unpad.recipe import Generate, Recipe, checked, load_recipe
 from unpad.report import run_state
 from unpad.sources.example import Turn
@@ -183,6 +184,8 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     recipe = load_recipe(str(folder / RECIPE), list(overrides))
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
+    last = recipe.for_stage(recipe.stages[-1]) if recipe.stages else recipe
+    Objective.of(model, last.losses).tell(model)
     weights, state = newest_weights(folder)
     put_weights(model, weights, str(folder))
     return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])

@@ -69,6 +69,7 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)
+        _load_code_vectors(model, config, getattr(data, "code_vectors", None))
     environment = {
         "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
@@ -77,6 +78,16 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
     return Setup(recipe, folder, stages_of(recipe), data, model.to(device), device, precision, environment)
+
+
+def _load_code_vectors(model: Any, config: Any, vectors: np.ndarray | None) -> None:
+    """Give a model the vectors that its codes come with, (num_codes, dim), or none."""
+    given, wanted = None if vectors is None else vectors.shape[1], getattr(config, "code_vectors", None)
+    if given != wanted:
+        what = f"events.code_embeddings gives vectors of length {given}, and the model takes {wanted}"
+        raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={given or 'null'}")
+    if vectors is not None:
+        model.embedding.load_code_vectors(torch.from_numpy(vectors))
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:

@@ -235,6 +235,7 @@ def _run_stage(
     before = progress.step - progress.stage_step
     last = last_step(recipe, before, epoch_steps)
     objective = Objective.of(setup.model, recipe.losses)
+    objective.tell(setup.model)
     held_out_ids, train_ids = stage_sequences(setup, stage, 1), stage_sequences(setup, stage, 0)
     with timers("latent"):
         latent = CollapseMonitor.begin(

@@ -15,6 +15,7 @@ import torch
 from tests.guessed import CODES, Guess, Patients, draw
 from tests.test_report import run_directory
 from unpad.batch import RaggedBatch
+from unpad.errors import SourceError
 from unpad.evaluate import binary
 from unpad.evaluate.courses import courses
 from unpad.evaluate.events import count, describe, evaluate, held_out, predict, summarise
@@ -110,6 +111,11 @@ def test_training_is_judged_by_what_it_trains() -> None:
         assert judged.loss == pytest.approx(rebuilt.reconstruction.mean(), rel=1e-5)
         assert judged.num_targets == len(rebuilt.patient)
         assert judged.values == {"loss": judged.loss, "reconstruction": judged.loss}
+
+
+def test_patients_with_nothing_to_judge_by_are_an_error() -> None:
+    with pytest.raises(SourceError, match="have no target"):
+        held_out(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY, CPU)
 
 
 def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient() -> None:

@@ -150,6 +150,8 @@ def test_every_fault_has_a_code_a_place_and_a_remedy_and_names_nobody(case: Case
     assert case.where in said
     assert caught.value.exit_code == (2 if case.where == "static" else 3)
     assert not any(str(patient) in said for patient in (A, B, B + 1))
+    if case.code not in ("E_ID", "E_CODE", "E_WIDTH") and case.where != "static":
+        assert any(alias(str(patient)) in said for patient in (A, B, B + 1))
     fixes = caught.value.fix + "".join(row.fix for row in rows_told(sources, events))
     assert case.fix in fixes
 

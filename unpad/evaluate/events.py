@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from unpad import storage
+from unpad.errors import SourceError
 from unpad.evaluate import binary
 from unpad.evaluate.courses import courses
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, once_each, slots
@@ -102,7 +103,7 @@ def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, 
 
 def trains(model: Any, term: str) -> bool:
     """Whether the model trains on a loss term, at some time at least."""
-    return bool(model.weights.get(term, 0))
+    return bool(model.trained.get(term, 0))
 
 
 def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
@@ -110,6 +111,9 @@ def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings,
 
     A model that is not trained to classify, or that is shown nobody of known outcome, is judged by the first other term
     of `JUDGES` that trains and has targets, such as its reconstruction.
+
+    Raises:
+        SourceError: there is none.
     """
     terms = [name for name in JUDGES if trains(model, name)]
     if "classification" in terms:
@@ -122,8 +126,12 @@ def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings,
             return HeldOut(loss, values | {"brier": float(binary.brier(labels, p))}, len(labels))
         terms.remove("classification")
     sums = _term_sums(model, data, seq_ids, settings, device)
-    name, total, count = next((name, *sums[name]) for name in terms if name in sums and sums[name][1])
-    return HeldOut(total / count, {"loss": total / count, name: total / count}, count)
+    for name in terms:
+        total, num = sums.get(name, (0.0, 0))
+        if num:
+            return HeldOut(total / num, {"loss": total / num, name: total / num}, num)
+    what = "held-out patients have no target of " + ", ".join(JUDGES)
+    raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
 
 
 @torch.no_grad()
