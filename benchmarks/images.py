@@ -1,10 +1,11 @@
 """Accuracy of an image classifier at its images' own sizes, beside unified squares and a forest on small pictures.
 
-    python benchmarks/images.py MANIFEST [--epochs 20] [--seeds 0 1 2] [--out benchmarks/images.md] [key=value ...]
+    python benchmarks/images.py MANIFEST [--epochs 16] [--seeds 0 1 2] [--out benchmarks/images.md] [key=value ...]
 
-All sides see the same split. The transformer at squares is the same one, trained for the same number of real tokens as
-at native sizes. The forest (scikit-learn, extra `bench`) reads 32 x 32 pixels. Other words change the recipe of all
-transformers, such as images.flip=0.5.
+All sides see the same split. The transformer at squares is the same one, its training images go through the same
+changes, and it is trained for the same number of real tokens as at native sizes; only native sizes can be drawn anew in
+every epoch (images.scale). The forest (scikit-learn, extra `bench`) reads 32 x 32 pixels. Other words change the recipe
+of all transformers, such as images.flip=0.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("manifest", type=Path)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--epochs", type=int, default=20, help="of the native side; the others get as many tokens")
+    parser.add_argument(
+        "--epochs", type=int, help="of the native side, default the recipe's; the others get as many tokens"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--squares", type=int, nargs="*", default=list(SQUARES))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images.md")
@@ -77,6 +80,7 @@ def main() -> None:
     shared = [f"data.images={options.manifest}", *options.overrides]
     native = open_setup(shared)
     assert isinstance(native.data, ImageData)
+    options.epochs = options.epochs or native.recipe.train.max_epochs
     steps = -(-tokens_of(native) * options.epochs // native.recipe.plan.tokens_per_step)
     sides = {"native sizes": shared}
     sides |= {

@@ -218,6 +218,9 @@ class Augment(Section):
     reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text change places.")
 
 
+CHANGES = ("flip", "shift", "scale", "zoom", "color", "erase")  # what a training image goes through, every epoch anew
+
+
 class ImageSettings(Section):
     """At which size images become patches, and how their colours are scaled."""
 
@@ -227,23 +230,53 @@ class ImageSettings(Section):
         "adaptive: less than its own size where there is little to see.",
     )
     square: int = Field(64, ge=1, description="Side of square and letterbox in pixels, a multiple of the patch.")
-    min_tokens: int = Field(1, ge=1, description="Patches that adaptive leaves an image room for, at least.")
+    min_tokens: int = Field(
+        1,
+        ge=1,
+        description="Least patches of an image: native enlarges a smaller one, adaptive leaves room for as many.",
+    )
     max_tokens: int = Field(256, ge=1, description="Most patches of an image of native and adaptive.")
     mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Subtracted from RGB in 0 to 1.")
     std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="What the rest is divided by.")
     cache_mib: int = Field(1024, ge=0, description="Memory for images that were decoded before, in MiB.")
     flip: float = Field(0.0, ge=0, le=1, description="Probability that a training image is mirrored, every epoch anew.")
     shift: float = Field(0.0, ge=0, lt=1, description="Largest shift of a training image, as a share of its sides.")
-    color: float = Field(0.0, ge=0, lt=1, description="Largest change of a training image's contrast and colours.")
+    scale: float = Field(
+        0.0,
+        ge=0,
+        le=3,
+        description="Training images of native become patches at a size drawn anew every epoch, up to 1 + scale times "
+        "larger or smaller than their own.",
+    )
+    zoom: float = Field(
+        0.0, ge=0, le=3, description="A training image is shown larger or smaller by up to 1 + zoom, its size stays."
+    )
+    color: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Largest change of a training image's hue (1: half a turn), saturation and brightness.",
+    )
+    erase: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Largest side of a rectangle that is hidden, as a share of a training image's side.",
+    )
 
     @property
     def augments(self) -> bool:
         """Whether training images are changed."""
-        return bool(self.flip or self.shift or self.color)
+        return any(getattr(self, name) for name in CHANGES)
+
+    @property
+    def draws_sizes(self) -> bool:
+        """Whether every epoch draws the sizes of training images."""
+        return self.scale > 0 and self.size == "native"
 
     def plain(self) -> ImageSettings:
         """The same without any change of training images."""
-        return self.model_copy(update={"flip": 0.0, "shift": 0.0, "color": 0.0})
+        return self.model_copy(update=dict.fromkeys(CHANGES, 0.0))
 
     @model_validator(mode="after")
     def _ranges(self) -> ImageSettings:

@@ -188,7 +188,8 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
         "seq_ids": ids,
         "targets": setup.data.count_targets,
     }
-    return setup.data.positions, settings, known
+    lengths = setup.data.lengths((recipe.train.seed, epoch))
+    return lengths, settings, known
 
 
 def describe(setup: Setup) -> list[str]:

@@ -159,6 +159,7 @@ def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
         (SMALL, {}),
         ({**SMALL, "pool": "attention", "token_drop": 0.5}, {"size": "adaptive", "max_tokens": 12}),
         (SMALL, {"size": "letterbox", "square": 32}),
+        ({**SMALL, "stem": [8, 8]}, {"min_tokens": 2, "max_tokens": 20, "scale": 0.5, "zoom": 0.2, "flip": 0.5}),
         ({"kind": "cnn", "patch": 32}, {"size": "square", "square": 32}),
     ],
 )
@@ -187,7 +188,9 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
     assert "Confusion" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("model", [SMALL, {**SMALL, "pool": "attention"}, {"kind": "cnn", "patch": 32}])
+@pytest.mark.parametrize(
+    "model", [{**SMALL, "stem": [8]}, {**SMALL, "pool": "attention"}, {"kind": "cnn", "patch": 32}]
+)
 def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) -> None:
     images = {"size": "square", "square": 32} if model["kind"] == "cnn" else {}
     recipe = recipe_of(write_folder(tmp_path / "pictures"), images=images).model_copy(update={"model": model})

@@ -61,6 +61,30 @@ def test_a_grid_fits_its_budget_and_is_never_larger_than_the_image(w: int, h: in
     assert grid_of(h, w, patch, ImageSettings(max_tokens=most)) in ((columns, rows), (rows, columns))
 
 
+@given(SIDES, SIDES, st.integers(1, 64), st.integers(1, 200), st.integers(0, 300))
+def test_a_small_image_is_enlarged_to_its_least_number_of_patches(
+    w: int, h: int, patch: int, least: int, more: int
+) -> None:
+    own = grid_of(w, h, patch, ImageSettings(max_tokens=least + more))
+    rows, columns = grid_of(w, h, patch, ImageSettings(min_tokens=least, max_tokens=least + more))
+    if math.prod(own) >= least:
+        assert (rows, columns) == own
+        return
+    assert rows * columns <= least + more
+    assert rows * columns >= math.prod(own)
+    if more > 4 * math.isqrt(least) + 1 and 1 / 4 < w / h < 4:  # room for one patch more on each side
+        assert rows * columns >= least
+
+
+def test_enlarging_keeps_the_aspect_ratio() -> None:
+    settings = ImageSettings(min_tokens=16, max_tokens=64)
+    assert [grid_of(side, side, 8, settings) for side in (1, 16, 22, 32, 48, 128)] == [
+        (4, 4), (4, 4), (4, 4), (4, 4), (6, 6), (8, 8)
+    ]  # fmt: skip
+    assert grid_of(16, 8, 8, settings) == (3, 6)
+    assert grid_of(4, 100, 8, settings) == (21, 1)
+
+
 @given(st.integers(200, 4_000), st.integers(200, 4_000))
 def test_scaling_down_keeps_the_aspect_ratio(width: int, height: int) -> None:
     rows, columns = grid_of(width, height, 8, ImageSettings(max_tokens=256))

@@ -100,6 +100,7 @@ def outputs(model: Vit, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
 KINDS: dict[str, dict[str, Any]] = {
     "mean": {},
     "attention": {"pool": "attention", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1},
+    "convolutions": {"stem": (4,)},
 }
 
 
@@ -137,10 +138,10 @@ def test_permuting_images_permutes_results() -> None:
     torch.testing.assert_close(other_nll, nll[order], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("pool", ["mean", "attention"])
-def test_no_gradient_and_no_bit_crosses_between_images(pool: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gradient_and_no_bit_crosses_between_images(kind: str) -> None:
     batch = random_images()
-    model = tiny_vit(pool=pool).eval()
+    model = tiny_vit(**KINDS[kind]).eval()
     pixels = batch.inputs_embeds.double().requires_grad_()
     model.classify(replace(batch, inputs_embeds=pixels))[3].square().sum().backward()
     start, stop = batch.layout.cu_seqlens[3:5].tolist()
@@ -148,7 +149,7 @@ def test_no_gradient_and_no_bit_crosses_between_images(pool: str) -> None:
     assert torch.equal(outside, torch.zeros_like(outside))
     assert pixels.grad[start:stop].abs().max() > 0
 
-    model = tiny_vit(torch.float32, pool=pool).eval()
+    model = tiny_vit(torch.float32, **KINDS[kind]).eval()
     changed = batch.inputs_embeds.clone()
     changed[start:stop] += 1
     with torch.no_grad():
@@ -166,9 +167,9 @@ def test_what_padding_holds_changes_nothing() -> None:
         assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("pool", ["mean", "attention"])
-def test_a_batch_without_images_is_legal(pool: str) -> None:
-    model = tiny_vit(pool=pool, token_drop=0.5).train()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_without_images_is_legal(kind: str) -> None:
+    model = tiny_vit(**KINDS[kind], token_drop=0.5).train()
     empty = random_images().select([])
     for batch in (empty, empty.pad()):
         assert model(batch).shape == (0, 16)
@@ -235,11 +236,11 @@ def test_images_without_labels_are_classified() -> None:
     assert model.count_targets(unlabelled) == {"cross_entropy": 0, "nll": 0}
 
 
-@pytest.mark.parametrize("pool", ["mean", "attention"])
-def test_bf16_stays_close_to_fp64_and_scores_are_fp32(pool: str) -> None:
+@pytest.mark.parametrize("kind", [{}, {"pool": "attention"}, {"stem": (4,)}])
+def test_bf16_stays_close_to_fp64_and_scores_are_fp32(kind: dict[str, Any]) -> None:
     batch = random_images()
-    exact = tiny_vit(pool=pool).eval()
-    low = tiny_vit(torch.float32, pool=pool).eval()
+    exact = tiny_vit(**kind).eval()
+    low = tiny_vit(torch.float32, **kind).eval()
     with torch.autocast("cpu", torch.bfloat16):
         assert low(batch).dtype == torch.bfloat16
         logits = low.classify(batch)
@@ -285,9 +286,9 @@ def test_every_patch_is_dropped_equally_often() -> None:
     assert (seen / 2000 - 0.5).abs().max() < 0.05  # 4 standard deviations are 0.045
 
 
-@pytest.mark.parametrize("pool", ["mean", "attention"])
-def test_training_sees_what_is_kept_the_same_again_for_the_same_seed(pool: str) -> None:
-    model, batch = tiny_vit(pool=pool, token_drop=0.4).train(), random_images()
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_sees_what_is_kept_the_same_again_for_the_same_seed(kind: str) -> None:
+    model, batch = tiny_vit(**KINDS[kind], token_drop=0.4).train(), random_images()
     for given in (batch, batch.pad("left", pad_to=545)):
         torch.manual_seed(11)
         logits = model.classify(given)
@@ -328,11 +329,11 @@ def halves(num: int, patch: int, seed: int) -> RaggedBatch:
     return pack_images(images, labels, patch)
 
 
-@pytest.mark.parametrize("pool", ["mean", "attention"])
-def test_it_learns_which_half_of_an_image_is_bright(pool: str) -> None:
+@pytest.mark.parametrize("kind", [{}, {"pool": "attention"}, {"stem": (8, 16)}])
+def test_it_learns_which_half_of_an_image_is_bright(kind: dict[str, Any]) -> None:
     sizes = {"kind": "vit", "width": 32, "blocks": 2, "heads": 2, "hidden": 64, "patch": 4, "token_drop": 0.25}
     torch.manual_seed(0)
-    model = build_model(model_config({**sizes, "pool": pool}), 2)
+    model = build_model(model_config({**sizes, **kind}), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(60):
         train_step(model, [halves(32, 4, step)], optimizer, weights=WEIGHTS, precision="fp32", clip=1.0)
@@ -349,7 +350,7 @@ def test_it_learns_which_half_of_an_image_is_bright(pool: str) -> None:
 def test_defaults_are_those_of_a_vision_transformer() -> None:
     config = model_config({"kind": "vit"})
     assert (config.norm, config.activation, config.bias, config.causal) == ("layernorm", "gelu", True, False)
-    assert (config.patch, config.pool, config.token_drop) == (8, "mean", 0.0)
+    assert (config.patch, config.stem, config.pool, config.token_drop) == (8, (), "mean", 0.0)
     assert config.longest == config.context == 4096
     assert model_config({"kind": "vit", "context": 100}).longest == 100
 
@@ -362,6 +363,8 @@ def test_defaults_are_those_of_a_vision_transformer() -> None:
         ({"token_drop": 1.0}, "model.token_drop"),
         ({"positions": "rotary"}, "model.positions"),
         ({"width": 30, "heads": 4}, "model"),
+        ({"patch": 12, "stem": [8, 8, 8]}, "model"),
+        ({"stem": [0]}, "model.stem.0"),
     ],
 )
 def test_a_model_that_cannot_be_is_refused_by_name(section: dict[str, Any], where: str) -> None:

@@ -78,6 +78,10 @@ class Data(Protocol):
         """Targets inside spans of sequences, (n,) int64."""
         ...
 
+    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+        """Positions per sequence in the epoch of this seed and number; `positions` where no epoch draws sizes anew."""
+        ...
+
     def load(self, micro: Micro) -> RaggedBatch:
         """One micro-batch of a plan; called from the loader's own thread."""
         ...

@@ -10,20 +10,21 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
+from PIL import Image
 
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
 from unpad.images.augment import augment
 from unpad.images.decode import NOTES, ImageError, decode
 from unpad.images.patches import prepare
-from unpad.images.sizes import detail, grid_of
+from unpad.images.sizes import Grid, detail, grid_of, scaled_grid
 from unpad.layout import build_layout
 from unpad.models import model_config
 from unpad.plan.plan import Micro
@@ -43,18 +44,24 @@ CHUNK = 64  # images whose sizes a thread finds at a time
 
 @dataclass(eq=False)
 class PixelCache:
-    """Patches of images that were decoded before, until they take `most_bytes`."""
+    """What was made of images before, patches or pixels, until it takes `most_bytes`."""
 
     most_bytes: int
     used: int = 0
-    patches: dict[int, np.ndarray] = field(default_factory=dict)
+    made: dict[int, np.ndarray] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def put(self, image: int, patches: np.ndarray) -> None:
+    def get(self, image: int, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """What was made of an image; makes it if it is not there."""
+        known = self.made.get(image)
+        if known is not None:
+            return known
+        made = make()
         with self.lock:
-            if image not in self.patches and self.used + patches.nbytes <= self.most_bytes:
-                self.patches[image] = patches
-                self.used += patches.nbytes
+            if image not in self.made and self.used + made.nbytes <= self.most_bytes:
+                self.made[image] = made
+                self.used += made.nbytes
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +125,33 @@ class ImageData:
         """One per image, which its first patch stands for; images are never cut."""
         return (np.asarray(starts) == 0).astype(np.int64)
 
+    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+        return self.drawn_grids(np.arange(len(self.examples)), draw).prod(1)
+
+    def drawn_grids(self, ids: np.ndarray, draw: tuple[int, int]) -> np.ndarray:
+        """Rows and columns of images at the sizes that an epoch draws, (num_ids, 2) int64.
+
+        An image to train on has its own size times a factor from 1 / (1 + scale) to 1 + scale, small factors as often
+        as large ones; what is held out keeps its size.
+        """
+        if not self.settings.draws_sizes:
+            return self.grids[ids]
+        # Other numbers than those that change the pixels of an image: images are numbered below this.
+        drawn = np.random.default_rng([*draw, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
+        factors = np.where(self.split[ids] == TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
+        grids = [
+            scaled_grid(self.examples[i].width, self.examples[i].height, factor, self.patch, self.settings)
+            for i, factor in zip(ids.tolist(), factors, strict=True)
+        ]
+        return np.array(grids, np.int64).reshape(-1, 2)
+
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
-        assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "an image is never cut"
+        grids = self.drawn_grids(ids, micro.draw)
+        assert np.array_equal(micro.stops - micro.starts, grids.prod(1)), "an image is never cut"
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            patches = list(pool.map(lambda image: self._changed(image, micro.draw), ids.tolist()))
-        batch = image_batch(patches, self.grids[ids], self.patch, self.labels[ids], ids)
+            patches = list(pool.map(partial(self._changed, micro.draw), ids.tolist(), map(tuple, grids.tolist())))
+        batch = image_batch(patches, grids, self.patch, self.labels[ids], ids)
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
@@ -164,24 +192,26 @@ class ImageData:
     def describe_outputs(self) -> str:
         return f"{len(self.classes)} classes"
 
-    def _changed(self, image: int, draw: tuple[int, int]) -> np.ndarray:
+    def _changed(self, draw: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, changed as this epoch draws where the image is one to train on."""
-        patches = self._patches(image)
+        patches = self._patches(image, grid)
         if not self.settings.augments or self.split[image] != TRAIN:
             return patches
-        rows, columns = self.grids[image].tolist()
-        rng = np.random.default_rng([*draw, image])
-        return augment(patches, (rows, columns), self.patch, self.settings, rng)
+        return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*draw, image]))
 
-    def _patches(self, image: int) -> np.ndarray:
+    def _patches(self, image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, (num_patches, 3 * patch * patch) float32."""
-        known = self.cache.patches.get(image)
-        if known is not None:
-            return known
-        rows, columns = self.grids[image].tolist()
-        patches = prepare(pixels_of(self.examples[image]), (rows, columns), self.patch, self.settings)
-        self.cache.put(image, patches)
-        return patches
+        if self.settings.draws_sizes and self.split[image] == TRAIN:
+            pixels = self.cache.get(image, lambda: self._shrunk(pixels_of(self.examples[image])))
+            return prepare(pixels, grid, self.patch, self.settings)
+        return self.cache.get(image, lambda: prepare(pixels_of(self.examples[image]), grid, self.patch, self.settings))
+
+    def _shrunk(self, pixels: np.ndarray) -> np.ndarray:
+        """An image at the largest size that any epoch draws, or as it is where that is larger still."""
+        height, width = pixels.shape[:2]
+        rows, columns = scaled_grid(width, height, 1 + self.settings.scale, self.patch, self.settings)
+        size = min(width, columns * self.patch), min(height, rows * self.patch)
+        return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
 
 
 def image_batch(
@@ -259,7 +289,8 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     number = {name: index for index, name in enumerate(classes)}
     config, settings = model_config(recipe.model), recipe.images
     grids = grids_of(used, config.patch, settings)
-    refuse_cuts(recipe, int(grids.prod(1).max()), config.longest, "an image")
+    largest = _largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
+    refuse_cuts(recipe, int(largest.prod(1).max()), config.longest, "an image")
     declared = np.array([DECLARED[example.split] for example in used], np.int8)
     keys = np.array([content_key(example) for example in used], np.uint64)
     split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
@@ -305,6 +336,12 @@ def refuse_cuts(recipe: Recipe, most: int, longest: int, what: str) -> None:
                 where="plan.overflow",
                 fix="lower images.max_tokens, or set plan.overflow=drop, which counts what it leaves out",
             )
+
+
+def _largest_grids(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
+    """Rows and columns of every image at the largest size that an epoch may draw, (num_images, 2) int64."""
+    grids = [scaled_grid(image.width, image.height, 1 + settings.scale, patch, settings) for image in examples]
+    return np.array(grids, np.int64).reshape(-1, 2)
 
 
 def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:

@@ -43,6 +43,9 @@ class TextData:
     def positions(self) -> np.ndarray:
         return np.maximum(self.tokens.lengths - 1, 0)
 
+    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+        return self.positions
+
     @property
     def kind(self) -> np.ndarray:
         return self.tokens.kind

@@ -99,6 +99,9 @@ class VqaData:
     def positions(self) -> np.ndarray:
         return np.diff(self.rows.offsets) - 1 + self.num_patches
 
+    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+        return self.positions
+
     @cached_property
     def kind(self) -> np.ndarray:
         return np.zeros(len(self.examples), np.uint8)
@@ -210,11 +213,7 @@ class VqaData:
         )
 
     def _patches(self, image: int) -> np.ndarray:
-        known = self.cache.patches.get(image)
-        if known is None:
-            known = self._decode(image)
-            self.cache.put(image, known)
-        return known
+        return self.cache.get(image, lambda: self._decode(image))
 
     def _decode(self, image: int) -> np.ndarray:
         """The patches of an image, (num_patches, 3 * patch * patch) float32."""

@@ -20,8 +20,9 @@ Grid = tuple[int, int]  # rows, columns
 def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail: float | None = None) -> Grid:
     """Choose the rows and columns of patches of an image; each at least 1.
 
-    native: the nearest whole number of patches at the image's own scale, or fewer with nearly the same aspect ratio so
-    that rows * columns <= max_tokens (Dehghani et al. 2023, "Patch n' Pack", arXiv 2307.06304). adaptive: native's
+    native: the nearest whole number of patches at the image's own scale, or with nearly the same aspect ratio fewer or
+    more so that min_tokens <= rows * columns <= max_tokens (Dehghani et al. 2023, "Patch n' Pack", arXiv 2307.06304);
+    where no whole numbers near the aspect ratio lie between the two, a few less. adaptive: native's
     number times the square root of `detail`, room for min_tokens at least, no more than native; the root because what a
     small size loses no model brings back. square and letterbox: `square` pixels a side.
 
@@ -41,12 +42,19 @@ def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail
             )
         return side, side
     rows, columns = _fit(width, height, patch, settings.max_tokens)
+    if settings.size == "native" and rows * columns < settings.min_tokens:
+        return max((rows, columns), _enlarge(width, height, settings), key=math.prod)
     if settings.size == "adaptive":
         assert detail is not None, "adaptive chooses by the image's detail"
         num_tokens = max(settings.min_tokens, math.ceil(rows * columns * math.sqrt(detail)))
         if num_tokens < rows * columns:
             return _fit(width, height, patch, num_tokens)
     return rows, columns
+
+
+def scaled_grid(width: int, height: int, factor: float, patch: int, settings: ImageSettings) -> Grid:
+    """The grid of an image shown `factor` times its size."""
+    return grid_of(max(1, round(width * factor)), max(1, round(height * factor)), patch, settings)
 
 
 def _fit(width: int, height: int, patch: int, max_tokens: int) -> Grid:
@@ -62,6 +70,17 @@ def _fit(width: int, height: int, patch: int, max_tokens: int) -> Grid:
     # A strip thinner than a patch has one row, and as many columns as there may be.
     legal = legal or [(min(rows, max_tokens), min(columns, max_tokens))]
     return min(legal, key=lambda grid: (abs(math.log(grid[0] * width / (grid[1] * height))), -math.prod(grid)))
+
+
+def _enlarge(width: int, height: int, settings: ImageSettings) -> Grid:
+    """Of the grids near the exact one of `min_tokens` patches those that have as many, and of them that nearest to the
+    aspect ratio; none has more than `max_tokens`."""
+    least, most = settings.min_tokens, settings.max_tokens
+    # rows / columns = height / width and rows * columns = min_tokens, then each of them rounded up or down.
+    rows, columns = (min(most, max(1, math.isqrt(least * a // b))) for a, b in ((height, width), (width, height)))
+    around = [(r, c) for r in (rows, rows + 1) for c in (columns, columns + 1) if r * c <= most]
+    enough = [grid for grid in around if math.prod(grid) >= least] or [max(around, key=math.prod)]
+    return min(enough, key=lambda grid: (abs(math.log(grid[0] * width / (grid[1] * height))), math.prod(grid)))
 
 
 def detail(pixels: NDArray[np.uint8]) -> float:

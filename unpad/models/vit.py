@@ -7,10 +7,10 @@ patches of one image.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from unpad.batch import RaggedBatch
@@ -18,6 +18,7 @@ from unpad.layout import PaddedLayout
 from unpad.losses import Terms, cross_entropy, token_nll
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.convolution import ConvolutionalStem, neighbours
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
@@ -36,11 +37,22 @@ class Config(BlockConfig):
     bias: bool = True
     causal: bool = False
     patch: int = Field(8, ge=1, description="Side of a patch, in pixels.")
+    stem: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (),
+        description="Channels of the convolutions over an image's pixels that make the vectors of its patches, each "
+        "halving the sides; none: one linear map of a patch.",
+    )
     pool: Literal["mean", "attention"] = Field("mean", description="How the patches of an image become one vector.")
     token_drop: float = Field(
         0.0, ge=0, lt=1, description="Share of patches that training leaves out of every image; one stays at least."
     )
     context: int = Field(4096, ge=1, description="Most patches of one image.")
+
+    @model_validator(mode="after")
+    def _stem_fits(self) -> Config:
+        if self.patch % 2 ** len(self.stem):
+            raise ValueError(f"patch {self.patch} cannot be halved {len(self.stem)} times, once after each of stem")
+        return self
 
     @property
     def longest(self) -> int:
@@ -59,7 +71,11 @@ class Vit(nn.Module):
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()
         self.config, self.num_classes = config, num_classes
-        self.patch_embed = Linear(3 * config.patch**2, config.width)
+        self.patch_embed = (
+            ConvolutionalStem(config.patch, config.stem, config.width, config.eps)
+            if config.stem
+            else Linear(3 * config.patch**2, config.width)
+        )
         self.positions = GridPositions(config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
@@ -67,6 +83,8 @@ class Vit(nn.Module):
         self.head = Linear(config.width, num_classes, bias=False)
         self.label_smoothing = 0.0
         init_weights(self, config.blocks)
+        if isinstance(self.patch_embed, ConvolutionalStem):
+            self.patch_embed.init_weights()
 
     def forward(self, batch: RaggedBatch) -> Tensor:
         """Hidden states of patches after the last norm, (total_tokens, width), in the computing dtype.
@@ -104,14 +122,21 @@ class Vit(nn.Module):
         assert batch.grid is not None, "and the size of each image"
         # The weights' dtype, for the pixels because fp32 ones must not hold back an fp64 model, for the residual stream
         # because it stays fp32 while products run in bf16.
-        dtype = self.patch_embed.weight.dtype
-        x = self.patch_embed(batch.inputs_embeds.to(dtype)).to(dtype)  # (total_tokens, width)
+        dtype = self.head.weight.dtype
+        x = self._embed(batch.inputs_embeds.to(dtype), batch).to(dtype)  # (total_tokens, width)
         x = x + self.positions(batch.position_ids, batch.grid, batch.layout).to(dtype)
         delta = None
         for block in self.blocks:
             x, delta = block(x, delta, batch.layout)
         hidden: Tensor = self.norm(x, delta)[1]
         return hidden
+
+    def _embed(self, pixels: Tensor, batch: RaggedBatch) -> Tensor:
+        """Vectors of patches, (total_tokens, width), in the computing dtype."""
+        if isinstance(self.patch_embed, ConvolutionalStem):
+            assert batch.grid is not None, "convolutions ask which patches touch"
+            return self.patch_embed(pixels, neighbours(batch.position_ids, batch.grid, batch.layout))
+        return self.patch_embed(pixels)
 
     def _pooled(self, batch: RaggedBatch) -> Tensor:
         """One vector per image, (num_seqs, width), in the computing dtype."""

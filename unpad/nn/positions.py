@@ -46,7 +46,7 @@ class GridPositions(nn.Module):
             (total_tokens, width), fp32 or wider.
         """
         sizes = grid.clamp_min(1)  # padding cells of an image without patches would divide by 0
-        sequence = _sequence_of_cell(layout)  # (total_tokens,)
+        sequence = seq_of_cell(layout)  # (total_tokens,)
         columns = sizes[:, 1].index_select(0, sequence)
         row = self._embed_side(self.row, sizes[:, 0], sequence, position_ids // columns)
         return row + self._embed_side(self.column, sizes[:, 1], sequence, position_ids % columns)
@@ -76,7 +76,7 @@ class GridPositions(nn.Module):
         return torch.cat(waves, 1).to(self.row.weight.dtype)
 
 
-def _sequence_of_cell(layout: Layout | PaddedLayout) -> Tensor:
+def seq_of_cell(layout: Layout | PaddedLayout) -> Tensor:
     """The sequence of every token, (total_tokens,) int64; of padding cells too."""
     if isinstance(layout, Layout):
         return layout.seq_of_token()
