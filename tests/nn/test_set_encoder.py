@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.nn.samples import WIDTH, bounds_of, gradients, moved
+from unpad.errors import RecipeError
 from unpad.layout import Layout, build_layout
 from unpad.nn.block import BlockConfig
 from unpad.nn.set_encoder import (
@@ -73,6 +74,13 @@ def test_codes_may_come_with_vectors() -> None:
     out = embed(torch.tensor([0, 2]), torch.zeros(2), torch.zeros(2, dtype=torch.bool))
     unit = torch.tensor([[1, 0, 0], [0.5**0.5, 0.5**0.5, 0]], dtype=torch.float64)
     torch.testing.assert_close(out, unit @ embed.from_vector.weight.T + embed.from_vector.bias)
+
+
+@pytest.mark.parametrize(("size", "expects"), [(None, "expects none"), (4, "expects 4")])
+def test_vectors_of_another_length_are_refused(size: int | None, expects: str) -> None:
+    with pytest.raises(RecipeError, match=f"vectors of 3 numbers, and the model {expects}") as error:
+        EventEmbedding(2, WIDTH, size).load_code_vectors(torch.ones(2, 3))
+    assert error.value.where == "model.code_vectors"
 
 
 def test_embeddings_start_as_long_as_one() -> None:
@@ -161,8 +169,9 @@ def test_the_order_of_events_changes_nothing_and_their_number_does() -> None:
     order = torch.tensor([4, 0, 8, 2, 6, 1, 3, 7, 5])
     before, after = (flat(module(given, members_of([9]))) for given in (x, x[order]))
     torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
-    twice = flat(module(x[:1].expand(2, -1), members_of([2])))
-    assert (twice - flat(module(x[:1], members_of([1])))).abs().max() > 1e-3
+    # As many points in both, and attention to equal events is the same however many there are.
+    few, many = (flat(module(x[:1].expand(num, -1), members_of([num]))) for num in (POINTS, 2 * POINTS))
+    assert (few - many).abs().max() > 1e-3
 
 
 def test_a_deeper_latent_rests_on_the_one_before() -> None:

@@ -108,6 +108,9 @@ class EventData:
     def positions(self) -> np.ndarray:
         return np.diff(self.sets.events_of)
 
+    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+        return self.positions
+
     @cached_property
     def kind(self) -> np.ndarray:
         return np.zeros(len(self.ids), np.uint8)

@@ -141,6 +141,7 @@ class SetSequence(nn.Module):
             "next_time": 0.05,
             "next_value": 0.05,
         }
+        self.trained = self.weights  # told by the trainer where a recipe has others
         self._weighted = set(self.weights)
         init_weights(self, config.blocks)
         for part in (self.embedding, self.encoder, self.history, self.decoder):
@@ -326,7 +327,7 @@ class SetSequence(nn.Module):
 
     def _states(self, reading: Reading) -> Tensor:
         """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype."""
-        hidden: Tensor = self.history(reading.latents[-1].z, reading.course)
+        hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
         return hidden
 
     def _readouts(self, states: Tensor, reading: Reading) -> Tensor:

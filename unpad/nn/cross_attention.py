@@ -25,6 +25,9 @@ EPS = 1e-5  # of the norms of the layers built on this
 MAX_GROUPS = 32
 LENGTH_STEPS = (1.25, 1.5, 2.0, 4.0)  # longest over shortest of a rectangle, tried in turn while there are too many
 MAX_CELLS = 1 << 22  # pairs of one query and one key in a rectangle of more than one sequence
+# Multiplications up to which a product takes less time in fp32 than oneDNN takes to prepare one in bf16 for a new
+# size; rectangles have new sizes in every batch.
+SMALL_PRODUCT = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -153,9 +156,8 @@ class PairWeights:
         for group, weights in zip(self.pairs.groups, self.rectangles, strict=True):
             if dropout:
                 weights = _drop(weights, group, dropout, seed)
-            with torch.autocast(values.device.type, enabled=False):
-                y = weights.to(values.dtype) @ group.keys.take(values).transpose(1, 2)
-            parts.append(group.queries.flatten(y.transpose(1, 2)))
+            y = _product(weights, group.keys.take(values).transpose(1, 2))
+            parts.append(group.queries.flatten(y.transpose(1, 2)).to(values.dtype))
             tokens.append(group.queries.tokens)
         out = values.new_zeros(self.pairs.num_queries, *values.shape[1:])
         return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
@@ -164,6 +166,14 @@ class PairWeights:
         """Sum values (num_keys, dim) by the mean of all heads' weights, (num_queries, dim)."""
         mean = tuple(weights.mean(1, keepdim=True) for weights in self.rectangles)
         return PairWeights(self.pairs, mean).apply(values[:, None])[:, 0]
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of (num_seqs, heads, rows, inner) and (num_seqs, heads, inner, columns) in b's dtype, small ones in fp32."""
+    if a.device.type == "cpu" and a.numel() * b.shape[-1] <= SMALL_PRODUCT:
+        b = widened(b)
+    with torch.autocast(a.device.type, enabled=False):
+        return a.to(b.dtype) @ b
 
 
 def _drop(weights: Tensor, group: PairGroup, share: float, seed: int) -> Tensor:
@@ -204,8 +214,7 @@ def _weigh(
     rows, columns = group.queries.take(q).transpose(1, 2), group.keys.take(k).transpose(1, 2)
     if k.shape[1] != q.shape[1]:
         columns = columns.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    with torch.autocast(q.device.type, enabled=False):
-        scores = widened(rows @ columns.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    scores = widened(_product(rows, columns.transpose(-1, -2))) / math.sqrt(q.shape[-1])
     if key_bias is not None:
         scores = scores + group.keys.take(key_bias)[:, None, None, :]
     hidden = ~group.keys.mask[:, None, None, :]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from unpad.errors import RecipeError
 from unpad.layout import Layout
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
@@ -69,8 +70,18 @@ class EventEmbedding(nn.Module):
         self.value_out = Linear(width, width)
 
     def load_code_vectors(self, vectors: Tensor) -> None:
-        """Take over the vectors of all codes, (num_codes, vector_size), each scaled to length 1."""
-        assert self.code_vectors is not None, "this embedding learns its codes"
+        """Take over the vectors of all codes, (num_codes, vector_size), each scaled to length 1.
+
+        Raises:
+            RecipeError: the model was not built for vectors of this length.
+        """
+        expected = None if self.code_vectors is None else self.code_vectors.shape[1]
+        if self.code_vectors is None or vectors.shape[1] != expected:
+            raise RecipeError(
+                f"codes come with vectors of {vectors.shape[1]} numbers, and the model expects {expected or 'none'}",
+                where="model.code_vectors",
+                fix=f"set model.code_vectors={vectors.shape[1]}, or leave out events.code_embeddings",
+            )
         self.code_vectors.copy_(F.normalize(vectors.to(self.code_vectors), dim=1))
 
     def reset(self) -> None:
@@ -281,7 +292,7 @@ class SetEncoder(nn.Module):
             A latent per level, the deepest last.
         """
         pairs = pair_members(members, self.num_points)
-        set_of_event = torch.arange(len(x)) % max(1, members.num_seqs)
+        set_of_event = torch.repeat_interleave(members.lengths(), output_size=len(x))
         latents: list[Latent] = []
         delta: Tensor | None = None
         for level, (block, head) in enumerate(zip(self.blocks, self.heads, strict=True)):
