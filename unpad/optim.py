@@ -89,10 +89,10 @@ def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> No
     """
     parts: dict[int, list[dict[str, Any]]] = {}
     for group in optimizer.param_groups:
-        parts.setdefault(-1 if group["clip"] is None else group["part"], []).append(group)
+        parts.setdefault(-1 if group.get("clip") is None else group["part"], []).append(group)
     for groups in parts.values():
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
-        limit = clip if groups[0]["clip"] is None else groups[0]["clip"]
+        limit = groups[0].get("clip") or clip
         if limit is not None and parameters:
             own = norm if len(parts) == 1 else nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
             nn.utils.clip_grads_with_norm_(parameters, limit, own)

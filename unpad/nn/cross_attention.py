@@ -169,7 +169,7 @@ class PairWeights:
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of (num_seqs, heads, rows, inner) and (num_seqs, heads, inner, columns) in b's dtype, small ones in fp32."""
+    """a @ b, (num_seqs, heads, rows, inner) by (num_seqs, heads, inner, columns), in b's dtype, small ones in fp32."""
     if a.device.type == "cpu" and a.numel() * b.shape[-1] <= SMALL_PRODUCT:
         b = widened(b)
     with torch.autocast(a.device.type, enabled=False):
