@@ -118,6 +118,9 @@ def evaluate(
     run: RunArgument,
     as_json: Json = False,
     replies: Annotated[int, typer.Option(help="Also show this many questions with replies, or misread images.")] = 0,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also what fewer visual tokens save: time, memory, work.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
@@ -125,6 +128,10 @@ def evaluate(
 
     _debug(debug)
     metrics, shown = evaluate_run(run, replies)
+    if cost:
+        from unpad.evaluate.vqa_cost import evaluate_cost
+
+        metrics |= evaluate_cost(run)
     if replies and not as_json:
         for line in shown:
             console.print(line, markup=False)
