@@ -102,6 +102,29 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
 
 
+def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "pictures")
+    data = questions_of(recipe_of(file, images={"flip": 0.5, "shift": 0.2}))
+    held, trained = (np.flatnonzero(data.split == side).tolist() for side in (1, 0))
+
+    def pixels(ids: list[int], epoch: int) -> torch.Tensor:
+        media = data.load(replace(micro_of(data, ids), draw=(7, epoch))).media  # type: ignore[arg-type]
+        assert media is not None
+        assert media.inputs_embeds is not None
+        return media.inputs_embeds
+
+    assert torch.equal(pixels(held, 0), pixels(held, 1))
+    assert not torch.equal(pixels(trained, 0), pixels(trained, 1))
+    assert torch.equal(pixels(trained, 1), pixels(trained, 1))
+    assert torch.equal(pixels(trained, 1), torch.cat([pixels([row], 1) for row in trained]))
+    asked, plain = data.prompts(trained).media, questions_of(recipe_of(file)).prompts(trained).media
+    assert asked is not None
+    assert asked.inputs_embeds is not None
+    assert plain is not None
+    assert plain.inputs_embeds is not None
+    assert torch.equal(asked.inputs_embeds, plain.inputs_embeds), "what is asked is asked about the image as it is"
+
+
 def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     whole = data.load(micro_of(data, [1]))  # type: ignore[arg-type]
