@@ -211,7 +211,14 @@ def test_data_check_names_every_bad_row_and_is_code_3(unpad: Shell, tmp_path: Pa
 def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
     listed = unpad("recipes")
     assert listed.code == 0
-    assert [line.split()[0] for line in listed.out.splitlines()] == ["images", "images_cnn", "llm", "vqa", "zh_chat"]
+    assert [line.split()[0] for line in listed.out.splitlines()] == [
+        "images",
+        "images_cnn",
+        "llm",
+        "vqa",
+        "vqa_prune",
+        "zh_chat",
+    ]
     copy = tmp_path / "mine.yaml"
     assert unpad("recipes", "copy", "zh_chat", copy).code == 0
     assert copy.read_bytes() == (RECIPES / "zh_chat.yaml").read_bytes()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unpad.flops import sizes_of, training_operations
+from unpad.flops import pruner_operations, reading_operations, sizes_of, training_operations
 from unpad.models.decoder import Config
 from unpad.nn.block import BlockConfig
 
@@ -37,3 +37,23 @@ def test_a_split_of_the_sequences_changes_nothing() -> None:
     sizes = sizes_of(BlockConfig(width=32, heads=4), 50)
     parts = training_operations(sizes, [7, 1], 3) + training_operations(sizes, [5], 4)
     assert training_operations(sizes, [7, 1, 5], 7) == parts
+
+
+def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand() -> None:
+    sizes = sizes_of(Config(width=8, blocks=3, heads=4, kv_heads=2, hidden=12, activation="swiglu"), 20)
+    # Two sequences of 5 and 2 tokens, of which 3 and 2 reach the third block; one output each.
+    lengths = [[5, 2], [5, 2], [3, 2]]
+    products = 2 * 480 * (7 + 7 + 5)
+    attention = (2 * 8 + 2 * 8) * (29 + 29 + 13) // 2
+    head = 2 * 8 * 20 * 2
+    assert reading_operations(sizes, lengths, 2) == products + attention + head
+    everywhere = reading_operations(sizes, [[5, 2]] * 3, 7)
+    assert 3 * everywhere == training_operations(sizes, [5, 2], 7)
+
+
+def test_a_head_that_prunes_equals_a_count_by_hand() -> None:
+    # Samples of 6 and 1 visual tokens with 3 and 2 of a question, of width 8, in a head of 4 channels.
+    into = 8 * 4 * (7 + 5)
+    attention = 4 * 4 * (7 + 2 * 5 + 7) + 2 * 4 * (6 * 3 + 1 * 2)
+    judge = (4 * 2 + 2 * 1) * 7
+    assert pruner_operations(8, 4, [6, 1], [3, 2]) == 2 * (into + attention + judge)

@@ -1,8 +1,7 @@
-"""Schedules and losses are their closed forms, gradients go where they belong, and the adversary can learn."""
+"""Losses are their closed forms, gradients go where they belong, and the adversary can learn."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -19,32 +18,13 @@ from unpad.prune_losses import (
     TextPool,
     adversarial,
     binarisation,
-    cosine_ramp,
     discriminator_terms,
     sparsity,
-    temperature,
     token_count,
 )
 
 F64 = torch.float64
 LAYERS = 3
-
-# --------------------------------------------------------------------------- schedules
-
-
-@pytest.mark.parametrize(("progress", "wanted"), [(0, 1.0), (0.25, 0.55), (0.5, 0.1), (1, 0.1)])
-def test_temperature_falls_linearly_and_stays(progress: float, wanted: float) -> None:
-    assert temperature(progress, 1.0, 0.1, 0.5) == pytest.approx(wanted, abs=1e-15)
-    assert temperature(progress, 1.0, 0.1, 0.0) == 0.1
-
-
-@pytest.mark.parametrize(
-    ("progress", "wanted"), [(0, 100.0), (0.075, 100 - 15 * (1 - math.sqrt(0.5))), (0.15, 85.0), (0.3, 70.0), (1, 70.0)]
-)
-def test_weights_follow_half_a_cosine_and_stay(progress: float, wanted: float) -> None:
-    assert cosine_ramp(100, 70, progress) == pytest.approx(wanted, abs=1e-12)
-    assert cosine_ramp(100, 70, progress, end=0) == 70
-
 
 # --------------------------------------------------------------------------- what is kept
 

@@ -120,6 +120,9 @@ def evaluate(
     replies: Annotated[
         int, typer.Option(help="Also show this many questions with replies, misread images or misjudged patients.")
     ] = 0,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also what fewer visual tokens save: time, memory, work.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
@@ -127,6 +130,10 @@ def evaluate(
 
     _debug(debug)
     metrics, shown = evaluate_run(run, replies)
+    if cost:
+        from unpad.evaluate.vqa_cost import evaluate_cost
+
+        metrics |= evaluate_cost(run)
     if not as_json:
         for line in shown:
             console.print(line, markup=False)

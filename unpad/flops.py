@@ -63,3 +63,32 @@ def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) 
     products = 6 * (sizes.block_weights * sizes.blocks + sizes.input_weights) * tokens
     attention = 12 * sizes.attention_width * sizes.blocks * pairs
     return products + (attention // 2 if sizes.causal else attention) + 6 * sizes.head_weights * num_targets
+
+
+def reading_operations(sizes: Sizes, lengths: Sequence[Sequence[int]], num_outputs: int) -> int:
+    """Operations of one forward pass in which blocks may read different numbers of tokens, as after pruning.
+
+    Args:
+        lengths: for every block, the tokens of every sequence that enter it.
+        num_outputs: positions where the head computes.
+    """
+    tokens = sum(sum(block) for block in lengths)
+    pairs = sum(length * length for block in lengths for length in block)
+    attention = 4 * sizes.attention_width * pairs
+    products = 2 * sizes.block_weights * tokens + 2 * sizes.input_weights * sum(lengths[0] if lengths else ())
+    return products + (attention // 2 if sizes.causal else attention) + 2 * sizes.head_weights * num_outputs
+
+
+def pruner_operations(width: int, inner: int, visual: Sequence[int], question: Sequence[int]) -> int:
+    """Operations of one forward pass of a head that judges visual tokens.
+
+    Args:
+        width: channels of hidden states.
+        inner: channels inside the head.
+        visual, question: tokens of every sample.
+    """
+    seen, asked = sum(visual), sum(question)
+    pairs = sum(v * q for v, q in zip(visual, question, strict=True))
+    projections = width * inner * (seen + asked)
+    attention = inner * inner * (2 * seen + 2 * asked) + 2 * inner * pairs
+    return 2 * (projections + attention + (inner // 2) * (inner + 1) * seen)

@@ -139,6 +139,10 @@ def certify(
         losses: the recipe's weights of loss terms; gradients are those of the sum that they make.
     """
     device = device or next(model.parameters()).device
+    reduces = len(getattr(model, "modes", ())) > 1  # the lines up to the last ones need an output for every token
+    if reduces:
+        model = copy.deepcopy(model)
+        model.mode = "origin"  # type: ignore[assignment]
     weights = Objective.of(model, losses).final(model)
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [one.to(device) for one in alone]
@@ -149,7 +153,7 @@ def certify(
     lines = [
         _labels_line(alone, variants),
         _repeat_line(exact, base),
-        *(_equal_line(exact, truth, variant, device) for variant in [*variants, *_more_variants(base)]),
+        *(_equal_line(exact, truth, variant, device) for variant in [*variants, *more_variants(base)]),
         *_torch_line(exact, truth, variants[0], device),
         _cross_gradient_line(exact, base),
         _pad_contents_line(exact, base),
@@ -161,7 +165,12 @@ def certify(
     not_proven = [
         Line("attention of this run's longer or shorter sequences", name, None, None, None) for name in missing
     ]
-    return Certificate((*lines, *own, *not_proven))
+    fewer: list[Line] = []
+    if reduces:
+        from unpad.prove_pruned import pruned_lines  # it measures with what stands below
+
+        fewer = pruned_lines(model, alone, base, variants[0], weights, precision, device)
+    return Certificate((*lines, *own, *fewer, *not_proven))
 
 
 # --------------------------------------------------------------------------- the truth, and measurements against it
@@ -193,7 +202,7 @@ def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch], weights: dict[str
             torch.stack(trained).sum().backward()
             sums = {name: sums.get(name, 0.0) + float(value[0].detach()) for name, value in terms.items()}
     means = {name: value / max(counts[name], 1) for name, value in sums.items()}
-    return Measurement(outputs, means, {name: counts[name] for name in sums}, weights, _gradients(model))
+    return Measurement(outputs, means, {name: counts[name] for name in sums}, weights, gradients(model))
 
 
 def _measure(
@@ -210,7 +219,7 @@ def _measure(
             for row, output in zip(rows, _per_sequence(model(batch), batch), strict=True):
                 if row >= 0:
                     outputs[row] = output
-    return Measurement(outputs, terms, counts, truth.weights, _gradients(model))
+    return Measurement(outputs, terms, counts, truth.weights, gradients(model))
 
 
 def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
@@ -220,7 +229,7 @@ def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
     return list(hidden.split(batch.layout.lengths().tolist()))
 
 
-def _gradients(model: nn.Module) -> dict[str, Tensor]:
+def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -235,7 +244,7 @@ def _error(got: Tensor, wanted: Tensor) -> float:
     return relative if relative == relative else float("inf")
 
 
-def _errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
+def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
     """Largest relative errors of outputs, loss terms (counts must be equal) and gradients as one vector."""
     outputs = max((_error(a, b) for a, b in zip(got.outputs, wanted.outputs, strict=True)), default=0.0)
     if got.counts != wanted.counts:
@@ -250,7 +259,7 @@ def _errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]
 # --------------------------------------------------------------------------- part one: fp64
 
 
-def _more_variants(packed: RaggedBatch) -> list[Variant]:
+def more_variants(packed: RaggedBatch) -> list[Variant]:
     """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
     whole = list(range(packed.num_seqs))
     longest = packed.layout.max_seqlen if isinstance(packed.layout, Layout) else 0
@@ -267,9 +276,9 @@ def _more_variants(packed: RaggedBatch) -> list[Variant]:
 
 def _equal_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> Line:
     got = _measure(model, truth, variant, device, "fp32")
-    error = max(_errors(got, truth))
+    error = max(errors(got, truth))
     return Line(
-        f"{variant.name} = alone", _kernels(model, variant, torch.float64, device), error, EXACT, error <= EXACT
+        f"{variant.name} = alone", kernels_of(model, variant, torch.float64, device), error, EXACT, error <= EXACT
     )
 
 
@@ -281,7 +290,7 @@ def _torch_line(model: nn.Module, truth: Measurement, variant: Variant, device: 
         return [_equal_line(model, truth, replace(variant, name=f"{variant.name}, torch alone"), device)]
 
 
-def _kernels(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+def kernels_of(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
     head_dim = getattr(model.config, "head_dim", None)  # a model without attention runs no kernel of ours
     names: set[str] = set()
     for batch in variant.micros:
@@ -386,7 +395,7 @@ def _pad_contents_line(model: nn.Module, batch: RaggedBatch) -> Line:
 @torch.no_grad()
 def _causal_line(model: nn.Module, batch: RaggedBatch) -> Line:
     """Change the last token of every sequence: nothing before it may change."""
-    changed, ends = _change_tokens(batch, lambda a, b: b - 1)
+    changed, ends = change_tokens(batch, lambda a, b: b - 1)
     before, after = model(batch), model(changed)
     keep = torch.ones(batch.total_tokens, dtype=torch.bool)
     keep[ends] = False
@@ -394,14 +403,23 @@ def _causal_line(model: nn.Module, batch: RaggedBatch) -> Line:
     return Line("a token never changes an earlier output", "", difference, 0.0, difference == 0)
 
 
-def _change_tokens(
+def change_tokens(
     batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
 ) -> tuple[RaggedBatch, list[int]]:
-    """Replace one token of every sequence, or of sequence `only`; return the batch and the places."""
+    """Replace one token of every sequence, or of sequence `only`; return the batch and the places.
+
+    Where an image stands it is the next token of text, and none where no text follows.
+    """
     assert isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()
     spans = [(a, b) for a, b in pairwise(bounds) if b > a]
-    places = [where(a, b) for index, (a, b) in enumerate(spans) if only in (None, index)]
+    images = set() if batch.media_index is None else set(batch.media_index.tolist())
+    texts = [
+        [place for place in range(where(a, b), b) if place not in images]
+        for index, (a, b) in enumerate(spans)
+        if only in (None, index)
+    ]
+    places = [text[0] for text in texts if text]
     if batch.input_ids is None:
         assert batch.inputs_embeds is not None
         embeds = batch.inputs_embeds.clone()
@@ -421,14 +439,14 @@ def _own_precision_lines(
 ) -> tuple[list[Line], set[str]]:
     own = copy.deepcopy(model).float().to(device).eval()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    kernels = _kernels(own, variant, dtype, device)
-    measured = _errors(_measure(own, truth, variant, device, precision), truth)
+    kernels = kernels_of(own, variant, dtype, device)
+    measured = errors(_measure(own, truth, variant, device, precision), truth)
     names = ("outputs", "loss terms", "gradients")
-    errors = zip(names, measured, BOUNDS[precision], strict=True)
-    lines = [Line(f"{precision} {name} against fp64", kernels, e, bound, e <= bound) for name, e, bound in errors]
+    bounded = zip(names, measured, BOUNDS[precision], strict=True)
+    lines = [Line(f"{precision} {name} against fp64", kernels, e, bound, e <= bound) for name, e, bound in bounded]
     if "native" in kernels:
         with library.switched_off():
-            by_torch = _errors(_measure(own, truth, variant, device, precision), truth)[2]
+            by_torch = errors(_measure(own, truth, variant, device, precision), truth)[2]
         ratio = measured[2] / max(by_torch, 1e-30)
         name = f"{precision} gradient error over that of torch's kernels"
         lines.append(Line(name, kernels, ratio, NATIVE_ERROR, ratio <= NATIVE_ERROR))
@@ -445,7 +463,9 @@ def _isolation_line(model: nn.Module, variant: Variant, precision: str, device: 
         with autocast(precision, device):
             before = _per_sequence(model(batch), batch)
             for index in range(min(batch.num_seqs, 6)):
-                other, _ = _change_tokens(batch, lambda a, b: a, only=index)
+                other, places = change_tokens(batch, lambda a, b: a, only=index)
+                if not places:
+                    continue
                 after = _per_sequence(model(other), other)
                 same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
                 changed_others += sum(not s for i, s in enumerate(same) if i != index)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from unpad.layout import build_layout
 from unpad.monitor import Timers
 from unpad.nn.attention import kernel_names
 from unpad.plan.plan import Micro, plan
-from unpad.prove import Certificate, Line, Variant, certify
+from unpad.prove import Certificate, Variant, certify
 from unpad.recipe import PlanSettings, load_recipe, strategy_names
 from unpad.setup import Setup, prepare_setup, stage_sequences
 
@@ -34,17 +33,11 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     truth, index = _alone(setup, sample)
     names = ("pack", *(name for name in strategy_names() if name != "pack"))
     variants = [_variant(setup, strategy, sample, index) for strategy in names]
-    prunes = getattr(setup.model.config, "prune", None) is not None
-    if prunes:
-        setup.model.mode = "off"
-    certificate = certify(
+    return certify(
         setup.model, truth, variants,
         precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
         losses=recipe.for_stage(setup.stages[-1]).losses,
     )  # fmt: skip
-    # What removes tokens has no output to compare for each of them; tests compare its rows alone and together.
-    pruning = [Line("pruning of visual tokens", "", None, None, None)] if prunes else []
-    return replace(certificate, lines=(*certificate.lines, *pruning))
 
 
 def _settings(setup: Setup, strategy: str) -> PlanSettings:

@@ -1,4 +1,4 @@
-"""What pruning of vision tokens is trained with: schedules, losses on what is kept, and an adversary.
+"""What pruning of vision tokens is trained with: losses on what is kept, and an adversary.
 
 Losses are (sum, count) over samples, as everywhere. `keep` is the probability of being kept by all heads together
 (`nn.prune.cumulative_keep`), since heads prune one after another; it has a gradient, and the heads learn from it.
@@ -6,7 +6,6 @@ Losses are (sum, count) over samples, as everywhere. `keep` is the probability o
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -22,22 +21,6 @@ from unpad.nn.linear import Linear
 from unpad.nn.segments import segment_mean, segment_place, segment_sum, widened
 
 Term = tuple[Tensor, int]
-
-# --------------------------------------------------------------------------- schedules
-
-
-def cosine_ramp(w0: float, w1: float, progress: float, end: float = 0.3) -> float:
-    """A weight that goes from w0 to w1 along half a cosine while progress goes from 0 to `end`, and stays there."""
-    done = min(progress / end, 1.0) if end > 0 else 1.0
-    share = (1 - math.cos(math.pi * done)) / 2
-    return w0 * (1 - share) + w1 * share
-
-
-def temperature(progress: float, start: float, end: float, until: float) -> float:
-    """A temperature that goes linearly from start to end while progress goes from 0 to `until`, and stays there."""
-    done = min(progress / until, 1.0) if until > 0 else 1.0
-    return start * (1 - done) + end * done
-
 
 # --------------------------------------------------------------------------- what is kept
 
@@ -76,6 +59,15 @@ def binarisation(keep: Tensor, layout: Layout) -> Term:
     mean = segment_mean(keep, layout)
     spread = (keep - mean.index_select(0, layout.seq_of_token())).square()
     return _sum(segment_mean(keep * (1 - keep), layout) - segment_mean(spread, layout) / 2, layout)
+
+
+def keep_terms(keep: Tensor, layout: Layout, target: float, unit: Literal["tokens", "ratio"], one_sided: bool) -> Terms:
+    """The three terms of what is kept, by the names that recipes give them; arguments as in `sparsity`."""
+    return {
+        "sparsity": sparsity(keep, layout, target, unit, one_sided),
+        "token_count": token_count(keep, layout),
+        "binarisation": binarisation(keep, layout),
+    }
 
 
 def _sum(per_sample: Tensor, layout: Layout) -> Term:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -191,13 +192,23 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])
 
 
-def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) -> None:
+def put_weights(
+    model: torch.nn.Module, weights: dict[str, Tensor], where: str, additions: Sequence[str] = ()
+) -> list[str]:
     """Load weights that must fit the model name for name and shape for shape.
+
+    Args:
+        additions: name patterns (fnmatch) of parameters that may be missing, and then stay as they are in the model.
+
+    Returns:
+        The names of those.
 
     Raises:
         CheckpointError: names the first parameter that does not fit.
     """
-    expected = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    own = model.state_dict()
+    fresh = [name for name in own if name not in weights and any(fnmatch(name, pattern) for pattern in additions)]
+    expected = {name: tuple(p.shape) for name, p in own.items() if name not in fresh}
     found = {name: tuple(p.shape) for name, p in weights.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
@@ -206,7 +217,8 @@ def put_weights(model: torch.nn.Module, weights: dict[str, Tensor], where: str) 
                 where=where,
                 fix="use the model section and the tokenizer that these weights were trained with",
             )
-    model.load_state_dict(weights)
+    model.load_state_dict({**{name: own[name] for name in fresh}, **weights})
+    return fresh
 
 
 def describe_runs() -> list[str]:

@@ -113,8 +113,7 @@ def train(
                 storage.clean_leftovers(place)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         if state is None and recipe.train.init_from:
-            start = find_run(recipe.train.init_from)
-            put_weights(setup.model, newest_weights(start)[0], str(start))
+            notes.append(_start_from(setup, find_run(recipe.train.init_from)))
         with timers("save"):
             write_run_files(setup, name, overrides)
         monitor = Monitor(
@@ -142,6 +141,14 @@ def _holds_run(folder: Path, resume: bool) -> bool:
         fix = "continue it with --resume, or choose another --out"
         raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
     return exists
+
+
+def _start_from(setup: Setup, start: Path) -> str:
+    """Take the weights of another run, and say so; what a model adds to what that run had stays as it was drawn."""
+    weights, allowed = newest_weights(start)[0], getattr(setup.model, "additions", ())
+    fresh = put_weights(setup.model, weights, str(start), allowed)
+    parts = ", ".join(sorted({name.partition(".")[0] for name in fresh}))
+    return f"from the weights of {start}" + (f"; drawn anew, as it has none: {parts}" if fresh else "")
 
 
 def _tell_beginning(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:

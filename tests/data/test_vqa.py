@@ -10,16 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from tests.data.test_images import micro_of, write_folder, write_recipe
-from tests.toy import quiet, rows
+from tests.toy import events, quiet, rows, weights
 from unpad.batch import RaggedBatch
 from unpad.data import open_data
 from unpad.data.vqa import VqaData
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import CheckpointError, RecipeError, SourceError
+from unpad.models import model_config
 from unpad.plan.plan import Micro
 from unpad.prove_recipe import prove_recipe
-from unpad.recipe import Recipe
+from unpad.recipe import Recipe, load_recipe
+from unpad.setup import resolved
 from unpad.train import train
 
 SMALL = {
@@ -97,6 +100,29 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     assert batch.num_targets == int(data.num_targets[ids].sum())
     nothing = data.load(micro_of(data, []))  # type: ignore[arg-type]
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
+
+
+def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "pictures")
+    data = questions_of(recipe_of(file, images={"flip": 0.5, "shift": 0.2}))
+    held, trained = (np.flatnonzero(data.split == side).tolist() for side in (1, 0))
+
+    def pixels(ids: list[int], epoch: int) -> torch.Tensor:
+        media = data.load(replace(micro_of(data, ids), draw=(7, epoch))).media  # type: ignore[arg-type]
+        assert media is not None
+        assert media.inputs_embeds is not None
+        return media.inputs_embeds
+
+    assert torch.equal(pixels(held, 0), pixels(held, 1))
+    assert not torch.equal(pixels(trained, 0), pixels(trained, 1))
+    assert torch.equal(pixels(trained, 1), pixels(trained, 1))
+    assert torch.equal(pixels(trained, 1), torch.cat([pixels([row], 1) for row in trained]))
+    asked, plain = data.prompts(trained).media, questions_of(recipe_of(file)).prompts(trained).media
+    assert asked is not None
+    assert asked.inputs_embeds is not None
+    assert plain is not None
+    assert plain.inputs_embeds is not None
+    assert torch.equal(asked.inputs_embeds, plain.inputs_embeds), "what is asked is asked about the image as it is"
 
 
 def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
@@ -218,16 +244,90 @@ def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
     assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), data.positions[:3]), data.num_targets[:3])
 
 
-@pytest.mark.parametrize("prune", [{"layers": [0], "inner": 16}, {"layers": [0], "method": "uniform", "keep": 0.5}])
-def test_runs_that_prune_visual_tokens_train_answer_and_say_what_is_not_proven(
-    tmp_path: Path, prune: dict[str, Any]
+@pytest.mark.parametrize(
+    ("settings", "modes"),
+    [
+        ({"prune": {"layers": [0], "inner": 16}}, ["soft", "hard"]),
+        ({"prune": {"layers": [0], "method": "uniform", "keep": 0.5}}, ["hard"]),
+        (
+            {"merge": {"variant": "slots", "slots": 3, "inner": 8}, "prune": {"layers": [0], "inner": 16, "keep": 0.5}},
+            ["merge_only", "soft", "hard"],
+        ),
+    ],
+)
+def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
+    tmp_path: Path, settings: dict[str, Any], modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from unpad.evaluate import vqa
     from unpad.evaluate.run import evaluate_run
 
     recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 2, "threads": 1})
-    name = write_recipe(tmp_path / "r.yaml", recipe.model_copy(update={"model": {**SMALL, "prune": prune}}))
+    name = write_recipe(tmp_path / "r.yaml", recipe.model_copy(update={"model": {**SMALL, **settings}}))
     train(name, tmp_path / "run", [], console=quiet())
-    assert 0 <= evaluate_run(str(tmp_path / "run"))[0]["accuracy"].value <= 1
+    seen: list[str] = []
+
+    def answer(run: Any, *arguments: Any) -> list[str]:
+        seen.append(run.model.mode)
+        return right(run, *arguments)
+
+    right = vqa.answer
+    monkeypatch.setattr(vqa, "answer", answer)
+    metrics = evaluate_run(str(tmp_path / "run"))[0]
+    for mode in ("origin", *modes):
+        assert 0 <= metrics[f"accuracy_{mode}"].value <= 1
+    assert metrics["accuracy"] == metrics["accuracy_hard"]
+    assert seen == ["origin", *modes[:-1]], "answers in every other mode"
+    assert 1 <= metrics["kept_final"].low <= metrics["kept_final"].value < metrics["visual_tokens"].value
     certificate = prove_recipe(name, [])
     assert certificate.passed, "\n".join(certificate.text())
-    assert [line.name for line in certificate.lines if line.passed is None] == ["pruning of visual tokens"]
+    assert all(line.passed for line in certificate.lines)
+    proven = {line.name.partition(":")[0] for line in certificate.lines if line.name.endswith("= plain reference")}
+    assert proven == set(modes)
+
+
+def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None:
+    recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 1, "threads": 1})
+    train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "whole", [], console=quiet())
+    pruned = recipe.model_copy(update={"model": {**SMALL, "prune": {"layers": [0], "inner": 16}}})
+    name, start = write_recipe(tmp_path / "p.yaml", pruned), f"train.init_from={tmp_path / 'whole'}"
+    train(name, tmp_path / "run", [start, "train.freeze=[tower.*, projector.*, decoder.*]"], console=quiet())
+    (begun,) = events(tmp_path / "run", "started")
+    assert begun["message"].endswith("drawn anew, as it has none: pruners, temperature")
+    before, after = weights(tmp_path / "whole"), weights(tmp_path / "run")
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert {key.partition(".")[0] for key in after.keys() - before.keys()} == {"pruners", "temperature"}
+    wider = recipe.model_copy(update={"model": {**SMALL, "language": {**SMALL["language"], "blocks": 3}}})
+    with pytest.raises(CheckpointError, match=r"decoder\.blocks\.2"):
+        train(write_recipe(tmp_path / "w.yaml", wider), tmp_path / "wide", [start], console=quiet())
+
+
+def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> None:
+    prune = {
+        "layers": [0], "inner": 8, "temperature": {"start": 1, "end": 0.2, "steps": 9},
+        "discriminator": {"inner": 8, "reinit": 0.4},
+    }  # fmt: skip
+    recipe = recipe_of(
+        write_questions(tmp_path / "pictures"),
+        model={"prune": prune, "merge": {"variant": "simple", "ratio": 0.5, "inner": 8}},
+        losses={"adversarial": {"end": 0.1, "steps": 6}, "discriminator": 1.0, "binarisation": 0.1},
+        optim={"groups": [{"parameters": ["discriminator.*"], "lr_scale": 2.0, "clip": 10.0}]},
+        train={"max_epochs": 2, "threads": 1},
+    )
+    name = write_recipe(tmp_path / "r.yaml", recipe)
+    train(name, tmp_path / "whole", [], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=5"], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=null"], resume=True, console=quiet())
+    found = rows(tmp_path / "whole", "train")
+    assert found == rows(tmp_path / "parts", "train")
+    last = found[-1]["values"]
+    assert {"sparsity", "adversarial", "discriminator", "real_accuracy", "fake_accuracy"} <= set(last)
+    assert all(np.isfinite(value) for value in last.values())
+    assert float(weights(tmp_path / "whole", "best")["temperature"]) < 1
+
+
+def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
+    recipe = resolved(load_recipe("vqa_prune", []))
+    config = model_config(recipe.model)
+    assert config.prune.temperature.at(1, 4) == pytest.approx(0.55)
+    assert config.prune.wanted == (0.25, "ratio")
+    assert model_config(resolved(Recipe(**yaml.safe_load(recipe.to_yaml()))).model) == config

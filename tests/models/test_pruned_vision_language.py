@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -17,13 +16,13 @@ from unpad.batch import RaggedBatch, from_sequences
 from unpad.errors import RecipeError
 from unpad.generate import advance, generate, prefill
 from unpad.interchange.preprocess import Prepared
-from unpad.layout import PaddedLayout, build_layout
+from unpad.layout import PaddedLayout
 from unpad.models import build_model, model_config
-from unpad.models.vision_language import VisionLanguage, _Pruning
+from unpad.models.vision_language import VisionLanguage
 from unpad.native import library
 from unpad.nn.block import Stream
-from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
-from unpad.objective import WEIGHTS
+from unpad.nn.prune_pass import PrunePass
+from unpad.prove_reference import plain_pass
 from unpad.recipe import Generate
 from unpad.step import accumulate
 
@@ -90,85 +89,12 @@ def left_rows(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
 
 def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
     model.zero_grad()
-    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
+    sums, counts = accumulate(model, micros, dict.fromkeys(model.weights, 1.0), "fp32")
     grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    return grads, {name: float(value) / counts[name] for name, value in sums.items()}
+    return grads, {name: float(value) / counts[name] for name, value in sums.items() if counts[name]}
 
 
 # --------------------------------------------------------------------------- a reference by masks
-
-
-class Reference:
-    """One sample computed densely, where nothing moves: in all later blocks removed keys have a bias of minus infinity.
-    In soft mode keys have log p, and values are multiplied by p.
-
-    Attributes:
-        kept: visual tokens that entered each block.
-        hidden: states of the tokens that are left, after the last norm.
-    """
-
-    def __init__(self, model: VisionLanguage, prepared: Prepared, sample: int) -> None:
-        batch = model._read_images(prepared.batch.select([sample]))
-        total, config = batch.total_tokens, model.config.language
-        visual, there = torch.zeros(total, dtype=torch.bool), torch.ones(total, dtype=torch.bool)
-        for start, stop in prepared.vision_spans[sample]:
-            visual[start : stop + 1] = True
-        last_of_prompt = total - 1 if prepared.answer_spans is None else prepared.answer_spans[sample][0]
-        self.needed = torch.arange(total) == last_of_prompt
-        question = ~visual & (torch.arange(total) <= last_of_prompt)
-        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, "none", 1.0)
-        rotary = rotary_table(torch.arange(total), frequencies, torch.float64)
-        x, self.kept, p = model.decoder._embed(batch), [], torch.ones(total, dtype=torch.float64)
-        for index, block in enumerate(model.decoder.blocks):
-            self.kept.append(int((visual & there).sum()))
-            qkv = block.attention.to_qkv(block.norm_1(x)[1]).unflatten(-1, (-1, config.head_dim))
-            q, k, v = qkv.split([HEADS, KV_HEADS, KV_HEADS], 1)
-            if config.positions == "rotary":
-                q, k = rotate(q, *rotary), rotate(k, *rotary)
-            k, v = (y.repeat_interleave(HEADS // KV_HEADS, 1) for y in (k, v))
-            # A removed token still sees itself, or its row would be NaN; nobody sees that row.
-            visible = torch.ones(total, total, dtype=torch.bool).tril() & (there | torch.eye(total, dtype=torch.bool))
-            scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(config.head_dim) + p.log()
-            weights = scores.masked_fill(~visible, -math.inf).softmax(-1)
-            x = x + block.attention.to_out(torch.einsum("hqk,khd->qhd", weights, v * p[:, None, None]).flatten(1))
-            x = x + block.feed_forward(block.norm_2(x)[1])
-            if index not in model.config.prune.layers or not bool(visual.any()):
-                continue
-            if model.mode == "soft":
-                p[visual] *= self._judged(model, index, x, visual, question)[1]
-                p[self.needed] = 1
-            else:
-                there = there & ~self._removed(model, index, x, weights, visual & there, question)
-        self.hidden = model.decoder.norm(x)[1][there]
-
-    @staticmethod
-    def _judged(
-        model: VisionLanguage, index: int, x: Tensor, visual: Tensor, question: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, question)]
-        head = model.pruners[str(index)]
-        return head(x[visual], layouts[0], x[question], layouts[1], model.temperature)
-
-    def _removed(
-        self, model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, question: Tensor
-    ) -> Tensor:
-        """(total_tokens,) bool."""
-        config, num = model.config.prune, int(visual.sum())
-        if config.method == "attention":
-            scores = weights[:, question.nonzero().flatten()[-1], visual].mean(0)
-        else:
-            scores, probability = self._judged(model, index, x, visual, question)
-        scores = torch.where(self.needed[visual], math.inf, scores)
-        kept = torch.zeros(num, dtype=torch.bool)
-        if config.keep is None:
-            kept = (probability > config.threshold) | self.needed[visual]
-            kept[scores.argmax()] = True
-        else:
-            kept[scores.argsort(descending=True, stable=True)[: math.ceil(config.keep * num)]] = True
-        removed = torch.zeros_like(visual)
-        removed[visual] = ~kept
-        return removed
-
 
 ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that question has no token to look with
 
@@ -185,7 +111,7 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
         together = left_rows(model, batch)
         kept = torch.stack(model.kept)  # (blocks, num_seqs)
         for sample, hidden in enumerate(together):
-            one = Reference(model, prepared, sample)
+            one = plain_pass(model, batch.select([sample]), "hard")
             torch.testing.assert_close(hidden, one.hidden, **CLOSE)
             torch.testing.assert_close(left_rows(model, batch.select([sample]))[0], one.hidden, **CLOSE)
             assert kept[:, sample].tolist() == one.kept
@@ -201,7 +127,7 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
 def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted anew after a removal they would give something else, and the reference would tell."""
     model, keep = pruned(), Stream.keep
-    expected = torch.cat([Reference(model, prepared, sample).hidden for sample in range(len(ROWS))])
+    expected = torch.cat([plain_pass(model, prepared.batch.select([i]), "hard").hidden for i in range(len(ROWS))])
 
     def counted_anew(stream: Stream, kept: Tensor) -> Stream:
         left = keep(stream, kept)
@@ -229,7 +155,7 @@ def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared
             model.mode = "hard"
             hidden, nll = model(run), model.token_nll(run)
             assert torch.stack(model.kept).eq(model.kept[0]).all()
-            model.mode = "off"
+            model.mode = "origin"
             assert torch.equal(hidden, model(run))
             assert torch.equal(nll, model.token_nll(run))
             assert model.kept == []
@@ -242,7 +168,7 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
     expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
     assert model.kept[0].tolist() == expected
     assert model.kept[-1].tolist() == [min(num, 1) for num in expected]
-    model.mode = "off"
+    model.mode = "origin"
     for sample, (one, other) in enumerate(zip(hard, left_rows(model, batch), strict=True)):
         assert (len(one) == len(other)) == (expected[sample] < 2)
         if sample in TEXT_ROWS:
@@ -280,7 +206,7 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
             found, other_terms = gradients(model, micros)
             assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
             for name, grad in grads.items():
-                torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-10, msg=f"{name} {micros}")
+                torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-10, msg=name)
     if mode == "soft":
         assert all(grads[name].norm() > 1e-12 for name in grads if name.startswith("pruners."))
 
@@ -289,10 +215,10 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
 def test_the_answer_has_no_say_and_the_question_has() -> None:
     model, seen = pruned("soft"), []
     for question, answers in (("7 8", ["9 10"]), ("7 8", ["33 40 2 1"]), ("7 8", None), ("30 41", ["9 10"])):
-        batch = prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch
-        pruning = model._pruning(batch)
-        model.decoder(model._read_images(batch), None, pruning)
-        seen.append(torch.stack(pruning._probabilities))
+        reading = model._read(prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch)
+        pruning = model._pruning(reading)
+        model.decoder(reading.batch, None, pruning)
+        seen.append(torch.stack(pruning.probabilities))
     torch.testing.assert_close(seen[1], seen[0], **CLOSE)
     torch.testing.assert_close(seen[2], seen[0], **CLOSE)
     assert (seen[3] - seen[0]).abs().max() > 1e-3
@@ -300,8 +226,9 @@ def test_the_answer_has_no_say_and_the_question_has() -> None:
 
 def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
     """The visual tokens that are left at the end."""
-    pruning = model._pruning(batch)
-    model.decoder(model._read_images(batch), None, pruning)
+    reading = model._read(batch)
+    pruning = model._pruning(reading)
+    model.decoder(reading.batch, None, pruning)
     return pruning._source.tolist()
 
 
@@ -312,10 +239,11 @@ def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
 @torch.no_grad()
 def test_soft_removal_equals_its_definition(path: Any, prepared: Prepared) -> None:
     model = pruned("soft")
-    model.temperature = 0.7
+    model.temperature.fill_(0.7)
     with path():
         for sample, hidden in enumerate(left_rows(model, prepared.batch)):
-            torch.testing.assert_close(hidden, Reference(model, prepared, sample).hidden, **CLOSE)
+            expected = plain_pass(model, prepared.batch.select([sample]), "soft").hidden
+            torch.testing.assert_close(hidden, expected, **CLOSE)
 
 
 @both_paths
@@ -323,13 +251,13 @@ def test_soft_removal_equals_its_definition(path: Any, prepared: Prepared) -> No
 def test_probabilities_of_zero_and_one_are_removal(
     path: Any, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(pruning: _Pruning, index: int, stream: Stream) -> tuple[Tensor, Tensor]:
+    def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> tuple[Tensor, Tensor]:
         source = pruning._source
         kept = source % 2 == 0 if index == 0 else (source % 4 == 0) | (source == 54)
         logits = torch.where(kept, 1e4, -1e4).double()
         return logits, torch.sigmoid(logits)
 
-    monkeypatch.setattr(_Pruning, "_judge", judge)
+    monkeypatch.setattr(PrunePass, "_judge", judge)
     model, batch = pruned("soft"), prepared.batch
     source = torch.arange(batch.media.total_tokens)
     stays = torch.ones(batch.total_tokens, dtype=torch.bool)
@@ -338,7 +266,7 @@ def test_probabilities_of_zero_and_one_are_removal(
         soft = model(batch)
         model.mode = "hard"
         torch.testing.assert_close(soft[stays], model(batch), **CLOSE)
-        model.mode = "off"
+        model.mode = "origin"
         assert (soft - model(batch)).abs().max() > 0.01
 
 
@@ -350,7 +278,7 @@ def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Pre
     for name, parameter in model.pruners.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.norm() > 1e-12, name
-    assert model.kept == []
+    assert all(torch.equal(entered, model.kept[0]) for entered in model.kept), "nothing is taken out"
 
 
 def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared) -> None:
@@ -375,7 +303,7 @@ def test_a_low_temperature_brings_soft_near_hard(prepared: Prepared) -> None:
     expected = model.token_nll(batch)
     model.mode = "soft"
     for temperature in (1.0, 0.1, 1e-5):
-        model.temperature = temperature
+        model.temperature.fill_(temperature)
         distances.append(float((model.token_nll(batch) - expected).abs().max()))
     assert distances[2] < 1e-6 < distances[1] < distances[0]
 
@@ -390,14 +318,19 @@ def prompts_and_whole(length: int) -> tuple[RaggedBatch, RaggedBatch]:
 
 
 @both_paths
-@pytest.mark.parametrize("method", ["learned", "attention"])
-@torch.inference_mode()
-def test_decoding_with_a_cache_equals_the_whole_pass(method: str, path: Any) -> None:
-    model = pruned(**METHODS[method])
+@pytest.mark.parametrize(("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("soft", "learned")])
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, path: Any) -> None:
+    """Of eight samples with different numbers of tokens left, some of which end early or are copied, and of one."""
+    model = pruned(mode, **METHODS[method])
     prompts, whole = prompts_and_whole(12)
+    rows = [plain_pass(model, whole.select([i]), mode).hidden for i in range(len(ROWS))]
+    assert any(len(row) < n for row, n in zip(rows, whole.layout.lengths().tolist(), strict=True)) == (mode == "hard")
     with path():
-        rows = left_rows(model, whole)
-        assert any(len(row) < n for row, n in zip(rows, whole.layout.lengths().tolist(), strict=True))
+        cache, hidden = prefill(model, prompts.select([4]), most=64)
+        for step in range(3):
+            torch.testing.assert_close(hidden[0], rows[4][step - 13], **CLOSE)
+            hidden = advance(model, cache, torch.full((1,), 3 + step))
         cache, hidden = prefill(model, prompts, most=64)
         assert cache.lengths.tolist() == prompts.layout.lengths().tolist()
         counted = [one.tolist() for one in model.kept]
@@ -423,7 +356,7 @@ def test_the_cache_is_smaller_by_what_was_removed() -> None:
     longest = prompts.layout.max_seqlen
     assert int(left.max()) < longest - 10
     assert cache.num_bytes == per_token * (longest + 5 + (BLOCKS - 1) * (int(left.max()) + 5))
-    model.mode = "off"
+    model.mode = "origin"
     whole, _ = prefill(model, prompts, most=longest + 5)
     assert whole.num_bytes == per_token * BLOCKS * (longest + 5)
 
@@ -438,7 +371,7 @@ def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], pat
         for sample, ids in enumerate(together):
             one = prompts.select([sample])
             assert generate(model, one, asked, eos_id=7, indices=[sample]) == [ids]
-        model.mode = "off"
+        model.mode = "origin"
         assert generate(model, prompts, asked, eos_id=7) != together
 
 
@@ -455,8 +388,8 @@ def test_modes_follow_training_unless_chosen() -> None:
     model = pruned()
     assert model.mode == "hard"
     assert model.train().mode == "soft"
-    model.mode = "off"
-    assert model.eval().mode == "off"
+    model.mode = "origin"
+    assert model.eval().mode == "origin"
     model.mode = None
     assert model.mode == "hard"
     ranking = pruned(**METHODS["uniform"])
@@ -470,7 +403,7 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
     language = {"width": WIDTH, "blocks": 2, "heads": HEADS}
     model = build_model(model_config({"kind": "vision_language", "language": language}), VOCAB)
     assert isinstance(model, VisionLanguage)
-    assert model.mode == "off"
+    assert model.mode == "origin"
     assert not any(name.startswith("pruners") for name in model.state_dict())
     with pytest.raises(RecipeError, match="no prune section"):
         model.mode = "hard"
@@ -493,11 +426,6 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
 def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         pruned(**settings)
-
-
-def test_soft_removal_does_not_decode() -> None:
-    with pytest.raises(RecipeError, match="no cache"):
-        generate(pruned("soft"), prepare(ROWS, answers=None).batch, Generate(max_new_tokens=2), eos_id=-1)
 
 
 @torch.no_grad()

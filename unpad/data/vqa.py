@@ -21,6 +21,7 @@ import torch
 from unpad.batch import RaggedBatch, make_batch
 from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
 from unpad.errors import RecipeError
+from unpad.images.augment import augment
 from unpad.images.patches import prepare
 from unpad.models import model_config
 from unpad.plan.plan import Micro
@@ -125,10 +126,11 @@ class VqaData:
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
         assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "a row with images is never cut"
-        images = [image for seq in ids.tolist() for image in self.examples[seq].images]
+        shown = [(seq, image) for seq in ids.tolist() for image in self.examples[seq].images]
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            patches = dict(zip(images, pool.map(self._patches, images), strict=True))
-        batch = self._batch(ids.tolist(), [patches[image] for image in images], answered=True)
+            known = dict(pool.map(lambda image: (image, self._patches(image)), {image for _, image in shown}))
+        patches = [self._changed(known[image], seq, image, micro.draw) for seq, image in shown]
+        batch = self._batch(ids.tolist(), patches, answered=True)
         return batch.pad(pad_to=micro.pad_to, pad_id=self.tokenizer.pad_id) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
@@ -211,6 +213,14 @@ class VqaData:
             np.concatenate([ids[:place], placeholders, ids[place:]]),
             np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
         )
+
+    def _changed(self, patches: np.ndarray, seq: int, image: int, draw: tuple[int, int]) -> np.ndarray:
+        """The patches of an image, changed as this epoch draws for this row where the row is one to train on."""
+        if not self.settings.augments or self.split[seq] != TRAIN:
+            return patches
+        rows, columns = self.grids[image].tolist()
+        rng = np.random.default_rng([*draw, seq, image])
+        return augment(patches, (rows, columns), self.patch, self.settings, rng)
 
     def _patches(self, image: int) -> np.ndarray:
         return self.cache.get(image, lambda: self._decode(image))

@@ -12,6 +12,7 @@ from unpad.data.vqa import VqaData
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
 from unpad.evaluate.text import per_sequence
 from unpad.evaluate.vqa_accuracy import vqa_accuracy
+from unpad.evaluate.vqa_kept import kept_metrics, mean_of, mode_metrics
 from unpad.generate import complete
 from unpad.recipe import PlanSettings
 from unpad.run import LoadedRun
@@ -29,15 +30,17 @@ def held_out(model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSetti
 def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
     """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
 
-    Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`.
+    Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`. All
+    this is in the model's own mode; where it has others, `accuracy_MODE` is of the questions in each of them, and
+    `kept_metrics` says how many visual tokens there are.
 
     Args:
         num_shown: how many questions to show with what the model answered.
     """
     ids = np.flatnonzero(data.split == 1)
     nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
-    answers = answer(run, data, ids)
-    right = np.array([vqa_accuracy(given, data.examples[i].answers) for given, i in zip(answers, ids, strict=True)])
+    answers, kept = answer_counted(run, data, ids)
+    right = _judge(data, ids, answers)
     sums = resample([nll, targets], 0)
     loss = interval(nll.sum() / max(targets.sum(), 1), sums[0] / np.maximum(sums[1], 1), len(ids))
     perplexity = Metric(math.exp(loss.value), math.exp(loss.low), math.exp(loss.high), loss.num)
@@ -45,11 +48,13 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
     captions = np.array([data.examples[i].caption for i in ids])
     for name, chosen in (("accuracy", ~captions), ("caption_accuracy", captions)):
         if chosen.any():
-            metrics[name] = _mean(right[chosen])
+            metrics[name] = mean_of(right[chosen])
     questions = np.array([data.examples[i].question for i in ids])
     names, counts = np.unique(questions[~captions], return_counts=True)
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
-        metrics[f"accuracy: {question}"] = _mean(right[questions == question])
+        metrics[f"accuracy: {question}"] = mean_of(right[questions == question])
+    if len(run.model.modes) > 1:
+        metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], kept)
     lines = [
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
         for i in np.random.default_rng(run.recipe.train.seed).permutation(len(ids))[:num_shown]
@@ -59,13 +64,46 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
 
 def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
     """Answer questions greedily, in fp32, in batches of the run's own size; none depends on its batch."""
+    return answer_counted(run, data, seq_ids)[0]
+
+
+def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray]:
+    """The answers, and the visual tokens of every row that entered each block, (num_rows, blocks) int64; no blocks
+    where there is one token per patch."""
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     answers: dict[int, str] = {}
+    counts: dict[int, np.ndarray] = {}
     for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
         ids = micro.seq_ids.tolist()
         found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+        kept = np.array([one.numpy() for one in run.model.kept], np.int64).reshape(-1, len(ids))
         answers |= {seq: one.text for seq, one in zip(ids, found, strict=True)}
-    return [answers[seq] for seq in seq_ids.tolist()]
+        counts |= dict(zip(ids, kept.T, strict=True))
+    order = seq_ids.tolist()
+    return [answers[seq] for seq in order], np.stack([counts[seq] for seq in order])
+
+
+def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray:
+    """Score of every answer, (num_rows,)."""
+    pairs = zip(answers, seq_ids, strict=True)
+    return np.array([vqa_accuracy(given, data.examples[seq].answers) for given, seq in pairs], np.float64)
+
+
+def _mode_metrics(
+    run: LoadedRun, data: VqaData, seq_ids: np.ndarray, right: np.ndarray, chosen: np.ndarray
+) -> dict[str, Metric]:
+    """`mode_metrics` of the chosen rows, (num_rows,) bool; `right` are all scores in the model's own mode."""
+    if not chosen.any():
+        return {}
+    model, scores = run.model, {}
+    own = model.mode
+    for mode in model.modes:
+        model.mode = mode
+        scores[mode] = (
+            right[chosen] if mode == own else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
+        )
+    model.mode = None
+    return mode_metrics(scores)
 
 
 @torch.no_grad()
@@ -79,7 +117,3 @@ def row_nll(
         sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
         nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = sums, counts
     return nll, targets
-
-
-def _mean(values: np.ndarray) -> Metric:
-    return interval(values.mean(), resample([values], 0)[0] / len(values), len(values))

@@ -94,9 +94,8 @@ def self_attention(
     if rotary is not None:
         q, k = rotate(q, *rotary), rotate(k, *rotary)
     if _by_definition and isinstance(layout, Layout):
-        assert key_bias is None, "the definition has no key bias"
-        assert dropout == 0, "nor dropout"
-        return reference_attention(q, k, v, layout, causal)
+        assert dropout == 0, "the definition has no dropout"
+        return reference_attention(q, k, v, layout, causal, key_bias)
     return ragged_attention(q, k, v, layout, causal, key_bias=key_bias, dropout=dropout, seed=seed)
 
 
@@ -139,13 +138,17 @@ def by_definition() -> Iterator[None]:
         _by_definition = before
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
+def reference_attention(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, key_bias: Tensor | None = None
+) -> Tensor:
     """The definition, one sequence at a time in plain operations; for tests and for the proof's truth."""
     k, v = _share_heads(q, k, v)
     outputs = [q[:0]]
     bounds = layout.cu_seqlens.tolist()
     for start, stop in pairwise(bounds):
         scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / math.sqrt(q.shape[-1])
+        if key_bias is not None:
+            scores = scores + key_bias[start:stop]
         if causal:
             future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)

@@ -56,7 +56,13 @@ class Cache(Protocol):
     """What decoding keeps of earlier tokens; `nn/cache.py` has the implementation."""
 
     def attend(
-        self, index: int, qkv: Tensor, layout: Layout | PaddedLayout, heads: int, rotary: Rotary | None
+        self,
+        index: int,
+        qkv: Tensor,
+        layout: Layout | PaddedLayout,
+        heads: int,
+        rotary: Rotary | None,
+        key_bias: Tensor | None,
     ) -> Tensor: ...
 
 
@@ -150,8 +156,7 @@ class Attention(nn.Module):
             dropout = self.dropout if self.training else 0.0
             y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, key_bias=key_bias, dropout=dropout)
         else:
-            assert key_bias is None, "a cache keeps no biases for the steps to come"
-            y = cache.attend(index, qkv, layout, self.heads, rotary)
+            y = cache.attend(index, qkv, layout, self.heads, rotary, key_bias)
         return self.to_out(y.flatten(1))  # (total_tokens, width)
 
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:

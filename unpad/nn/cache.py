@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,11 +37,23 @@ class _Rows:
 
 @dataclass
 class _Layer:
-    """Keys and values, each (num_rows, kv_heads, capacity, head_dim)."""
+    """Keys and values, each (num_rows, kv_heads, capacity, head_dim), and (num_rows, 1, capacity, 1) what is added to
+    the scores of the prompts' keys."""
 
     keys: Tensor
     values: Tensor
     rows: _Rows
+    bias: Tensor | None = None
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """By their names; in all of them the third dimension is the place in the row."""
+        found = {"keys": self.keys, "values": self.values}
+        return found if self.bias is None else {**found, "bias": self.bias}
+
+    def change(self, change: Callable[[Tensor], Tensor]) -> None:
+        for name, buffer in self.buffers.items():
+            setattr(self, name, change(buffer))
 
 
 class KeyValueCache:
@@ -71,7 +85,7 @@ class KeyValueCache:
     @property
     def num_bytes(self) -> int:
         """Size of all buffers."""
-        return sum(buffer.nbytes for layer in self._layers for buffer in (layer.keys, layer.values))
+        return sum(buffer.nbytes for layer in self._layers for buffer in layer.buffers.values())
 
     def last_tokens(self) -> Tensor:
         """Where the last token of each prompt stands among those that the last layer read, (num_rows,) int64."""
@@ -79,20 +93,28 @@ class KeyValueCache:
         return self._prompts.cu_seqlens[1:].long() - 1
 
     def attend(
-        self, index: int, qkv: Tensor, layout: Layout | PaddedLayout, heads: int, rotary: Rotary | None
+        self,
+        index: int,
+        qkv: Tensor,
+        layout: Layout | PaddedLayout,
+        heads: int,
+        rotary: Rotary | None,
+        key_bias: Tensor | None = None,
     ) -> Tensor:
         """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`.
 
         Args:
             layout: of the prompts in the first pass, the same object for layers that read the same tokens; later one
                 token per row.
+            key_bias: (total_tokens,), of the prompts in the first pass; it holds for all steps to come.
         """
         if self._prompts is not None:
             assert isinstance(layout, Layout), "prompts come as a flat run"
-            self._store_prompts(qkv, layout, heads, rotary)
-            return self_attention(qkv, layout, heads, causal=True, rotary=rotary)
+            self._store_prompts(qkv, layout, heads, rotary, key_bias)
+            return self_attention(qkv, layout, heads, causal=True, rotary=rotary, key_bias=key_bias)
+        assert key_bias is None, "new tokens have no bias"
         layer = self._layers[index]
-        if library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+        if layer.bias is None and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
             return decode_attention(qkv, layer.keys, layer.values, layer.rows.lengths, heads, rotary)
         return self._attend_in_torch(qkv, layer, heads, rotary)
 
@@ -107,8 +129,11 @@ class KeyValueCache:
         if held.mask is None:
             column = torch.arange(seen, device=q.device)
             held.mask = (column[None] <= held.lengths[:, None])[:, None, None]
-        keys, values = layer.keys[:, :, :seen], layer.values[:, :, :seen]
-        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=held.mask)
+        keys, values, mask = layer.keys[:, :, :seen], layer.values[:, :, :seen], held.mask
+        if layer.bias is not None:
+            bias = layer.bias[:, :, :seen].transpose(2, 3)  # (num_rows, 1, 1, seen)
+            mask = bias.masked_fill(~mask, -math.inf).to(q.dtype)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
         return out.flatten(1, 2)  # (num_rows, heads, head_dim)
 
     def begin_step(self) -> None:
@@ -120,11 +145,13 @@ class KeyValueCache:
                 self._grow(rows)
 
     def _grow(self, rows: _Rows) -> None:
-        assert rows.capacity < self._most, "a sequence exceeds the length that was announced"
-        more = min(2 * rows.capacity, self._most) - rows.capacity
+        # Merged images may hold more tokens than those that they were announced with.
+        most = self._most + max(0, int((rows.lengths - self.lengths).max()))
+        assert rows.capacity < most, "a sequence exceeds the length that was announced"
+        more = min(2 * rows.capacity, most) - rows.capacity
         for layer in self._layers:
             if layer.rows is rows:
-                layer.keys, layer.values = (F.pad(buffer, (0, 0, 0, more)) for buffer in (layer.keys, layer.values))
+                layer.change(lambda buffer: F.pad(buffer, (0, 0, 0, more)))
         rows.capacity += more
 
     def end_step(self) -> None:
@@ -144,9 +171,9 @@ class KeyValueCache:
         to, source = (torch.from_numpy(rows).to(self.lengths.device) for rows in (gaps, moved))
         for layer in self._layers:
             longest = layer.rows.longest
-            for buffer in (layer.keys, layer.values):
+            for buffer in layer.buffers.values():
                 buffer[to, :, :longest] = buffer[source, :, :longest]
-            layer.keys, layer.values = layer.keys[:num_live], layer.values[:num_live]
+            layer.change(lambda buffer: buffer[:num_live])
         self._take(torch.from_numpy(order))
         return order
 
@@ -154,13 +181,15 @@ class KeyValueCache:
         """Make row i a copy of the old row rows[i]; rows may repeat and may be left out."""
         rows = rows.to(self.lengths.device)
 
-        def copy(buffer: Tensor, longest: int) -> Tensor:
-            new = buffer.new_zeros(rows.numel(), *buffer.shape[1:])
-            new[:, :, :longest] = buffer[rows, :, :longest]
-            return new
-
         for layer in self._layers:
-            layer.keys, layer.values = (copy(buffer, layer.rows.longest) for buffer in (layer.keys, layer.values))
+            longest = layer.rows.longest
+
+            def copy(buffer: Tensor, longest: int = longest) -> Tensor:
+                new = buffer.new_zeros(rows.numel(), *buffer.shape[1:])
+                new[:, :, :longest] = buffer[rows, :, :longest]
+                return new
+
+            layer.change(copy)
         self._take(rows)
 
     def _take(self, order: Tensor) -> None:
@@ -168,7 +197,9 @@ class KeyValueCache:
             rows.lengths = rows.lengths[order.to(rows.lengths.device)]
             rows.longest = int(rows.lengths.max()) if rows.lengths.numel() else 0
 
-    def _store_prompts(self, qkv: Tensor, layout: Layout, heads: int, rotary: Rotary | None) -> None:
+    def _store_prompts(
+        self, qkv: Tensor, layout: Layout, heads: int, rotary: Rotary | None, key_bias: Tensor | None
+    ) -> None:
         if layout is not self._prompts:
             # Room for as many new tokens as the first layer has.
             room = self._rows[0].capacity - self._rows[0].longest
@@ -176,11 +207,12 @@ class KeyValueCache:
             self._prompts = layout
         _, k, v = _turned(qkv, heads, rotary)
         rows = self._rows[-1]
-        self._layers.append(_Layer(_spread(k, layout, rows), _spread(v, layout, rows), rows))
+        bias = None if key_bias is None else _spread(key_bias[:, None, None], layout, rows)
+        self._layers.append(_Layer(_spread(k, layout, rows), _spread(v, layout, rows), rows, bias))
 
 
 def _spread(x: Tensor, layout: Layout, rows: _Rows) -> Tensor:
-    """(total_tokens, kv_heads, head_dim) of the prompts -> a new buffer."""
+    """(total_tokens, kv_heads, dim) of the prompts -> a new buffer."""
     # zeros: masked cells must be finite
     buffer = x.new_zeros(layout.num_seqs, x.shape[1], rows.capacity, x.shape[2])
     row = torch.repeat_interleave(torch.arange(layout.num_seqs, device=x.device), rows.lengths)

@@ -40,12 +40,15 @@ class Merged:
     Args:
         features: (total_out, dim).
         layout: of `features`, one sequence per sample.
-        weights: merge anything else that vision tokens have, such as positions, in the same way.
+        weights: merge anything else that vision tokens have in the same way.
+        places: (total_out,) int64, the vision token whose place each one takes, ascending in every sample: its centre,
+            or where there is none one of an even spacing.
     """
 
     features: Tensor
     layout: Layout
     weights: TokenWeights
+    places: Tensor
 
 
 def num_merged(layout: Layout, ratio: float) -> Tensor:
@@ -95,8 +98,8 @@ class TopAssignment(nn.Module):
             hidden = dropout(hidden, self.dropout, draw_seed())
         return widened(self.to_score(hidden)[:, 0])
 
-    def forward(self, x: Tensor, layout: Layout) -> tuple[PairWeights, Layout]:
-        """Weights of tokens (num_vision, width) in each centre, and the layout of the centres.
+    def forward(self, x: Tensor, layout: Layout) -> tuple[PairWeights, Layout, Tensor]:
+        """Weights of tokens (num_vision, width) in each centre, the layout of the centres, and which tokens these are.
 
         Centres keep the order of their tokens; in eval the same tokens give the same centres.
         """
@@ -112,7 +115,7 @@ class TopAssignment(nn.Module):
             self.to_q(x), self.to_k(x.index_select(0, centres)), F.logsigmoid(scores.index_select(0, centres)),
             pair_sequences(out_layout, layout), math.sqrt(self.to_q.out_features) * self.temperature,
         )  # fmt: skip
-        return weights, out_layout
+        return weights, out_layout, centres
 
 
 def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs, scale: float) -> PairWeights:
@@ -163,8 +166,8 @@ class TopMerger(nn.Module):
             question: (num_question, question_width).
             vision_layout, question_layout: one sequence per sample; either may be empty.
         """
-        weights, layout = self.assign(vision_features, vision_layout)
-        return Merged(weights.average(vision_features), layout, weights)
+        weights, layout, centres = self.assign(vision_features, vision_layout)
+        return Merged(weights.average(vision_features), layout, weights, centres)
 
 
 class QuestionMerger(nn.Module):
@@ -211,9 +214,9 @@ class QuestionMerger(nn.Module):
     ) -> Merged:
         """As `TopMerger.forward`."""
         attended = self.attended(vision_features, vision_layout, question, question_layout)
-        weights, layout = self.assign(attended, vision_layout)
+        weights, layout, centres = self.assign(attended, vision_layout)
         features = weights.average(vision_features) + self.to_out(weights.average(attended))
-        return Merged(features, layout, weights)
+        return Merged(features, layout, weights, centres)
 
 
 def _zero_linear(width: int, out: int) -> Linear:
@@ -281,7 +284,7 @@ class PoolMerger(nn.Module):
         x = self.attention_norm(widened(queries), delta)[1]
         x = self.out_norm(widened(x), self.feed_forward(x))[1]
         features = self.scale * self.to_out(x) + weights.average(vision_features)
-        return Merged(features, layout, weights)
+        return Merged(features, layout, weights, _evenly(layout, vision_layout))
 
     def _question_term(self, question: Tensor, layout: Layout) -> Tensor:
         """What the question adds to every slot of its sample, (num_seqs, inner) in fp32 or wider; zero for none."""
@@ -290,6 +293,41 @@ class PoolMerger(nn.Module):
         if self.training and self.dropout:
             hidden = dropout(hidden, self.dropout, draw_seed())
         return widened(self.question_out(hidden)) * (layout.lengths() > 0)[:, None]
+
+
+def _evenly(layout: Layout, vision_layout: Layout) -> Tensor:
+    """For the tokens of each sample the vision tokens at even distances from its first on, (total_out,) int64; one may
+    be named more than once where there are fewer of them."""
+    sequence = layout.seq_of_token()
+    here, there = (x.lengths().index_select(0, sequence) for x in (layout, vision_layout))
+    return vision_layout.cu_seqlens.long().index_select(0, sequence) + segment_place(layout) * there // here
+
+
+# --------------------------------------------------------------------------- chosen tokens, without learning
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens that are left as they are; places (total_out,) int64."""
+
+    places: Tensor
+
+    def average(self, values: Tensor) -> Tensor:
+        """Take those of (num_vision, dim), (total_out, dim)."""
+        return values.index_select(0, self.places)
+
+
+def keep_best(features: Tensor, layout: Layout, scores: Tensor, budget: Tensor) -> Merged:
+    """Leave the tokens of the highest scores of each sample as they are, and drop the others.
+
+    Args:
+        features: (num_vision, dim).
+        scores: (num_vision,).
+        budget: (num_seqs,) int64.
+    """
+    best = segment_top_k(scores, layout, budget)
+    chosen = Chosen(best.nonzero().flatten())
+    return Merged(chosen.average(features), layout.keep(best), chosen, chosen.places)
 
 
 # --------------------------------------------------------------------------- similar tokens, without learning
@@ -349,15 +387,15 @@ def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged
     """
     budget = torch.minimum(budget.clamp_min(1), layout.lengths())
     groups = TokenGroups(torch.arange(len(features), device=features.device), torch.ones_like(layout.seq_of_token()))
-    current = layout
+    current, places = layout, torch.arange(len(features), device=features.device)
     with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
         while bool((current.lengths() > budget).any()):
             goes, into = _pair_off(groups.average(widened(features)), current, current.lengths() - budget)
             after = (~goes).cumsum(0) - 1  # (num_tokens,) where those that stay will stand
             owner = torch.where(goes, after[into], after)[groups.owner]
-            current = current.keep(~goes)
+            current, places = current.keep(~goes), places[~goes]
             groups = TokenGroups(owner, torch.bincount(owner, minlength=int(current.cu_seqlens[-1])))
-    return Merged(groups.average(features), current, groups)
+    return Merged(groups.average(features), current, groups, places)
 
 
 def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor]:

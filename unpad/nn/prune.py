@@ -73,7 +73,7 @@ class PrunerHead(nn.Module):
         vision_layout: Layout,
         question: Tensor,
         question_layout: Layout,
-        temperature: float,
+        temperature: float | Tensor,
         attention: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Judge vision tokens.
@@ -100,7 +100,7 @@ class PrunerHead(nn.Module):
         return logits, keep_probability(logits, temperature, noisy=self.training)
 
 
-def keep_probability(logits: Tensor, temperature: float, noisy: bool) -> Tensor:
+def keep_probability(logits: Tensor, temperature: float | Tensor, noisy: bool) -> Tensor:
     """Probability of being kept, sigmoid(logit / temperature).
 
     With noise it is a sample of the binary concrete distribution (Maddison et al. 2016, arXiv 1611.00712, appendix B):
@@ -109,7 +109,7 @@ def keep_probability(logits: Tensor, temperature: float, noisy: bool) -> Tensor:
 
     Args:
         logits: (num_vision,), fp32 or wider.
-        temperature: above 0.
+        temperature: above 0; a scalar tensor does as well.
     """
     if noisy:
         logits = logits + torch.rand_like(logits).logit(eps=torch.finfo(logits.dtype).eps)

@@ -22,6 +22,7 @@ from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.positions import GridPositions
+from unpad.nn.prune import text_to_vision_attention
 
 
 class TowerConfig(BlockConfig):
@@ -81,7 +82,16 @@ class Tower(nn.Module):
             nn.init.normal_(self.class_token, std=0.02)
 
     def forward(self, media: RaggedBatch) -> Tensor:
-        """Features in the order of the patches, (total_patches, width), fp32 or wider.
+        """Features in the order of the patches, (total_patches, width), fp32 or wider; arguments and errors as in
+        `look`."""
+        return self._run(media, wants_attention=False)[0]
+
+    def look(self, media: RaggedBatch) -> tuple[Tensor, Tensor]:
+        """Features in the order of the patches, (total_patches, width), fp32 or wider, and what attention the patches
+        received in the last block that runs, (total_patches,) without gradient. At least one block must run.
+
+        Attention is that of the class token, as in VisionZip (Yang et al. 2024, arXiv 2412.04467); in a tower without
+        one the mean of all patches' of the image.
 
         Args:
             media: a flat run of images: `inputs_embeds` (total_patches, 3 * patch * patch), the pixels of each patch
@@ -90,6 +100,12 @@ class Tower(nn.Module):
         Raises:
             SourceError: patches of another size, or an image of another size than learned positions know.
         """
+        features, received = self._run(media, wants_attention=True)
+        assert received is not None, "a tower without a block that runs attends to nothing"
+        return features, received
+
+    def _run(self, media: RaggedBatch, wants_attention: bool) -> tuple[Tensor, Tensor | None]:
+        """Features, and where it is wanted the attention, as in `look`."""
         layout = media.layout
         assert isinstance(layout, Layout), "images come as a flat run"
         assert media.inputs_embeds is not None, "a batch of images holds their patches"
@@ -104,21 +120,39 @@ class Tower(nn.Module):
             x = x + self.positions(media.position_ids, media.grid, layout).to(dtype)
         else:
             x, layout, places = self._with_class_tokens(x + self.positions(1 + media.position_ids), layout)
-        x = self._blocks(x, layout)
-        return x if places is None else x.index_select(0, places)
+        x, received = self._blocks(x, layout, places, wants_attention)
+        return x if places is None else x.index_select(0, places), received
 
-    def _blocks(self, x: Tensor, layout: Layout) -> Tensor:
+    def _blocks(
+        self, x: Tensor, layout: Layout, patches: Tensor | None, wants_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the blocks; results as of `_run`, for all tokens of a run in which only `patches` are patches."""
         if self.pre_norm is not None:
             # Its output is the residual stream, which autocast must not round.
             with torch.autocast(x.device.type, enabled=False):
                 x = self.pre_norm(x)[1]
-        delta = None
-        for block in islice(self.blocks, self.config.num_run):
+        delta, received = None, None
+        for index, block in enumerate(islice(self.blocks, self.config.num_run)):
+            if wants_attention and index == self.config.num_run - 1:
+                received = self._received(block, x if delta is None else x + delta.to(x.dtype), layout, patches)
             x, delta = block(x, delta, layout)
         if delta is None:
-            return x
+            return x, received
         share = self.config.dropout if self.training else 0.0
-        return x + dropout(delta, share, draw_seed() if share else 0)
+        return x + dropout(delta, share, draw_seed() if share else 0), received
+
+    @torch.no_grad()
+    def _received(self, block: nn.Module, x: Tensor, layout: Layout, patches: Tensor | None) -> Tensor:
+        """What each patch receives in a block that reads x (total_tokens, width), (total_patches,)."""
+        assert isinstance(block, Block), "a tower is a stack of blocks"
+        q, k = block.attention.queries_and_keys(block.norm_1(x)[1], None)
+        looked_at = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        looking = looked_at
+        if patches is not None:
+            looked_at = torch.zeros_like(looked_at)
+            looked_at[patches] = True
+            looking = ~looked_at
+        return text_to_vision_attention(q, k, layout, looked_at, looking, self.config.causal)
 
     def _with_class_tokens(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout, Tensor]:
         """Put a class token before the patches of every image.
