@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--squares", type=int, nargs="*", default=list(SQUARES))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images.md")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     shared = [f"data.images={options.manifest}", *options.overrides]
     native = open_setup(shared)
     assert isinstance(native.data, ImageData)

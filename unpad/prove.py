@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unpad.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences
 from unpad.errors import ProofError
-from unpad.layout import Layout, PaddedLayout
+from unpad.layout import Layout, PaddedLayout, build_layout
 from unpad.native import library
 from unpad.nn.attention import by_definition, kernel_names
 from unpad.objective import Objective
@@ -114,7 +114,8 @@ def prove(
     """
     if not isinstance(batch.layout, Layout) or batch.num_targets == 0:
         raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
-    batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
+    if batch.events is None:  # a patient without events has a label all the same
+        batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
     alone = _sequences_of(batch)
     whole = list(range(len(alone)))
     return certify(model, alone, [Variant("packed", [batch], [whole])], precision=precision, device=device)
@@ -159,7 +160,7 @@ def certify(
         _pad_contents_line(exact, base),
     ]
     if causal:
-        lines.append(_causal_line(exact, base))
+        lines.append(_causal_line(exact, base) if base.events is None else _history_line(exact, base))
     own, exercised = _own_precision_lines(model, truth, variants[0], precision, device)
     missing = sorted((expected_kernels or set()) - exercised)
     not_proven = [
@@ -216,10 +217,16 @@ def _measure(
     outputs: list[Tensor] = [torch.zeros(0)] * len(truth.outputs)
     with torch.no_grad(), autocast(precision, device):
         for batch, rows in zip(micros, variant.rows, strict=True):
-            for row, output in zip(rows, _per_sequence(model(batch), batch), strict=True):
+            for row, output in zip(rows, _outputs(model, batch), strict=True):
                 if row >= 0:
                     outputs[row] = output
     return Measurement(outputs, terms, counts, truth.weights, gradients(model))
+
+
+def _outputs(model: nn.Module, batch: RaggedBatch) -> list[Tensor]:
+    """What the model makes of every sequence: a row per token, or one per patient."""
+    hidden = model(batch)
+    return list(hidden[:, None].unbind()) if batch.events is not None else _per_sequence(hidden, batch)
 
 
 def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
@@ -294,7 +301,9 @@ def kernels_of(model: nn.Module, variant: Variant, dtype: torch.dtype, device: t
     head_dim = getattr(model.config, "head_dim", None)  # a model without attention runs no kernel of ours
     names: set[str] = set()
     for batch in variant.micros:
-        names |= set() if head_dim is None else kernel_names(dtype, device, batch.layout, head_dim)
+        # A model of patients attends over their sets and one readout each.
+        layout = batch.layout if batch.events is None else build_layout((batch.events.history.lengths() + 1).numpy())
+        names |= set() if head_dim is None else kernel_names(dtype, device, layout, head_dim)
     return ", ".join(sorted(names))
 
 
@@ -346,22 +355,34 @@ def _repeat_line(model: nn.Module, batch: RaggedBatch) -> Line:
 def _cross_gradient_line(model: nn.Module, batch: RaggedBatch) -> Line:
     """Gradient of one sequence's output with respect to the inputs of all others: exactly zero."""
     worst = 0.0
-    bounds = batch.layout.cu_seqlens.tolist() if isinstance(batch.layout, Layout) else []
-    for seq, (a, b) in list(enumerate(pairwise(bounds)))[:4]:
-        leaf = _inputs(model, batch).requires_grad_()
-        media = None if batch.media is None else _inputs(model, batch.media).requires_grad_()
-        images = None if batch.media is None else replace(batch.media, inputs_embeds=media)
-        hidden = model(replace(batch, inputs_embeds=leaf, media=images))
-        leaves = [leaf] if media is None else [leaf, media]
-        gradients = torch.autograd.grad(hidden[a:b].square().sum(), leaves, allow_unused=True)
-        outside = [torch.cat([gradients[0][:a], gradients[0][b:]])]
-        if media is not None and gradients[1] is not None:
-            outside.append(gradients[1][_media_owner(batch) != seq])
+    changed, leaves = _with_leaves(model, batch)
+    for seq, output in list(enumerate(_outputs(model, changed)))[:4]:
+        found = torch.autograd.grad(output.square().sum(), [x for x, _ in leaves], allow_unused=True, retain_graph=True)
+        outside = [g[owner != seq] for g, (_, owner) in zip(found, leaves, strict=True) if g is not None]
         worst = max([worst, *(float(part.abs().max()) for part in outside if part.numel())])
     name = "no gradient crosses between sequences"
     if batch.num_seqs < 2:  # nothing to cross to
         return Line(name, "", None, None, None)
     return Line(name, "", worst, 0.0, worst == 0)
+
+
+def _with_leaves(model: nn.Module, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
+    """The batch with inputs that gradients reach: embedded tokens and patches, or the values of events.
+
+    Returns:
+        The batch, and each such input with the sequence of each of its rows.
+    """
+    assert isinstance(batch.layout, Layout), "certify has flat runs"
+    owner, dtype = batch.layout.seq_of_token(), next(model.parameters()).dtype
+    if batch.events is not None:
+        values = batch.events.values.detach().to(dtype).requires_grad_()
+        return replace(batch, events=replace(batch.events, values=values)), [(values, owner)]
+    tokens = _inputs(model, batch).requires_grad_()
+    if batch.media is None:
+        return replace(batch, inputs_embeds=tokens), [(tokens, owner)]
+    patches = _inputs(model, batch.media).requires_grad_()
+    media = replace(batch.media, inputs_embeds=patches)
+    return replace(batch, inputs_embeds=tokens, media=media), [(tokens, owner), (patches, _media_owner(batch))]
 
 
 def _inputs(model: nn.Module, batch: RaggedBatch) -> Tensor:
@@ -385,10 +406,9 @@ def _pad_contents_line(model: nn.Module, batch: RaggedBatch) -> Line:
     """Padding on the left is what a causal model could see; on the right what any other could."""
     worst = 0.0
     for side in SIDES:
-        one, other = batch.pad(side, pad_id=0), batch.pad(side, pad_id=1)
-        assert isinstance(one.layout, PaddedLayout)
-        real = (model(one) - model(other))[one.layout.attention_mask.flatten()]
-        worst = max(worst, float(real.abs().max()) if real.numel() else 0.0)
+        zeros, ones = (_outputs(model, batch.pad(side, pad_id=fill)) for fill in (0, 1))
+        gaps = [float((a - b).abs().max()) for a, b in zip(zeros, ones, strict=True) if a.numel()]
+        worst = max([worst, *gaps])
     return Line("what padding holds is invisible", "padded sdpa", worst, 0.0, worst == 0)
 
 
@@ -403,6 +423,24 @@ def _causal_line(model: nn.Module, batch: RaggedBatch) -> Line:
     return Line("a token never changes an earlier output", "", difference, 0.0, difference == 0)
 
 
+@torch.no_grad()
+def _history_line(model: nn.Module, batch: RaggedBatch) -> Line:
+    """Change the last set of every patient: nothing that was predicted from the sets before may change."""
+    assert batch.events is not None
+    assert batch.input_ids is not None
+    last = batch.events.history.cu_seqlens[1:].long()[batch.events.history.lengths() > 0] - 1
+    is_last = torch.zeros_like(batch.events.times, dtype=torch.bool).index_fill(0, last, True)
+    events = is_last.repeat_interleave(batch.events.members.lengths())
+    changed = replace(
+        batch,
+        input_ids=torch.where(events, (batch.input_ids == 0).long(), batch.input_ids),
+        events=replace(batch.events, values=torch.where(events, 1 - batch.events.values, batch.events.values)),
+    )
+    before, after = (model.next_codes(one)[~is_last] for one in (batch, changed))  # type: ignore[operator]
+    difference = float((before - after).abs().max()) if before.numel() else 0.0
+    return Line("a set never changes an earlier output", "", difference, 0.0, difference == 0)
+
+
 def change_tokens(
     batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
 ) -> tuple[RaggedBatch, list[int]]:
@@ -412,11 +450,11 @@ def change_tokens(
     """
     assert isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()
-    spans = [(a, b) for a, b in pairwise(bounds) if b > a]
+    spans = [(index, a, b) for index, (a, b) in enumerate(pairwise(bounds)) if b > a]
     images = set() if batch.media_index is None else set(batch.media_index.tolist())
     texts = [
         [place for place in range(where(a, b), b) if place not in images]
-        for index, (a, b) in enumerate(spans)
+        for index, a, b in spans
         if only in (None, index)
     ]
     places = [text[0] for text in texts if text]
@@ -461,12 +499,12 @@ def _isolation_line(model: nn.Module, variant: Variant, precision: str, device: 
     for micro in variant.micros:
         batch = micro.to(device)
         with autocast(precision, device):
-            before = _per_sequence(model(batch), batch)
+            before = _outputs(model, batch)
             for index in range(min(batch.num_seqs, 6)):
                 other, places = change_tokens(batch, lambda a, b: a, only=index)
                 if not places:
                     continue
-                after = _per_sequence(model(other), other)
+                after = _outputs(model, other)
                 same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
                 changed_others += sum(not s for i, s in enumerate(same) if i != index)
                 unchanged_self += same[index]

@@ -127,4 +127,6 @@ def _kernels_of_run(setup: Setup) -> set[str]:
     if head_dim is None:
         return set()
     lengths = np.unique(np.minimum(setup.data.positions, _longest(setup)))
+    if setup.data.family == "events":  # whose model attends over the sets of a patient and one readout
+        lengths = np.unique(np.diff(setup.data.sets.sets_of)) + 1  # type: ignore[attr-defined]
     return kernel_names(dtype, setup.device, build_layout(lengths[lengths > 0]), head_dim)
