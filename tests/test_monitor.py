@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,7 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> 
 def test_training_goes_on_when_stdout_is_closed(tmp_path: Path, terminal: bool) -> None:
     code = f"""
 import sys
+from io import StringIO
 from pathlib import Path
 from rich.console import Console
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -308,3 +310,13 @@ def test_memory_follows_what_is_allocated() -> None:
     assert process_memory() - before > 50_000_000
     del block
     assert peak_memory() >= before + 50_000_000
+
+
+def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
+    screen = StringIO()
+    run = monitor(tmp_path, verbose=True, log_every=100, console=Console(file=screen, width=200))
+    run.step(record(1), seconds=0.1, waited=0, memory_bytes=1)
+    run.event("checkpoint", step=1, path="step-00000001")
+    run.close()
+    assert "micros 1  tokens 2001/2100" in screen.getvalue()
+    assert "step-00000001" in screen.getvalue()

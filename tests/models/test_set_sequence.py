@@ -425,6 +425,13 @@ def test_the_product_adds_precisions() -> None:
     torch.testing.assert_close(mean, gate * seen.mean * (-seen.log_var).exp() / precision)
 
 
+def test_the_gate_starts_with_the_plain_product() -> None:
+    model = model_of("plain", update="product", levels=1, moved=False)
+    reading = model._read(random_patients([30, 2]))
+    seen = model.encoder(reading.embedded, reading.events.members)[-1]
+    torch.testing.assert_close((-reading.latents[-1].log_var).exp(), 1 + (-seen.log_var).exp(), rtol=1e-6, atol=0)
+
+
 # --------------------------------------------------------------------------- settings and precision
 
 

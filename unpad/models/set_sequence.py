@@ -141,10 +141,10 @@ class SetSequence(nn.Module):
             "next_time": 0.05,
             "next_value": 0.05,
         }
-        self.trained = self.weights  # told by the trainer where a recipe has others
+        self.trained = self.weights  # the trainer tells what a recipe has instead
         self._weighted = set(self.weights)
         init_weights(self, config.blocks)
-        for part in (self.embedding, self.encoder, self.history, self.decoder):
+        for part in (self.embedding, self.encoder, self.belief, self.history, self.decoder):
             part.reset()
 
     def begin_step(self, step: int, total_steps: int, weights: dict[str, float]) -> list[nn.Parameter]:
@@ -326,7 +326,10 @@ class SetSequence(nn.Module):
         return Reading(events, codes, embedded, [*latents[:-1], posterior], [*divergences, divergence], course)
 
     def _states(self, reading: Reading) -> Tensor:
-        """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype."""
+        """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype.
+
+        The history reads means: noise on what the decoder makes events from would blur what is predicted of a patient.
+        """
         hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
         return hidden
 

@@ -29,6 +29,7 @@ class _Copy:
     version: int  # of the parameter when the copy was made
 
 
+MIN_ROUND = 16  # rows; see `_completed`
 # What the innermost `keep_copies` of this thread keeps: parameter -> _Copy.
 _kept: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("_kept", default=None)
 _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
@@ -94,20 +95,30 @@ class Linear(nn.Linear):
         return y
 
 
+def _completed(x: Tensor) -> Tensor:
+    """x (rows, columns) with rows of zeros behind it, so that numbers of rows come again: oneDNN prepares a kernel for
+    every new one, which takes several times as long as a small product. An eighth more rows at most, or 15.
+    """
+    missing = -len(x) % max(MIN_ROUND, 1 << max(len(x).bit_length() - 4, 0))
+    return F.pad(x, (0, 0, 0, missing)) if missing and x.dim() == 2 and x.device.type == "cpu" else x
+
+
 class _LowPrecision(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        low = computing_copy(weight, x.dtype)
+        low, num_rows = computing_copy(weight, x.dtype), len(x)
+        x = _completed(x)
         ctx.save_for_backward(x, low)
-        return F.linear(x, low, None if bias is None else computing_copy(bias, x.dtype))
+        return F.linear(x, low, None if bias is None else computing_copy(bias, x.dtype))[:num_rows]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, low = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
+        num_rows, grad = len(grad), _completed(grad)
         return (
-            grad @ low if need_x else None,
+            (grad @ low)[:num_rows] if need_x else None,
             grad.t() @ x if need_weight else None,
             grad.sum(0) if need_bias else None,
         )

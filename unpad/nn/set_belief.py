@@ -60,6 +60,11 @@ class Belief(nn.Module):
             self.hidden, self.to_prior = Linear(config.width, config.width), Linear(config.width, 2 * latent)
         self.gate = Gate() if update == "product" else None
 
+    def reset(self) -> None:
+        """A gate that starts as a gate does, with the plain product."""
+        if self.gate is not None:
+            self.gate = Gate()
+
     def forward(self, seen: Latent, history: History, course: Course) -> tuple[Latent, Tensor]:
         """Update the prior of every set.
 

@@ -168,12 +168,17 @@ class InducedBlock(nn.Module):
         def norm(dropout: float = config.dropout) -> Norm:
             return Norm(config.norm, config.width, config.eps, dropout)
 
-        self.points = nn.Parameter(torch.randn(num_points, config.width) * config.width**-0.5)
+        self.points = nn.Parameter(torch.empty(num_points, config.width))
+        self.reset()
         self.norm_events, self.norm_points = norm(), norm(0.0)
         self.gather = CrossAttention(config.width, config.heads, config.attention_dropout)
         self.norm_gathered, self.feed_points, self.norm_summary = norm(), FeedForward(config), norm()
         self.spread = CrossAttention(config.width, config.heads, config.attention_dropout)
         self.norm_spread, self.feed_events = norm(), FeedForward(config)
+
+    def reset(self) -> None:
+        """Points about as long as embeddings of events."""
+        nn.init.normal_(self.points, std=self.points.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, delta: Tensor | None, pairs: SetPairs) -> tuple[Tensor, Tensor]:
         """One block's step along the residual stream of events, (num_events, width); as `nn/block.Block.forward`."""
@@ -280,10 +285,9 @@ class SetEncoder(nn.Module):
         self.tell = nn.ModuleList(Linear(latent, config.width, bias=False) for _ in range(levels - 1))
 
     def reset(self) -> None:
-        """Start the latents."""
-        for head in self.heads:
-            assert isinstance(head, LatentHead)
-            head.reset()
+        for part in (*self.blocks, *self.heads):
+            assert isinstance(part, InducedBlock | LatentHead)
+            part.reset()
 
     def forward(self, x: Tensor, members: Layout) -> list[Latent]:
         """Encode the events (num_events, width) of all sets; none may be empty, and there may be no set.
