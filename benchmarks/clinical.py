@@ -5,8 +5,9 @@
 
 Both sides see the same people: those who died within the horizon or were followed for at least as long, over five
 random splits into 80 % to learn from and 20 % that are seen only in the end. Boosting (scikit-learn, extra `bench`)
-reads a table made by hand; its settings are chosen within the 80 %. Ours reads the events, and stops early on a tenth
-of the 80 %. Other words change the recipe. All predictions go to --kept, so that one side can be run anew.
+reads a table made by hand; its settings are chosen within the 80 %. Ours reads the events, stops early on a tenth of
+the 80 %, and learns besides from how long those were followed whose outcome is not known. Other words change the
+recipe. All predictions go to --kept, so that one side can be run anew.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class People:
 
     Args:
         ids: (num_people,) int64.
+        censored: ids of the others, whose observation ended too early to know; (num_others,) int64.
         basics: (num_people, 2) age and sex.
         died: (num_people,) int64, 1 within the horizon.
         tests, diagnoses: names.
@@ -72,6 +74,7 @@ class People:
     """
 
     ids: np.ndarray
+    censored: np.ndarray
     basics: np.ndarray
     died: np.ndarray
     tests: tuple[str, ...]
@@ -100,6 +103,7 @@ def load_people(folder: Path) -> People:
     flags[whose, which] = 1
     return People(
         ids=ids,
+        censored=subjects["id"][~known],
         basics=np.stack([subjects["age"], subjects["male"]], 1)[known].astype(np.float64),
         died=died[known].astype(np.int64),
         tests=tuple(tests),
@@ -202,14 +206,21 @@ def _ours_once(people: People, recipe: str, overrides: Sequence[str], seed: int)
     stopping = train[int((1 - STOPPING_SHARE) * len(train)) :]
     sides = np.full(len(people.ids), "test", object)
     sides[train], sides[stopping] = "train", "holdout"
+    ids = np.concatenate([people.ids, people.censored])
+
+    def write(path: Path) -> None:
+        """Those whose observation ended early help to train in every split; they are no part of any comparison."""
+        all_sides = np.concatenate([sides, np.full(len(people.censored), "train", object)])
+        pq.write_table(pa.table({"id": ids, "split": all_sides}), path)
+
     with tempfile.TemporaryDirectory() as folder:
         split, asked = Path(folder) / "split.parquet", Path(folder) / "asked.parquet"
-        pq.write_table(pa.table({"id": people.ids, "split": sides}), split)
+        write(split)
         began = time.perf_counter()
         run = unpad.train(recipe, *overrides, f"events.split={split}", out=Path(folder) / "run")
         # The same people, of whom those that were never seen are now the ones held out.
         sides[stopping], sides[test] = "train", "holdout"
-        pq.write_table(pa.table({"id": people.ids, "split": sides}), asked)
+        write(asked)
         data: Any = open_data(load_recipe(recipe, [*overrides, f"events.split={asked}"]), run.files)
         held = np.flatnonzero(data.split == 1)
         found = predict(run.model, data, held, run.recipe.plan, torch.device("cpu"))
@@ -308,7 +319,7 @@ def main() -> None:
     parser.add_argument("--recipe", default=str(Path(__file__).with_suffix(".yaml")))
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"))
     parser.add_argument("--kept", type=Path, default=Path("runs/clinical.json"), help="predictions of every side")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     people = load_people(options.data)
     known = json.loads(options.kept.read_text(encoding="utf-8")) if options.kept.exists() else {}
     sides = {name: [np.array(p) for p in found] for name, found in known.items()}
