@@ -357,6 +357,8 @@ def _one_step(course: Course, micros: list[RaggedBatch], rate: float, waited: fl
     setup.model.train()
     weights, fresh = course.objective.begin(setup.model, progress.stage_step, course.num_steps)
     forget(course.optimizer, fresh)
+    if fresh:
+        course.monitor.event("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
     weights = progress.collapse.scaled(weights)
     with course.timers("train"):
         result = train_step(

@@ -323,6 +323,7 @@ def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> 
     assert {"sparsity", "adversarial", "discriminator", "real_accuracy", "fake_accuracy"} <= set(last)
     assert all(np.isfinite(value) for value in last.values())
     assert float(weights(tmp_path / "whole", "best")["temperature"]) < 1
+    assert 0 < len(events(tmp_path / "whole", "drawn_anew")) < len(found)
 
 
 def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
