@@ -39,7 +39,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
     names = {" ".join(verb) for verb in verbs()}
     assert {
         "train", "plan", "prove", "eval", "generate", "chat", "data check", "bench", "recipes", "recipes copy",
-        "recipes schema", "runs", "report",
+        "recipes schema", "runs", "report", "search",
     } <= names  # fmt: skip
 
 

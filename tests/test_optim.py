@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.conftest import random_batch, tiny_model
 from unpad.errors import RecipeError
 from unpad.optim import (
+    Epochs,
     check_schedule,
     freeze,
     learning_rate,
@@ -23,10 +24,12 @@ from unpad.optim import (
 from unpad.recipe import Optim
 from unpad.step import train_step
 
+ONE = Epochs((0,), (1,))
+
 
 def rates(total: int, steps_per_epoch: int = 10, **fields: Any) -> list[float]:
     chosen = Optim(**{"lr": 1e-3, "warmup": 0, **fields})
-    return [learning_rate(chosen, step, total, steps_per_epoch) for step in range(total)]
+    return [learning_rate(chosen, step, total, Epochs((0,), (steps_per_epoch,))) for step in range(total)]
 
 
 def test_exponential_decay_has_the_documented_values() -> None:
@@ -80,11 +83,11 @@ def test_the_last_step_is_at_the_floor_for_any_total(
 ) -> None:
     assume(schedule == "cosine" or restarts < total)
     chosen = Optim(lr=1e-3, schedule=schedule, restarts=restarts, warmup=warmup, floor=floor)
-    check_schedule(chosen, total, 1)
-    found = [learning_rate(chosen, step, total, 1) for step in range(total)]
+    check_schedule(chosen, total, ONE)
+    found = [learning_rate(chosen, step, total, ONE) for step in range(total)]
     assert found[-1] == pytest.approx(1e-3 * floor)
     assert max(found) == pytest.approx(1e-3)
-    assert learning_rate(chosen, total + 3, total, 1) == found[-1]  # an epoch longer than the first
+    assert learning_rate(chosen, total + 3, total, ONE) == found[-1]  # an epoch longer than the first
     if schedule == "restarts":
         bounds = [round(total * cycle / (restarts + 1)) for cycle in range(1, restarts + 1)]
         for bound in bounds:
@@ -97,13 +100,13 @@ def test_a_run_of_one_step_trains_at_the_peak() -> None:
 
 def test_as_many_restarts_as_steps_are_refused() -> None:
     chosen = Optim(schedule="restarts", restarts=5)
-    check_schedule(chosen, 6, 1)
+    check_schedule(chosen, 6, ONE)
     for total in (5, 4):
         with pytest.raises(RecipeError, match=f"5 restarts do not fit into {total} updates") as caught:
-            check_schedule(chosen, total, 1)
+            check_schedule(chosen, total, ONE)
         assert f"at most {total - 1}" in caught.value.fix
     with pytest.raises(RecipeError, match="do not fit into 5 epochs"):
-        check_schedule(Optim(schedule="restarts", restarts=5, per="epoch"), 50, 10)
+        check_schedule(Optim(schedule="restarts", restarts=5, per="epoch"), 50, Epochs((0,), (10,)))
 
 
 # --------------------------------------------------------------------------- groups and state

@@ -47,7 +47,7 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("tokenizer:\n  kind: file\n", "tokenizer.path belongs to tokenizer.kind=file", "1: tokenizer"),
         ("optim:\n  lr: 1\n  lr: 2\n", 'the key "lr" occurs twice', "3"),
         ("a: b: c\n", "mapping values are not allowed", "1"),
-        ("1: 2\n", "a key is not a name", "1"),
+        ("1: 2\n", 'unknown key "1"', "1: 1"),
         ("optim:\n  on: 2\n", "a key is not a name", "2"),
         ("? [a, b]\n: c\n", "a key is not a name", "1"),
         ("data: !!python/name:os.system x\n", "could not determine a constructor", "1"),

@@ -314,7 +314,7 @@ def _batch_sizes(setup: Setup) -> list[_Variant]:
 
 
 def _variant(setup: Setup, name: str, **fields: Any) -> _Variant:
-    recipe = setup.recipe.model_copy(update={"plan": setup.recipe.plan.model_copy(update=fields)})
+    recipe = setup.recipe.model_copy(update={"plan": setup.recipe.plan.model_copy(update={"grow": {}, **fields})})
     stage = _all_data(setup)
     changed = replace(setup, recipe=recipe)
     made = epoch_plan(changed, stage, 0)

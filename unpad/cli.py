@@ -79,6 +79,37 @@ def train(
         console.print(line, markup=False)
 
 
+@app.command(
+    epilog="Example: unpad search zh_chat optim.lr=1e-4..1e-2:log model.blocks=2,4,6 --trials 20 --out runs/search"
+)
+def search(
+    recipe: RecipeArgument,
+    out: Annotated[Path, typer.Option(help="Directory of the search; a run directory per trial.")],
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=LOW..HIGH ...]",
+            help="Ranges (key=1e-4..1e-2:log, key=2..6), choices (key=a,b,c) and recipe fields (key=value).",
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of the whole search.")] = 20,
+    metric: Annotated[
+        str | None, typer.Option("--for", help="Metric of `unpad eval`, or score of a pruned model; default loss.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train with many values of some fields and find the best; runs that fall behind end early."""
+    from unpad.search import search
+
+    _debug(debug)
+    for line in search(
+        recipe, out, fields or [], trials=trials, metric=metric, resume=resume, console=console, verbose=verbose
+    ):
+        console.print(line, markup=False)
+
+
 @app.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.png")
 def plan(
     recipe: RecipeArgument,

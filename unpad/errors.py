@@ -108,6 +108,12 @@ class Terminated(UnpadError):  # noqa: N818
     exit_code = 143
 
 
+class Stopped(UnpadError):  # noqa: N818
+    """The caller of `train` asked for the end after a held-out check."""
+
+    exit_code = 1
+
+
 def nearest(name: str, known: list[str]) -> str:
     """Return a hint that lists the known names closest to `name`, or all of them when none is close."""
     close = get_close_matches(name, known, n=3, cutoff=0.5)

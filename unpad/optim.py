@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any
 
@@ -122,25 +123,50 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tenso
             }
 
 
-def learning_rate(settings: Optim, step: int, total_steps: int, steps_per_epoch: int) -> float:
+@dataclass(frozen=True)
+class Epochs:
+    """How many updates the epochs of a stage have.
+
+    Args:
+        first: epochs from which on another number holds, counted from 0 and ascending; the first is 0.
+        steps: those numbers.
+    """
+
+    first: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def before(self, epoch: int) -> int:
+        """Updates of all epochs before one, counted from 0."""
+        ends = (*self.first[1:], epoch)
+        return sum(
+            max(min(end, epoch) - first, 0) * steps
+            for first, end, steps in zip(self.first, ends, self.steps, strict=True)
+        )
+
+    def at(self, step: int) -> float:
+        """How many epochs are over before an update of the stage, counted from 0."""
+        part = max(i for i, first in enumerate(self.first) if i == 0 or self.before(first) <= step)
+        return self.first[part] + (step - self.before(self.first[part])) / max(self.steps[part], 1)
+
+
+def learning_rate(settings: Optim, step: int, total_steps: int, epochs: Epochs) -> float:
     """Learning rate of one update.
 
     Args:
         step: update within the stage, from 0.
         total_steps: updates planned for the stage.
-        steps_per_epoch: updates of one epoch; with `per: epoch` the rate changes only between epochs.
+        epochs: updates of each; with `per: epoch` the rate changes only between epochs.
 
     cosine and restarts: Loshchilov and Hutter 2017, arXiv 1608.03983; each cycle of two steps or more starts at the
     peak and reaches the floor at its last step, and so does the stage.
     """
     peak = settings.lr * settings.lr_scale
-    epoch_length = max(steps_per_epoch, 1)
+    epoch = epochs.at(step)
     if settings.per == "epoch":
-        at, total = step // epoch_length, max(math.ceil(total_steps / epoch_length), 1)
-        epoch: float = at
+        at, total = int(epoch), max(math.ceil(epochs.at(total_steps)), 1)
+        epoch = at
     else:
         at, total = step, max(total_steps, 1)
-        epoch = step / epoch_length
     if settings.schedule == "constant":
         return peak
     if settings.schedule == "exponential":
@@ -157,13 +183,13 @@ def learning_rate(settings: Optim, step: int, total_steps: int, steps_per_epoch:
     return peak * _cosine(at - warmup, total - warmup, settings.floor)
 
 
-def check_schedule(settings: Optim, total_steps: int, steps_per_epoch: int) -> None:
+def check_schedule(settings: Optim, total_steps: int, epochs: Epochs) -> None:
     """Refuse a schedule that does not fit the run.
 
     Raises:
         RecipeError: as many restarts as there are steps, or more.
     """
-    total = math.ceil(total_steps / max(steps_per_epoch, 1)) if settings.per == "epoch" else total_steps
+    total = math.ceil(epochs.at(total_steps)) if settings.per == "epoch" else total_steps
     if settings.schedule == "restarts" and settings.restarts >= total > 0:
         raise RecipeError(
             f"{settings.restarts} restarts do not fit into {total} {settings.per}s",

@@ -32,6 +32,7 @@ PACKAGE = Path(__file__).parent
 RECIPES = PACKAGE / "recipes"
 MAX_RECIPE_BYTES = 1 << 20
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+NUMBER_TAG = "tag:yaml.org,2002:int"
 MAX_YAML_NODES = 20_000  # an alias bomb of 300 bytes expands to millions
 
 
@@ -308,6 +309,9 @@ class PlanSettings(Section):
         "pack", description="A file of plan/strategies/."
     )
     tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer update.")
+    grow: dict[Annotated[int, Field(ge=2)], Annotated[int, Field(ge=1)]] = Field(
+        {}, description="Other tokens_per_step from an epoch of the stage on: {3: 4096, 6: 8192}; the first is 1."
+    )
     tokens_per_micro: int = Field(
         4096, ge=1, description="Tokens per forward pass; limits memory, never changes results."
     )
@@ -323,6 +327,11 @@ class PlanSettings(Section):
     )
     cross_documents: bool = Field(False, description="Join documents before windows are cut, as fixed blocks do.")
     drop_last: bool = Field(False, description="Leave out a last step smaller than tokens_per_step.")
+
+    def at_epoch(self, epoch: int) -> PlanSettings:
+        """The settings of one epoch of a stage, counted from 0: with the tokens per update that hold then."""
+        begun = [first for first in self.grow if first <= epoch + 1]
+        return self.model_copy(update={"tokens_per_step": self.grow[max(begun)], "grow": {}}) if begun else self
 
 
 class Ramp(Section):
@@ -611,7 +620,9 @@ class _LineLoader(yaml.SafeLoader):
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, value in node.value:
-                if key.tag not in KEY_TAGS:  # `on` and `1` are no text in YAML
+                if key.tag == NUMBER_TAG:  # what has numbers for names, as epochs, reads them from text
+                    key.tag = KEY_TAGS[0]
+                if key.tag not in KEY_TAGS:  # `on` is no text in YAML
                     raise yaml.MarkedYAMLError(problem="a key is not a name; quote it", problem_mark=key.start_mark)
                 if key.value in seen:
                     raise yaml.MarkedYAMLError(

@@ -18,7 +18,7 @@ from unpad.monitor import Timers
 from unpad.native import library
 from unpad.native.attention import supports
 from unpad.objective import Objective
-from unpad.optim import check_schedule, freeze, make_optimizer
+from unpad.optim import Epochs, check_schedule, freeze, make_optimizer
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
 from unpad.recipe import PlanSettings, Recipe, Stage
@@ -135,20 +135,22 @@ def check_stages(setup: Setup) -> None:
             raise RecipeError(
                 f"stage {stage.name} has patience but nothing is held out", where="train.patience", fix=fix
             )
-        epoch_steps = epoch_plan(setup, stage, 0).num_steps
-        if epoch_steps == 0:
+        epochs = stage_epochs(setup, stage, epoch_plan(setup, stage, 0))
+        if 0 in epochs.steps:
             fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
-            raise PlanError(f"stage {stage.name} has no step: the plan drops every token", where="plan", fix=fix)
-        last = last_step(recipe, before, epoch_steps)
+            begin = epochs.first[epochs.steps.index(0)]
+            what = f"stage {stage.name} has no step" + (f" from epoch {begin + 1} on" if begin else "")
+            raise PlanError(f"{what}: the plan drops every token", where="plan", fix=fix)
+        last = last_step(recipe, before, epochs)
         if last > before:
-            check_schedule(recipe.optim, last - before, epoch_steps)
+            check_schedule(recipe.optim, last - before, epochs)
         before = max(last, before)
 
 
-def last_step(recipe: Recipe, before: int, epoch_steps: int) -> int:
-    """The last step of a stage that begins after step `before` of the run, by its recipe and the length of an epoch."""
+def last_step(recipe: Recipe, before: int, epochs: Epochs) -> int:
+    """The last step of a stage that begins after step `before` of the run, by its recipe and the length of epochs."""
     train = recipe.train
-    by_epochs = None if train.max_epochs is None else before + epoch_steps * train.max_epochs
+    by_epochs = None if train.max_epochs is None else before + epochs.before(train.max_epochs)
     return min(end for end in (by_epochs, train.max_steps) if end is not None)
 
 
@@ -170,6 +172,21 @@ def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
     """The plan of one epoch: a pure function of the data, the recipe and the epoch."""
     lengths, settings, known = plan_inputs(setup, stage, epoch)
     return plan(lengths, settings, epoch=epoch, **known)
+
+
+def stage_epochs(setup: Setup, stage: Stage, first: Plan) -> Epochs:
+    """How many updates the epochs of a stage have, of which each size of update is planned once.
+
+    Epochs of one size may differ by a few, as each is shuffled anew; schedules count as if they did not.
+
+    Args:
+        first: the plan of epoch 0.
+    """
+    recipe = setup.recipe.for_stage(stage)
+    last = recipe.train.max_epochs
+    begins = [epoch - 1 for epoch in sorted(recipe.plan.grow) if last is None or epoch <= last]
+    steps = [epoch_plan(setup, stage, epoch).num_steps for epoch in begins]
+    return Epochs((0, *begins), (first.num_steps, *steps))
 
 
 def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:

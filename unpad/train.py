@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +16,8 @@ from unpad import storage
 from unpad.batch import RaggedBatch
 from unpad.checkpoint import State
 from unpad.collapse import CollapseMonitor
-from unpad.errors import RecipeError, UnpadError
-from unpad.evaluate.metrics import held_out
+from unpad.errors import RecipeError, Stopped, UnpadError
+from unpad.evaluate.metrics import HeldOut, held_out
 from unpad.loader import load_steps
 from unpad.memory import HeapKeeper
 from unpad.monitor import Monitor, StepRecord, Timers
@@ -37,9 +37,22 @@ from unpad.progress import (
 )
 from unpad.recipe import Recipe, Stage, load_recipe
 from unpad.run import RECIPE, RUNS, find_run, newest_weights, open_files, put_weights
-from unpad.setup import Setup, check_stages, describe, epoch_plan, last_step, prepare_setup, resolved, stage_sequences
+from unpad.setup import (
+    Setup,
+    check_stages,
+    describe,
+    epoch_plan,
+    last_step,
+    prepare_setup,
+    resolved,
+    stage_epochs,
+    stage_sequences,
+)
 from unpad.signals import Signals
 from unpad.step import StepResult, non_finite, train_step
+
+# Told of every held-out check: the stage's name, the step, and what was measured; True ends the run there.
+AfterCheck = Callable[[str, int, HeldOut], bool]
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,7 @@ class Course:
     monitor: Monitor
     timers: Timers
     latent: CollapseMonitor | None
+    after_check: AfterCheck | None
     heap: HeapKeeper = field(default_factory=HeapKeeper)
 
 
@@ -81,6 +95,7 @@ def train(
     resume: bool = False,
     console: Console | None = None,
     verbose: bool = False,
+    after_check: AfterCheck | None = None,
 ) -> Result:
     """Train a recipe into a run directory, or continue one.
 
@@ -90,7 +105,8 @@ def train(
         overrides: `key=value` changes.
 
     Raises:
-        UnpadError: with the exit code of what went wrong; the directory then holds everything up to there.
+        UnpadError: with the exit code of what went wrong, Stopped where `after_check` ended it; the directory then
+            holds everything up to there.
     """
     timers, began = Timers(), time.perf_counter()
     recipe = resolved(load_recipe(name, list(overrides)))
@@ -126,7 +142,7 @@ def train(
         )
         try:
             _tell_beginning(monitor, exists, progress, notes, warnings)
-            return _run_stages(setup, progress, state, monitor, timers, began)
+            return _run_stages(setup, progress, state, monitor, timers, began, after_check)
         except UnpadError as error:
             monitor.event("stopped", message=error.what, exit_code=error.exit_code)
             raise
@@ -164,7 +180,13 @@ def _tell_beginning(monitor: Monitor, exists: bool, progress: Progress, notes: l
 
 
 def _run_stages(
-    setup: Setup, progress: Progress, state: State | None, monitor: Monitor, timers: Timers, began: float
+    setup: Setup,
+    progress: Progress,
+    state: State | None,
+    monitor: Monitor,
+    timers: Timers,
+    began: float,
+    after_check: AfterCheck | None,
 ) -> Result:
     with timers("log"):
         monitor.event("environment", **setup.environment)
@@ -176,7 +198,7 @@ def _run_stages(
             stage = setup.stages[progress.stage]
             has_best = False
             if _has_work(setup, stage, progress, monitor):
-                epochs, heldout = _run_stage(setup, stage, progress, state, monitor, timers, signals)
+                epochs, heldout = _run_stage(setup, stage, progress, state, monitor, timers, signals, after_check)
                 has_best = True
             state = None
             progress.next_stage()
@@ -223,6 +245,7 @@ def _run_stage(
     monitor: Monitor,
     timers: Timers,
     signals: Signals,
+    after_check: AfterCheck | None,
 ) -> tuple[int, float | None]:
     """Train one stage to its end and leave the weights it ends with in the model.
 
@@ -238,9 +261,9 @@ def _run_stage(
         load_optimizer_tensors(setup.model, optimizer, state.tensors)
     with timers("plan"):
         first = epoch_plan(setup, stage, 0)
-    epoch_steps = first.num_steps  # the schedule counts in these wherever the stage stands: epochs differ in length
+        epochs = stage_epochs(setup, stage, first)  # the schedule counts in these wherever the stage stands
     before = progress.step - progress.stage_step
-    last = last_step(recipe, before, epoch_steps)
+    last = last_step(recipe, before, epochs)
     objective = Objective.of(setup.model, recipe.losses)
     objective.tell(setup.model)
     held_out_ids, train_ids = stage_sequences(setup, stage, 1), stage_sequences(setup, stage, 0)
@@ -251,19 +274,21 @@ def _run_stage(
         )  # fmt: skip
     if latent is not None:
         monitor.event("latent", message=latent.describe())
-    course = Course(setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers, latent)
+    course = Course(
+        setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers, latent, after_check
+    )
     if _is_over(course):
         message = f"{stage.name}: it ended at step {progress.step}; more epochs, or more steps, would make it go on"
         monitor.event("nothing_to_do", message=message, name=stage.name)
-    monitor.stage(stage.name, last, epoch_steps=epoch_steps, frozen=frozen, ledger=first.ledger.to_json())
+    monitor.stage(stage.name, last, epoch_steps=epochs.steps[0], frozen=frozen, ledger=first.ledger.to_json())
     while not _is_over(course):
         with timers("plan"):
             current = epoch_plan(setup, stage, progress.epoch) if progress.epoch else first
         if current.num_steps == 0:  # weights below 1 may draw nothing for once
             progress.epoch += 1
         for waited, micros in _epoch_steps(course, current):
-            position = progress.epoch * epoch_steps if recipe.optim.per == "epoch" else progress.stage_step
-            rate = learning_rate(recipe.optim, position, last - before, epoch_steps)
+            position = epochs.before(progress.epoch) if recipe.optim.per == "epoch" else progress.stage_step
+            rate = learning_rate(recipe.optim, position, last - before, epochs)
             _one_step(course, micros, rate, waited)
             _after_step(course, progress.epoch_step == current.num_steps, signals)
             if progress.epoch_step == 0 or _is_over(course):
@@ -280,10 +305,10 @@ def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
         progress.epoch, progress.epoch_step = progress.epoch + 1, 0
     _read_latent(course)
     evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(course)
-    improved = evaluate and _evaluate(course)
+    improved, stop = _evaluate(course) if evaluate else (False, False)
     if ends_epoch:
         monitor.epoch(progress.step, course.stage.name, progress.epoch)
-    stopping = signals.received is not None
+    stopping = stop or signals.received is not None
     if _due(recipe.checkpoint.every, progress.step, ends_epoch) or improved or stopping or _is_over(course):
         _save(course)
     if improved and keeps_best(
@@ -292,6 +317,9 @@ def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
         with course.timers("save"):
             save_best(course.setup, progress)
     signals.raise_if_received(course.setup.folder)
+    if stop:
+        what = "stopped after a held-out check, as its caller asked; everything up to here is saved"
+        raise Stopped(what, where=str(course.setup.folder), fix="continue with --resume")
 
 
 def _read_latent(course: Course) -> None:
@@ -425,12 +453,12 @@ def _skip_or_stop(course: Course, micros: list[RaggedBatch], result: StepResult)
     raise error
 
 
-def _evaluate(course: Course) -> bool:
-    """Measure the held-out loss; whether it is the stage's best so far."""
+def _evaluate(course: Course) -> tuple[bool, bool]:
+    """Measure the held-out loss; whether it is the stage's best so far, and whether the run is to end with it."""
     setup, train, progress, monitor = course.setup, course.recipe.train, course.progress, course.monitor
     ids = stage_sequences(setup, course.stage, 1)
     if ids.size == 0:
-        return False
+        return False, False
     with course.timers("evaluate"):
         found = held_out(setup.model, setup.data, ids, course.recipe.plan, setup.device)
     loss = found.loss
@@ -448,7 +476,7 @@ def _evaluate(course: Course) -> bool:
             + (f" of {train.max_epochs}" if train.max_epochs is not None else "")
         )
         monitor.event("early_stop", message=message, step=progress.step, best_step=progress.best_step)
-    return improved
+    return improved, course.after_check is not None and course.after_check(course.stage.name, progress.step, found)
 
 
 def _save(course: Course) -> None:

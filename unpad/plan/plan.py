@@ -143,7 +143,7 @@ def plan(
         PlanError: the settings do not fit the lengths.
     """
     limits = [limit for limit in (settings.max_tokens, max_tokens) if limit is not None]
-    settings = settings.model_copy(update={"max_tokens": min(limits, default=None)})
+    settings = settings.at_epoch(epoch).model_copy(update={"max_tokens": min(limits, default=None)})
     lengths = check_lengths(lengths)
     pieces, counts, lost = cut_and_count(
         lengths, seq_ids, settings.max_tokens, settings.overflow, settings.stride, targets
