@@ -157,6 +157,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
+    from unpad.evaluate.metrics import metric_lines
     from unpad.evaluate.run import evaluate_run
 
     _debug(debug)
@@ -171,11 +172,8 @@ def evaluate(
     if as_json:
         _print_json({name: vars(metric) for name, metric in metrics.items()})
         return
-    width = max(map(len, metrics))
-    for name, metric in metrics.items():
-        console.print(
-            f"{name:<{width}}  {metric.value:10.4f}   {metric.low:.4f} to {metric.high:.4f}   of {metric.num}"
-        )
+    for line in metric_lines(metrics):
+        console.print(line, markup=False)
 
 
 @app.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    --image folder --csv out.csv")
@@ -185,24 +183,34 @@ def infer(
     question: Annotated[str | None, typer.Option(help="What to ask about each image, of a run that answers.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
     table: Annotated[Path | None, typer.Option("--csv", help="Write image, class, probability and fault here.")] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="Draw which patches a pruned model kept for its answer: a PNG or SVG file.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
     from unpad.infer import ask, classify, list_images, to_csv
     from unpad.run import load
+    from unpad.show import check_request, write_pictures
     from unpad.storage import write_atomic
 
     _debug(debug)
+    if show is not None:
+        check_request(show, question)
     loaded, paths = load(run), list_images(image)
-    answers = classify(loaded, paths, top) if question is None else ask(loaded, paths, question)
+    if question is None:
+        answers = classify(loaded, paths, top)
+    else:
+        answers = ask(loaded, paths, question, show=show is not None)
+    drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
         write_atomic(table, to_csv(answers))
     if as_json:
         _print_json([answer.to_json() for answer in answers])
     else:
-        for answer in answers:
-            print(answer.line())
+        for line in [*(answer.line() for answer in answers), *drawn]:
+            print(line)
     raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
 
 

@@ -16,11 +16,12 @@ from unpad.data import family_of
 from unpad.data.images import image_batch, read_classes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
-from unpad.evaluate.vqa import answer
+from unpad.evaluate.vqa import answer, answer_shown
 from unpad.images.decode import NOTES, ImageError, decode
 from unpad.images.patches import prepare
 from unpad.images.sizes import detail, grid_of
 from unpad.run import LoadedRun
+from unpad.show import Kept, refuse_unshowable
 from unpad.sources.files import natural_key
 from unpad.sources.images import SUFFIXES, Found, ImageExample, examine
 
@@ -34,6 +35,7 @@ class Answer:
         text: the answer to a question about the image; None where none was asked.
         fault: what is wrong with the file, or "".
         notes: what was done about the file, such as taking its first frame.
+        shown: which patches the model went on with; where that was asked for.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Answer:
     text: str | None = None
     fault: str = ""
     notes: tuple[str, ...] = ()
+    shown: Kept | None = None
 
     def line(self) -> str:
         """The answer as text: the likeliest class and its probability, then the others."""
@@ -109,28 +112,40 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     return [results[path] for path in paths]
 
 
-def ask(run: LoadedRun, paths: Sequence[Path], question: str) -> list[Answer]:
+def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = False) -> list[Answer]:
     """Answer one question about each of several image files, greedily, in batches of the run's own size.
 
+    Args:
+        show: also keep which patches were left of each image.
+
     Raises:
-        RecipeError: the run is not one of images and questions.
+        RecipeError: the run is not one of images and questions, or of one that removes no patches there is nothing to
+            show.
     """
     if run.recipe.model["kind"] != "vision_language":
         fix = "leave --question out for classes, or use a run of `unpad train vqa`"
         raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
+    if show:
+        refuse_unshowable(run.model.modes, run.model.config.merge is not None, str(run.folder))
     looked = {path: examine(Found(str(path), "", path, str(path.resolve().parent))) for path in paths}
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
-    texts: dict[Path, str] = {}
+    texts: list[str] = []
+    shown: list[Kept | None] = [None] * len(images)
     if images:
-        data = questions_about(run.recipe, run.tokenizer, images, question)
-        texts = dict(zip((image.path for image in images), answer(run, data, np.arange(len(images))), strict=True))
-    answers = []
-    for path, image in looked.items():
-        if isinstance(image, ImageExample):
-            answers.append(Answer(path, text=texts[path], notes=image.notes))
+        data, rows = questions_about(run.recipe, run.tokenizer, images, question), np.arange(len(images))
+        if show:
+            kept = answer_shown(run, data, rows)
+            texts, shown = [one.answer for one in kept], [*kept]
         else:
-            answers.append(Answer(path, fault=f"{image.code} {image.what}; {image.fix}"))
-    return answers
+            texts = answer(run, data, rows)
+    found = {
+        image.path: Answer(image.path, text=text, notes=image.notes, shown=kept_of)
+        for image, text, kept_of in zip(images, texts, shown, strict=True)
+    }
+    for path, image in looked.items():
+        if not isinstance(image, ImageExample):
+            found[path] = Answer(path, fault=f"{image.code} {image.what}; {image.fix}")
+    return [found[path] for path in paths]
 
 
 def to_csv(answers: Sequence[Answer]) -> str:

@@ -22,6 +22,8 @@ from unpad.history import Array, History, read_history
 from unpad.report_collapse import latent_section
 from unpad.report_events import STYLE as EVENTS_STYLE
 from unpad.report_events import describe_events
+from unpad.report_vqa import STYLE as VQA_STYLE
+from unpad.report_vqa import describe_vqa
 from unpad.svg import Line, matrix, plot, running_mean, short, span
 
 MAX_ROWS = 200  # of a table; the page says how many it leaves out
@@ -189,12 +191,13 @@ def _evaluations(run: History) -> str:
 
 
 def _evaluation(folder: Path) -> str:
-    """What `unpad eval` found of images or patients, if it has been asked."""
+    """What `unpad eval` found of images, patients or visual tokens, if it has been asked."""
     try:
         found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
-    return describe_events(found) if found.get("family") == "events" else _images(found)
+    families = {"events": describe_events, "vqa": describe_vqa}
+    return families.get(found.get("family"), _images)(found)
 
 
 def _images(found: dict[str, Any]) -> str:
@@ -284,7 +287,7 @@ def write_report(folder: Path) -> Path:
     page = f"""<!doctype html>
 <html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
 <title>{name} · unpad</title>
-<style>{STYLE}{svg.STYLE}{EVENTS_STYLE}</style>
+<style>{STYLE}{svg.STYLE}{EVENTS_STYLE}{VQA_STYLE}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 <div class=tiles>{_tiles(run)}</div>
 {_plots(run, _warning_level(run.recipe))}

@@ -7,10 +7,12 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from rich.cells import cell_len
 
 from tests.models.test_merged_vision_language import merging
 from tests.models.test_pruned_vision_language import pruned
 from tests.vision import VOCAB, Row, prepare
+from unpad.evaluate.metrics import Extremes, Metric, metric_lines
 from unpad.evaluate.vqa_cost import measure, prefill_operations
 from unpad.evaluate.vqa_kept import kept_metrics, mode_metrics
 from unpad.flops import pruner_operations, reading_operations, sizes_of
@@ -79,3 +81,20 @@ def test_modes_are_measured_in_turn_on_the_same_prompts() -> None:
     assert hard.cache_bytes < origin.cache_bytes
     assert hard.operations != origin.operations
     assert model.mode == "hard"
+
+
+def test_the_table_lines_up_whatever_the_names() -> None:
+    """Letters of Chinese take two cells; a question too long for the column has a line to itself."""
+    question = "accuracy: " + "Which of the shapes in the picture is it? " * 2
+    metrics = {
+        "accuracy": Metric(0.5, 0.4, 0.6, 9), "accuracy: 图形是什么颜色？": Metric(0.25, 0.1, 0.4, 4),
+        question: Metric(0.75, 0.5, 1.0, 4), "kept_final": Extremes(2.5, 1.0, 4.0, 9),
+    }  # fmt: skip
+    lines = metric_lines(metrics)
+    assert lines[2] == question
+    places = [cell_len(line[: line.rindex(value)]) for line, value in zip(
+        (lines[0], lines[1], lines[3], lines[4]), ("0.5000   ", "0.2500   ", "0.7500   ", "2.5000   "), strict=True
+    )]  # fmt: skip
+    assert len(set(places)) == 1
+    assert lines[4].endswith("2.5000   least 1.0000, most 4.0000   of 9")
+    assert lines[0].endswith("0.5000   0.4000 to 0.6000   of 9")

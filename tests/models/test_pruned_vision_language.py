@@ -429,6 +429,29 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 
 
 @torch.no_grad()
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_the_patches_that_enter_each_block_are_named(prepared: Prepared, method: str) -> None:
+    """As many as are counted, fewer and fewer, and of every sample those that it keeps alone."""
+    model, batch = pruned(**METHODS[method]), prepared.batch
+    model(batch)
+    together, counts = model.kept_tokens, model.kept
+    assert batch.media is not None
+    assert torch.equal(together[0], torch.arange(batch.media.total_tokens))
+    assert [len(one) for one in together] == [int(count.sum()) for count in counts]
+    assert len(together[0]) > len(together[1]) == len(together[2]) > len(together[3])
+    assert set(together[3].tolist()) <= set(together[1].tolist())
+    first = counts[0].cumsum(0) - counts[0]
+    for row in range(batch.num_seqs):
+        model(batch.select([row]))
+        for block, alone in enumerate(model.kept_tokens):
+            mine = together[block].split(counts[block].tolist())[row]
+            assert torch.equal(mine - first[row], alone)
+    model.mode = "origin"
+    model(batch)
+    assert model.kept_tokens == []
+
+
 def test_random_depends_on_the_id_of_the_sample_alone(prepared: Prepared) -> None:
     model = pruned(**METHODS["random"])
     one = prepared.batch.select([4])

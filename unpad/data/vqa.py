@@ -22,7 +22,7 @@ from unpad.batch import RaggedBatch, make_batch
 from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
 from unpad.errors import RecipeError
 from unpad.images.augment import augment
-from unpad.images.patches import prepare
+from unpad.images.patches import prepare, unpatch
 from unpad.models import model_config
 from unpad.plan.plan import Micro
 from unpad.recipe import ImageSettings, Recipe
@@ -141,6 +141,11 @@ class VqaData:
         """Rows up to where the answer begins, for generation."""
         patches = [self._patches(image) for seq in seq_ids for image in self.examples[seq].images]
         return self._batch(seq_ids, patches, answered=False)
+
+    def picture(self, image: int) -> np.ndarray:
+        """An image as the model reads it, (rows * patch, columns * patch, 3) uint8."""
+        rows, columns = self.grids[image].tolist()
+        return unpatch(self._patches(image), (rows, columns), self.patch, self.settings)
 
     def where(self, seq_id: int) -> str:
         return self.examples[seq_id].where

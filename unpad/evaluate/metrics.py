@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.cells import cell_len
 
 from unpad.data import Data
 from unpad.plan.pieces import TargetCount
@@ -16,6 +17,7 @@ from unpad.plan.plan import Micro, plan
 from unpad.recipe import PlanSettings
 
 NUM_RESAMPLES = 1000
+MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Metric:
     low: float
     high: float
     num: int
+
+
+@dataclass(frozen=True)
+class Extremes(Metric):
+    """A mean, and in place of an interval the least and the most of what it is the mean of."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,20 @@ class HeldOut:
     loss: float
     values: dict[str, float]
     num_targets: int
+
+
+def metric_lines(metrics: dict[str, Metric]) -> list[str]:
+    """A table of metrics for people. Columns fit names of up to MAX_NAME cells; a longer one has a line to itself."""
+    width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
+    lines = []
+    for name, metric in metrics.items():
+        fits = cell_len(name) <= width
+        lines += [] if fits else [name]
+        start = name + " " * (width - cell_len(name)) if fits else " " * width
+        low, high = f"{metric.low:.4f}", f"{metric.high:.4f}"
+        bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
+        lines.append(f"{start}  {metric.value:10.4f}   {bounds}   of {metric.num}")
+    return lines
 
 
 def held_out(model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:

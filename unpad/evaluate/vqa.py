@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
+from unpad import storage
 from unpad.data.vqa import VqaData
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
 from unpad.evaluate.text import per_sequence
@@ -15,9 +18,13 @@ from unpad.evaluate.vqa_accuracy import vqa_accuracy
 from unpad.evaluate.vqa_kept import kept_metrics, mean_of, mode_metrics
 from unpad.generate import complete
 from unpad.recipe import PlanSettings
+from unpad.report import EVALUATION, write_report
+from unpad.report_vqa import to_json
 from unpad.run import LoadedRun
+from unpad.show import Kept
 
 MAX_QUESTIONS = 12  # different questions whose accuracy is told apart
+NUM_PICTURES = 3  # of held-out images with the patches that were kept, on the run's page
 
 
 def held_out(model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
@@ -32,7 +39,8 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
 
     Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`. All
     this is in the model's own mode; where it has others, `accuracy_MODE` is of the questions in each of them, and
-    `kept_metrics` says how many visual tokens there are.
+    `kept_metrics` says how many visual tokens there are. Of such a run, what the report draws is written to the run as
+    `evaluation.json`.
 
     Args:
         num_shown: how many questions to show with what the model answered.
@@ -53,11 +61,16 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
     names, counts = np.unique(questions[~captions], return_counts=True)
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
         metrics[f"accuracy: {question}"] = mean_of(right[questions == question])
+    order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
     if len(run.model.modes) > 1:
         metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], kept)
+        about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
+        drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
+        storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
+        write_report(run.folder)
     lines = [
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
-        for i in np.random.default_rng(run.recipe.train.seed).permutation(len(ids))[:num_shown]
+        for i in order[:num_shown]
     ]
     return metrics, lines
 
@@ -70,17 +83,49 @@ def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
 def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray]:
     """The answers, and the visual tokens of every row that entered each block, (num_rows, blocks) int64; no blocks
     where there is one token per patch."""
-    settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     answers: dict[int, str] = {}
     counts: dict[int, np.ndarray] = {}
-    for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
-        ids = micro.seq_ids.tolist()
-        found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+    for ids, found in _answered(run, data, seq_ids):
         kept = np.array([one.numpy() for one in run.model.kept], np.int64).reshape(-1, len(ids))
-        answers |= {seq: one.text for seq, one in zip(ids, found, strict=True)}
+        answers |= dict(zip(ids, found, strict=True))
         counts |= dict(zip(ids, kept.T, strict=True))
     order = seq_ids.tolist()
     return [answers[seq] for seq in order], np.stack([counts[seq] for seq in order])
+
+
+def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:
+    """Answer questions about one image each, of a model that removes patches and merges none, with what it kept."""
+    shown: dict[int, Kept] = {}
+    blocks = run.model.config.prune.layers
+    for ids, found in _answered(run, data, seq_ids):
+        first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # patch of the batch where a row's begin
+        counts = [run.model.kept[block + 1].tolist() for block in blocks]
+        tokens = [run.model.kept_tokens[block + 1].numpy() for block in blocks]
+        rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
+        for place, (seq, text) in enumerate(zip(ids, found, strict=True)):
+            stays = {block: np.zeros(data.num_patches[seq], np.bool_) for block in blocks}
+            for block, of_rows in zip(blocks, rows, strict=True):
+                stays[block][of_rows[place] - first[place]] = True
+            example = data.examples[seq]
+            shown[seq] = Kept(data.picture(example.images[0]), data.patch, stays, example.question, text)
+    return [shown[seq] for seq in seq_ids.tolist()]
+
+
+def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tuple[list[int], list[str]]]:
+    """Rows and their answers, batch by batch; the model knows what it kept of the last one."""
+    settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+    for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
+        ids = micro.seq_ids.tolist()
+        found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+        yield ids, [one.text for one in found]
+
+
+def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
+    """What was kept of these rows, with the right answers; none where tokens do not stand for one patch each."""
+    if run.model.config.merge is not None or run.model.config.prune is None:
+        return []
+    shown = answer_shown(run, data, np.array(rows, np.int64))
+    return [(one, data.examples[row].answer) for one, row in zip(shown, rows, strict=True)]
 
 
 def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray:

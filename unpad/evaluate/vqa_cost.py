@@ -12,7 +12,7 @@ import torch
 from unpad.batch import RaggedBatch
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
-from unpad.evaluate.metrics import Metric
+from unpad.evaluate.metrics import Extremes, Metric
 from unpad.flops import pruner_operations, reading_operations, sizes_of
 from unpad.generate import advance, prefill
 from unpad.models.vision_language import Mode, VisionLanguage
@@ -64,7 +64,7 @@ def evaluate_cost(name: str) -> dict[str, Metric]:
     device = torch.device("cpu")
     with torch.inference_mode(), autocast(precision, device), keep_copies():
         found = measure(run.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
-    metrics = {}
+    metrics: dict[str, Metric] = {}
     for mode, costs in found.items():
         columns: dict[str, list[float]] = {
             "prefill_milliseconds": [1e3 * cost.prefill_seconds for cost in costs],
@@ -73,7 +73,7 @@ def evaluate_cost(name: str) -> dict[str, Metric]:
             "prefill_operations": [cost.operations for cost in costs],
         }
         for key, values in columns.items():
-            metrics[f"{key}_{mode}"] = Metric(float(np.median(values)), min(values), max(values), len(ids))
+            metrics[f"{key}_{mode}"] = Extremes(float(np.median(values)), min(values), max(values), len(ids))
     return metrics
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unpad.evaluate.metrics import Metric, interval, resample
+from unpad.evaluate.metrics import Extremes, Metric, interval, resample
 
 
 def mode_metrics(right: dict[str, np.ndarray]) -> dict[str, Metric]:
@@ -39,8 +39,8 @@ def kept_metrics(patches: np.ndarray, kept: np.ndarray) -> dict[str, Metric]:
     counts = {"visual_tokens": patches}
     counts |= {f"kept_block_{block}": column for block, column in enumerate(kept.T)}
     counts |= {"kept_average": average, "kept_final": final}
-    found = {
-        name: Metric(float(values.mean()), float(values.min()), float(values.max()), len(values))
+    found: dict[str, Metric] = {
+        name: Extremes(float(values.mean()), float(values.min()), float(values.max()), len(values))
         for name, values in counts.items()
     }
     ratios = {"merge": (first, patches), "average": (average, first), "final": (final, first)}

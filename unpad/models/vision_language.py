@@ -29,7 +29,7 @@ from unpad.nn.prune import PrunerHead
 from unpad.nn.prune_config import PruneConfig
 from unpad.nn.prune_pass import PrunePass, Watch
 from unpad.nn.tower import Tower, TowerConfig
-from unpad.nn.visual import Visual, cells, check_places, mark, placed
+from unpad.nn.visual import Visual, cells, check_places, placed, runs_at
 from unpad.prune_losses import keep_terms
 from unpad.recipe import Section, Weight
 
@@ -132,6 +132,8 @@ class VisionLanguage(nn.Module):
         temperature: () of the heads' probabilities; `begin_step` lowers it, and a checkpoint knows it.
         kept: after a pass, the visual tokens of every sample that entered each block, a (num_seqs,) int64 per block;
             empty after one in mode origin. Steps of decoding leave it as it is.
+        kept_tokens: which ones, a (num_visual,) int64 per block: the patch of `media` that each is or stands for,
+            sample after sample as `kept` counts them.
     """
 
     additions = ("merger.*", "pruners.*", "discriminator.*", "temperature")
@@ -161,6 +163,7 @@ class VisionLanguage(nn.Module):
         first = 1.0 if prune is None else prune.temperature_at(0, 1)
         self.register_buffer("temperature", torch.tensor(first), persistent=learns)
         self.kept: list[Tensor] = []
+        self.kept_tokens: list[Tensor] = []
         self._asked = frozenset(name for name, weight in self.weights.items() if weight)
         self._mode: Mode | None = None
 
@@ -365,20 +368,22 @@ class VisionLanguage(nn.Module):
         return self.embed(ids)
 
     def _pruning(self, reading: Reading) -> PrunePass | None:
-        """What removes tokens in one pass over this batch, None where nothing does; begins to count `kept`."""
+        """What removes tokens in one pass over this batch, None where nothing does; begins `kept` and `kept_tokens`."""
         blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)
         if self.mode == "origin":
-            self.kept = []
+            self.kept, self.kept_tokens = [], []
         elif visual is None:
-            self.kept = [torch.zeros_like(layout.lengths())] * blocks
+            nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
+            self.kept, self.kept_tokens = [torch.zeros_like(layout.lengths())] * blocks, [nothing] * blocks
         elif self.mode == "merge_only":
-            self.kept = [layout.keep(mark(visual.index, reading.batch.total_tokens)).lengths()] * blocks
+            self.kept = [runs_at(visual.index, layout).lengths()] * blocks
+            self.kept_tokens = [visual.source] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"
             pruning = PrunePass(
                 self.config.prune, self.pruners, self.decoder.blocks, reading.batch, visual,
                 soft=self.mode == "soft", temperature=self.temperature,
             )  # fmt: skip
-            self.kept = pruning.kept
+            self.kept, self.kept_tokens = pruning.kept, pruning.kept_tokens
             return pruning
         return None

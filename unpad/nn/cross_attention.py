@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -30,32 +31,79 @@ MAX_CELLS = 1 << 22  # pairs of one query and one key in a rectangle of more tha
 SMALL_PRODUCT = 1 << 23
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
     """The queries, or the keys, of one rectangle.
 
+    What says where its cells are is made when first asked for: sequences that are equally long and stand end to end,
+    such as one alone, need none of it, as their rectangle is a view of the run.
+
     Args:
-        cells: (num_seqs, longest) int64, token of every cell; cells past a sequence's end repeat its last token.
-        mask: (num_seqs, longest) bool, True = real.
-        real: (num_tokens,) int64, the cells that hold a token, counted row by row.
-        tokens: (num_tokens,) int64, the tokens in them.
+        begins, lengths: of its sequences in the run, each (num_seqs,) int64.
+        device: of the run.
     """
 
-    cells: Tensor
-    mask: Tensor
-    real: Tensor
-    tokens: Tensor
+    begins: np.ndarray
+    lengths: np.ndarray
+    device: torch.device
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """Sequences, and tokens of the longest."""
+        return len(self.lengths), int(self.lengths.max(initial=0))
+
+    @cached_property
+    def is_view(self) -> bool:
+        """Whether the rectangle is a part of the run as it lies there, without padding."""
+        num_seqs, longest = self.shape
+        if num_seqs < 2:
+            return num_seqs == 1
+        return bool(np.all(self.lengths == longest) and np.all(np.diff(self.begins) == longest))
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """Token of every cell, (num_seqs, longest) int64; those past a sequence's end repeat its last token."""
+        column = np.arange(self.shape[1])
+        return self._give(self.begins[:, None] + np.minimum(column, self.lengths[:, None] - 1))
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """(num_seqs, longest) bool, True = real."""
+        return self._give(self._real)
+
+    @cached_property
+    def real(self) -> Tensor:
+        """The cells that hold a token, counted row by row, (num_tokens,) int64."""
+        return self._give(np.flatnonzero(self._real))
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """The tokens in them, (num_tokens,) int64."""
+        return self.cells.flatten() if self.is_view else self.cells.flatten().index_select(0, self.real)
+
+    @cached_property
+    def _real(self) -> np.ndarray:
+        return np.arange(self.shape[1]) < self.lengths[:, None]
+
+    def _give(self, values: np.ndarray) -> Tensor:
+        with torch.inference_mode(False):  # first asked for in inference, they may be trained with later
+            return torch.from_numpy(values).to(self.device)
 
     def take(self, x: Tensor) -> Tensor:
         """Spread (total_tokens, ...) over the rectangle, (num_seqs, longest, ...)."""
-        return x.index_select(0, self.cells.flatten()).unflatten(0, self.cells.shape)
+        if self.is_view:
+            num_seqs, longest = self.shape
+            return x.narrow(0, int(self.begins[0]), num_seqs * longest).unflatten(0, self.shape)
+        return x.index_select(0, self.cells.flatten()).unflatten(0, self.shape)
 
     def flatten(self, x: Tensor) -> Tensor:
         """Take the real cells of (num_seqs, longest, ...), (num_tokens, ...) in the order of `tokens`."""
-        return x.flatten(0, 1).index_select(0, self.real)
+        x = x.flatten(0, 1)
+        return x if self.is_view else x.index_select(0, self.real)
 
-    def to(self, device: torch.device) -> Side:
-        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
+    def covers(self, total: int) -> bool:
+        """Whether the rectangle is the whole run of so many tokens."""
+        return self.is_view and self.shape[0] * self.shape[1] == total
 
 
 @dataclass(frozen=True)
@@ -92,8 +140,7 @@ def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
     device = queries.cu_seqlens.device
     groups = tuple(
         PairGroup(
-            _side(query_begins[seqs], query_lengths[seqs]).to(device),
-            _side(key_begins[seqs], key_lengths[seqs]).to(device),
+            Side(query_begins[seqs], query_lengths[seqs], device), Side(key_begins[seqs], key_lengths[seqs], device)
         )
         for seqs in _alike(query_lengths, key_lengths)
     )
@@ -106,7 +153,7 @@ def _alike(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iterator[np.nd
     Where nothing is left that is one group of no sequences: what is computed from it hangs on its inputs even so.
     """
     live = np.flatnonzero((query_lengths > 0) & (key_lengths > 0))
-    if not live.size:
+    if live.size < 2:
         yield live
         return
     for step in LENGTH_STEPS:
@@ -120,13 +167,6 @@ def _alike(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iterator[np.nd
     for seqs in np.split(live[order], np.flatnonzero(np.diff(code[order])) + 1):
         at_once = max(1, MAX_CELLS // int(query_lengths[seqs].max() * key_lengths[seqs].max()))
         yield from np.split(seqs, range(at_once, seqs.size, at_once))
-
-
-def _side(begins: np.ndarray, lengths: np.ndarray) -> Side:
-    column = np.arange(lengths.max(initial=0))
-    mask = column < lengths[:, None]
-    cells = begins[:, None] + np.minimum(column, lengths[:, None] - 1)
-    return Side(*map(torch.from_numpy, (cells, mask, np.flatnonzero(mask), cells[mask])))
 
 
 @dataclass(frozen=True)
@@ -152,13 +192,15 @@ class PairWeights:
             (num_queries, heads, dim) of values' dtype; zeros where a sequence has no keys.
         """
         seed = draw_seed() if dropout else 0
-        parts, tokens = [values[:0]], [torch.arange(0, device=values.device)]
+        parts = [values[:0]]
         for group, weights in zip(self.pairs.groups, self.rectangles, strict=True):
             if dropout:
                 weights = _drop(weights, group, dropout, seed)
             y = _product(weights, group.keys.take(values).transpose(1, 2))
             parts.append(group.queries.flatten(y.transpose(1, 2)).to(values.dtype))
-            tokens.append(group.queries.tokens)
+        if self.pairs.groups[0].queries.covers(self.pairs.num_queries):
+            return parts[1]
+        tokens = [torch.arange(0, device=values.device), *(group.queries.tokens for group in self.pairs.groups)]
         out = values.new_zeros(self.pairs.num_queries, *values.shape[1:])
         return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
 
@@ -214,14 +256,26 @@ def _weigh(
     rows, columns = group.queries.take(q).transpose(1, 2), group.keys.take(k).transpose(1, 2)
     if k.shape[1] != q.shape[1]:
         columns = columns.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    scores = widened(_product(rows, columns.transpose(-1, -2))) / math.sqrt(q.shape[-1])
+    # The longer side last: a softmax over the other runs along it, many times as fast as over a few keys at a time.
+    turned = rows.shape[-2] > columns.shape[-2]
+    left, right = (columns, rows) if turned else (rows, columns)
+    scores = widened(_product(left, right.transpose(-1, -2))) / math.sqrt(q.shape[-1])
+    key, query = (-2, -1) if turned else (-1, -2)
+
+    def spread(x: Tensor, dim: int) -> Tensor:
+        """(num_seqs, cells) of queries or keys along a dimension of the scores."""
+        return x[:, None, None, :] if dim == -1 else x[:, None, :, None]
+
     if key_bias is not None:
-        scores = scores + group.keys.take(key_bias)[:, None, None, :]
-    hidden = ~group.keys.mask[:, None, None, :]
+        scores = scores + spread(group.keys.take(key_bias), key)
+    hidden = None if group.keys.is_view else ~spread(group.keys.mask, key)
     if places is not None:
-        at_query, at_key = group.queries.take(places[0]), group.keys.take(places[1])
-        hidden = hidden | (at_key[:, None, None, :] > at_query[:, None, :, None])
-    return scores.masked_fill(hidden, -math.inf).softmax(-1)
+        beyond = spread(group.keys.take(places[1]), key) > spread(group.queries.take(places[0]), query)
+        hidden = beyond if hidden is None else hidden | beyond
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    weights = scores.softmax(key)
+    return weights.transpose(-1, -2) if turned else weights
 
 
 def received_attention(

@@ -241,7 +241,12 @@ def text_to_vision_attention(
 
 def last_tokens(layout: Layout) -> Tensor:
     """True on the last token of each sequence, (total_tokens,) bool."""
-    return segment_place(layout) == layout.lengths().index_select(0, layout.seq_of_token()) - 1
+    bounds = layout.cu_seqlens.long()
+    found = torch.zeros(int(bounds[-1]), dtype=torch.bool, device=bounds.device)
+    if len(found):
+        # Before an empty sequence another one ends; before an empty first one -1 is the end of the run, an end too.
+        found[bounds[1:] - 1] = True
+    return found
 
 
 # --------------------------------------------------------------------------- rankings to compare with

@@ -23,7 +23,7 @@ from unpad.nn.prune import (
     text_to_vision_attention,
 )
 from unpad.nn.prune_config import PruneConfig
-from unpad.nn.visual import Visual, cells, is_last, is_question, mark
+from unpad.nn.visual import Visual, cells, is_last, is_question, mark, runs_at
 
 
 class PrunePass:
@@ -43,6 +43,8 @@ class PrunePass:
 
     Attributes:
         kept: visual tokens of every sample that entered each block so far, a (num_seqs,) int64 per block.
+        kept_tokens: the patch of `media` that each of those is or stands for, sample after sample, a (num_visual,)
+            int64 per block.
         probabilities: of the heads so far, each (num_visual,); soft removal only.
     """
 
@@ -65,11 +67,13 @@ class PrunePass:
         # A prompt may end with an image; the token that something is predicted from stays, whoever judges it.
         self._needed = (batch.loss_mask | is_last(batch.layout)).index_select(0, self._visual)  # (num_visual,) bool
         asks, rows = is_question(batch, self._visual), cells(batch.layout)
-        self.visual_layout = rows.keep(mark(self._visual, batch.total_tokens))
-        self._question, self._question_layout = asks.nonzero().flatten(), rows.keep(asks)
+        self.visual_layout = runs_at(self._visual, rows)
+        self._question = asks.nonzero().flatten()
+        self._question_layout = runs_at(self._question, rows)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
         self.probabilities: list[Tensor] = []
         self.kept: list[Tensor] = [self.visual_layout.lengths()]
+        self.kept_tokens: list[Tensor] = [self._source]
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
         if index in self._config.layers:
@@ -79,6 +83,7 @@ class PrunePass:
                 left = self._remove(left, self._choose(index, entered, left))
         if index + 1 < len(self._blocks):
             self.kept.append(self.visual_layout.lengths())
+            self.kept_tokens.append(self._source)
         return left
 
     def places(self, tokens: Tensor) -> Tensor:
@@ -158,8 +163,11 @@ class PrunePass:
         Args:
             kept: (num_visual,) bool.
         """
-        stays = ~mark(self._visual[~kept], len(stream.x))
-        self._visual, self._source, self._needed = (x[kept] for x in (self._visual, self._source, self._needed))
+        stays = torch.ones(len(stream.x), dtype=torch.bool, device=kept.device).index_copy(0, self._visual, kept)
+        left = kept.nonzero().flatten()
+        self._visual, self._source, self._needed = (
+            x.index_select(0, left) for x in (self._visual, self._source, self._needed)
+        )
         self.visual_layout = self.visual_layout.keep(kept)
         if isinstance(stream.layout, Layout):
             places = stays.cumsum(0) - 1  # of tokens that stay; nobody asks for the others

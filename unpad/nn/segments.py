@@ -89,7 +89,9 @@ def segment_rank(scores: Tensor, layout: Layout) -> Tensor:
         (total_tokens,) int64.
     """
     by_score = scores.argsort(descending=True, stable=True)
-    order = by_score[layout.seq_of_token()[by_score].argsort(stable=True)]  # by sequence, then by score
+    order = by_score  # by sequence, then by score
+    if layout.num_seqs > 1:
+        order = by_score[layout.seq_of_token()[by_score].argsort(stable=True)]
     return torch.empty_like(order).index_copy_(0, order, segment_place(layout))
 
 

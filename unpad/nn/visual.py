@@ -46,6 +46,12 @@ def mark(places: Tensor, total: int) -> Tensor:
     return marked
 
 
+def runs_at(places: Tensor, layout: Layout) -> Layout:
+    """The layout of the tokens at these places (num,) int64, ascending; a sequence may have none of them."""
+    bounds = torch.searchsorted(places, layout.cu_seqlens.long()).to(torch.int32)
+    return Layout(bounds, int(bounds.diff().max()) if layout.num_seqs else 0)
+
+
 def cells(layout: Layout | PaddedLayout) -> Layout:
     """The rows of a rectangle as sequences, their padding included; a flat run as it is."""
     if isinstance(layout, Layout):
@@ -77,6 +83,8 @@ def is_question(batch: RaggedBatch, index: Tensor) -> Tensor:
     Args:
         index: (num_visual,) int64, the places that hold no text.
     """
+    if not batch.num_targets:
+        return is_text(batch, index)
     rows = cells(batch.layout)
     counted = F.pad(batch.loss_mask.cumsum(0), (1, 0))  # (total_tokens + 1,) targets before each token
     first = rows.cu_seqlens[:-1].long().index_select(0, rows.seq_of_token())

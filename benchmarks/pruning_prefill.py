@@ -1,0 +1,97 @@
+"""What hard pruning saves of reading prompts: images of 128 pixels in models of the packaged size, with fresh weights.
+
+    python benchmarks/pruning_prefill.py [--layers 0 1] [--keep 0.25] [--rounds 25]
+
+Model, tower and heads are those of `recipes/vqa_prune.yaml`; a prompt has an image of up to 256 patches of 8 and a
+question of 6 to 22 tokens, and in a batch of 8 all have unequal numbers of both. Both sides read the same prompts in
+turn, on one thread. What is counted is the processor time of that thread, so that other programs disturb little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.batch import RaggedBatch
+from unpad.generate import prefill
+from unpad.interchange.preprocess import Special, preprocess
+from unpad.measure import spread
+from unpad.models import build_model, model_config
+from unpad.nn.linear import keep_copies
+from unpad.recipe import load_recipe
+from unpad.run import generation_precision
+from unpad.step import autocast
+
+VOCAB, IMAGE = 1000, 999
+GRIDS = [(16, 16), (8, 16), (12, 12), (16, 10), (16, 16), (6, 9), (16, 14), (10, 10)]
+METHODS = ("learned", "attention", "uniform")
+
+
+def prompts(num: int, patch: int) -> RaggedBatch:
+    """The first so many prompts; pixels are noise."""
+    rng = np.random.default_rng(0)
+    images = [[(rng.standard_normal((rows * columns, 3 * patch**2)).astype(np.float32), (rows, columns))]
+              for rows, columns in GRIDS[:num]]  # fmt: skip
+    texts = ["1 2 <image> " + " ".join(str(3 + 7 * i % 50) for i in range(4 + 5 * row % 17)) for row in range(num)]
+
+    def encode(text: str) -> list[int]:
+        return [IMAGE if word == "<image>" else int(word) for word in text.split()]
+
+    return preprocess(encode, images, texts, special=Special(IMAGE), vocab_size=VOCAB, answers=None).batch
+
+
+def pruned(layer: int, method: str, keep: float) -> Any:
+    section = dict(load_recipe("vqa_prune", []).model)
+    fields = {"layers": [layer], "method": method, "keep": keep}
+    if method == "learned":
+        fields = {**section["prune"], **fields}
+    torch.manual_seed(0)
+    return build_model(model_config({**section, "prune": fields}), VOCAB).eval()
+
+
+def measure(model: Any, batch: RaggedBatch, rounds: int, times: int = 3) -> dict[str, list[float]]:
+    """Processor seconds of one reading in every round; the first round warms up."""
+    most = batch.layout.max_seqlen + 16  # type: ignore[union-attr]
+    found: dict[str, list[float]] = {"origin": [], "hard": []}
+    for _ in range(rounds + 1):
+        for mode, seconds in found.items():
+            model.mode = mode
+            began = time.thread_time()
+            for _ in range(times):
+                prefill(model, batch, most)
+            seconds.append((time.thread_time() - began) / times)
+    return {mode: seconds[1:] for mode, seconds in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="blocks after which tokens are removed")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--keep", type=float, default=0.25)
+    parser.add_argument("--rounds", type=int, default=25)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    precision = generation_precision(load_recipe("vqa_prune", []).generate)
+    print(f"{precision}, {options.keep:g} kept. All tokens over pruned: above 1 pruning is faster.")
+    print(f"{'after block':<12}{'method':<11}{'prompts':>7}{'all, ms':>9}{'pruned':>8}{'ratio':>7}  quartiles")
+    for layer in options.layers:
+        for method in options.methods:
+            model = pruned(layer, method, options.keep)
+            with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
+                for num in (1, len(GRIDS)):
+                    found = measure(model, prompts(num, model.config.patch), options.rounds)
+                    whole, less = (spread([1e3 * one for one in seconds]).median for seconds in found.values())
+                    ratio = spread([a / b for a, b in zip(found["origin"], found["hard"], strict=True)])
+                    print(
+                        f"{layer:<12}{method:<11}{num:>7}{whole:>9.2f}{less:>8.2f}{ratio.median:>7.2f}  "
+                        f"{ratio.low:.2f} to {ratio.high:.2f}",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

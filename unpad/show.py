@@ -1,0 +1,260 @@
+"""Pictures of what a pruned vision-language model read: the patches that stayed are bright, the removed ones dimmed."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from matplotlib import font_manager, get_data_path
+from matplotlib.ft2font import FT2Font
+from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
+from rich.cells import cell_len
+
+from unpad import storage
+from unpad.errors import RecipeError
+
+SUFFIXES = (".png", ".svg")
+PANEL = 240  # pixels of the longer side of an image, about
+LINE, GAP, SIZE = 22, 16, 15  # pixels: height of a line of text, space around, size of letters
+CELL = 8.2  # width of a narrow letter; one of Chinese is twice as wide
+PAPER, INK, SOFT = (255, 255, 255), (28, 29, 31), (105, 109, 116)
+VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # what a removed patch fades to, and how far
+Lines = list[tuple[str, tuple[int, int, int]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """One image, and which of its patches a model went on with.
+
+    Args:
+        pixels: (rows * patch, columns * patch, 3) uint8, as the model read it.
+        patch: side of a patch, in pixels.
+        stays: after every block that removes tokens, counted from 0, the patches that stay: (rows * columns,) bool.
+    """
+
+    pixels: np.ndarray
+    patch: int
+    stays: dict[int, np.ndarray]
+    question: str
+    answer: str
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        height, width = self.pixels.shape[:2]
+        return height // self.patch, width // self.patch
+
+    @property
+    def lines(self) -> Lines:
+        """Question and answer in lines that fit under the panels, each with its colour."""
+        cells = max(int(self.size[0] / CELL), 24)
+        return [
+            *((line, SOFT) for line in wrapped(self.question, cells)),
+            *((line, INK) for line in wrapped(self.answer or "(no answer)", cells)),
+        ]
+
+    @property
+    def scale(self) -> int:
+        """Picture pixels per pixel of the image; a large image is shown as it is."""
+        return max(1, PANEL // max(self.pixels.shape[:2]))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of all panels beside each other, without the margin around them."""
+        height, width = (self.scale * side for side in self.pixels.shape[:2])
+        column = max(width, int(CELL * max(cell_len(title) for title, _ in self.panels)))
+        return column * len(self.panels) + GAP * (len(self.panels) - 1), height + LINE
+
+    @property
+    def panels(self) -> list[tuple[str, np.ndarray]]:
+        """Title and (height, width, 3) uint8 of the image as read, then after every block that removes tokens."""
+        total = self.grid[0] * self.grid[1]
+        titles = [(f"{total} patches", np.ones(total, np.bool_))]
+        titles += [(f"after block {block}: {kept.sum()}", kept) for block, kept in self.stays.items()]
+        return [(title, dimmed(self.pixels, kept.reshape(self.grid), self.patch)) for title, kept in titles]
+
+
+def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
+    """Refuse a model of which there are no patches to show.
+
+    Raises:
+        RecipeError: says why.
+    """
+    if merges:
+        what, fix = (
+            "this model merges patches, so nothing can be shown: no token stands for one patch",
+            "leave --show out",
+        )
+        raise RecipeError(what, where=where, fix=fix)
+    if "hard" not in modes:
+        fix = "leave --show out, or use a run of `unpad train vqa_prune`"
+        raise RecipeError("this model removes no patches, so there is nothing to show", where=where, fix=fix)
+
+
+def dimmed(pixels: np.ndarray, stays: np.ndarray, patch: int) -> np.ndarray:
+    """Fade the patches that do not stay, (rows, columns) bool, of (height, width, 3) uint8; leave the others alone."""
+    stays = stays.repeat(patch, 0).repeat(patch, 1)[:, :, None]
+    faded = np.rint(pixels * (1 - DIMMED) + VEIL * DIMMED).astype(np.uint8)
+    return np.where(stays, pixels, faded)
+
+
+def wrapped(text: str, cells: int) -> list[str]:
+    """Lines of at most so many cells, broken at spaces where there are any; a letter of Chinese takes two."""
+    lines, line = [], ""
+    for letter in " ".join(text.split()):
+        if cell_len(line + letter) > cells:
+            cut = line.rfind(" ") + 1 or len(line)
+            lines.append(line[:cut].rstrip())
+            line = line[cut:]
+        line += letter
+    return [*lines, line] if line or not lines else lines
+
+
+def check_request(path: Path, question: str | None) -> None:
+    """Refuse what cannot be drawn before anything is computed.
+
+    Raises:
+        RecipeError: the file is neither PNG nor SVG, or nothing is asked.
+    """
+    if path.suffix not in SUFFIXES:
+        raise RecipeError("--show writes PNG and SVG", where=str(path), fix="let the name end in .png or .svg")
+    if question is None:
+        what = "--show draws which patches were kept for an answer, and nothing is asked"
+        raise RecipeError(what, where="--question", fix='add --question "TEXT"')
+
+
+def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
+    """Write one picture to `path`, several beside each other: OUT-1.png, OUT-2.png ...
+
+    A PNG is drawn with the fonts of this machine. Where none has all letters of question and answer, they are left out
+    of the PNG, and an SVG with them is written beside it, which takes the fonts of whoever opens it.
+
+    Args:
+        path: its suffix says which of both.
+
+    Returns:
+        A line per file.
+
+    Raises:
+        DiskError: a file cannot be written.
+    """
+    lines = []
+    for place, one in enumerate(shown, 1):
+        file = path if len(shown) == 1 else path.with_name(f"{path.stem}-{place}{path.suffix}")
+        font = find_font("".join(text for text, _ in one.lines))
+        if file.suffix == ".png":
+            storage.write_atomic(file, to_png(one, font))
+            without = "" if font is not None else " without question and answer, for which no font is installed here"
+            lines.append(f"{file} written{without}")
+        if file.suffix == ".svg" or font is None:
+            storage.write_atomic(file.with_suffix(".svg"), to_svg(one))
+            lines.append(f"{file.with_suffix('.svg')} written")
+    return lines
+
+
+# --------------------------------------------------------------------------- drawing
+
+
+def to_png(shown: Kept, font: Path | None) -> bytes:
+    """The panels beside each other, and under them question and answer, which are in the file's Description too.
+
+    Args:
+        font: with all letters of both; None leaves them out of the picture.
+    """
+    lines = shown.lines if font is not None else []
+    width, height = shown.size
+    page = Image.new("RGB", (width + 2 * GAP, height + 2 * GAP + LINE * len(lines) + (GAP // 2 if lines else 0)), PAPER)
+    pen, titles = ImageDraw.Draw(page), ImageFont.truetype(str(builtin_font()), SIZE - 2)
+    for x, title, picture in placed(shown):
+        pen.text((x, GAP), title, SOFT, titles)
+        scaled = Image.fromarray(picture)
+        scaled = scaled.resize((shown.scale * scaled.width, shown.scale * scaled.height), Image.Resampling.NEAREST)
+        page.paste(scaled, (x, GAP + LINE))
+    if font is not None:
+        letters = ImageFont.truetype(str(font), SIZE)
+        for place, (text, colour) in enumerate(lines):
+            pen.text((GAP, GAP + height + GAP // 2 + LINE * place), text, colour, letters)
+    about, out = PngImagePlugin.PngInfo(), io.BytesIO()
+    about.add_itxt("Description", f"{shown.question}\n{shown.answer}")
+    page.save(out, "PNG", pnginfo=about)
+    return out.getvalue()
+
+
+def to_svg(shown: Kept) -> str:
+    """The same as SVG with text as text."""
+    width, height = shown.size
+    body = ""
+    for x, title, picture in placed(shown):
+        out = io.BytesIO()
+        Image.fromarray(picture).save(out, "PNG")
+        data = base64.b64encode(out.getvalue()).decode()
+        sides = f'width="{shown.scale * picture.shape[1]}" height="{shown.scale * picture.shape[0]}"'
+        body += f'<text x="{x}" y="{GAP + SIZE}" {_style(SOFT, SIZE - 2)}>{escape(title)}</text>'
+        body += f'<image x="{x}" y="{GAP + LINE}" {sides} style="image-rendering:pixelated" '
+        body += f'href="data:image/png;base64,{data}"/>'
+    for place, (text, colour) in enumerate(shown.lines):
+        y = GAP + height + GAP // 2 + LINE * place + SIZE
+        body += f'<text x="{GAP}" y="{y}" {_style(colour, SIZE)}>{escape(text)}</text>'
+    page = width + 2 * GAP, height + 2 * GAP + LINE * len(shown.lines) + GAP // 2
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page[0]} {page[1]}" width="{page[0]}" '
+        f'height="{page[1]}" font-family="sans-serif"><rect width="100%" height="100%" '
+        f'style="fill:{_hex(PAPER)};stroke:none"/>{body}</svg>\n'
+    )
+
+
+def placed(shown: Kept) -> list[tuple[int, str, np.ndarray]]:
+    """The left edge, title and picture of every panel."""
+    panels = shown.panels
+    step = (shown.size[0] + GAP) // len(panels)
+    return [(GAP + step * place, title, picture) for place, (title, picture) in enumerate(panels)]
+
+
+def _style(colour: tuple[int, int, int], size: int) -> str:
+    """As a style, which a page that the picture stands in does not override."""
+    return f'style="fill:{_hex(colour)};font-size:{size}px"'
+
+
+def _hex(colour: tuple[int, int, int]) -> str:
+    return "#{:02x}{:02x}{:02x}".format(*colour)
+
+
+# --------------------------------------------------------------------------- fonts
+
+
+def builtin_font() -> Path:
+    """The font that matplotlib brings along; it has no Chinese."""
+    return Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+
+
+def find_font(text: str) -> Path | None:
+    """A font of this machine that has every letter of a text, an upright sans serif one if possible; None without."""
+    needed = {ord(letter) for letter in text if not letter.isspace()}
+    return next((path for path in (builtin_font(), *_system_fonts()) if needed <= _letters(path)), None)
+
+
+@cache
+def _system_fonts() -> list[Path]:
+    def rank(path: Path) -> tuple[bool, bool, str]:
+        name = path.name.lower()
+        return (
+            not ("sans" in name or "hei" in name or "gothic" in name),
+            not ("regular" in name or "-" not in name),
+            name,
+        )
+
+    return sorted(map(Path, font_manager.findSystemFonts()), key=rank)
+
+
+@cache
+def _letters(path: Path) -> frozenset[int]:
+    """Code points that a font file has; none of a file that cannot be read."""
+    try:
+        return frozenset(FT2Font(str(path)).get_charmap())
+    except (RuntimeError, OSError):
+        return frozenset()
