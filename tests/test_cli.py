@@ -212,6 +212,7 @@ def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, 
     listed = unpad("recipes")
     assert listed.code == 0
     assert [line.split()[0] for line in listed.out.splitlines()] == [
+        "events",
         "images",
         "images_cnn",
         "llm",
