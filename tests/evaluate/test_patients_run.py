@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from tests.event_tables import FIRST_ID, draw_rows, put, put_meds
 from tests.shell import Shell
 from tests.toy import quiet
 from unpad.train import train
 
-pytest.importorskip("unpad.data.events", reason="patients cannot be read yet")
-pytest.importorskip("unpad.models.set_sequence", reason="there is no model of patients yet")
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
 FIRST, PEOPLE = 987_654_000, 60  # ids that no number of a report looks like
 
@@ -112,3 +111,27 @@ def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tm
         assert refused.code == 2
         assert "Traceback" not in refused.err
     assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
+
+
+def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Path) -> None:
+    rows = draw_rows(40)
+    splits = {FIRST_ID + i: ("train", "train", "tuning", "held_out")[i % 4] for i in range(40)}
+    root = put_meds(tmp_path / "meds", rows, [(FIRST_ID + i, 0.0, "GENDER//F", None) for i in range(0, 40, 2)], splits)
+    ids = pa.array([FIRST_ID + i for i in range(40)], pa.int64())
+    labels = pa.table({"subject_id": ids, "boolean_value": pa.array([i % 5 < 2 for i in range(40)])})
+    put(root / "labels.parquet", labels)
+    recipe = {
+        "data": {"events": str(root)},
+        "events": {"labels": {"path": str(root / "labels.parquet"), "id": "subject_id", "label": "boolean_value"}},
+        "model": MODEL,
+        "plan": {"tokens_per_step": 40},
+        "train": {"max_epochs": 1, "threads": 1},
+        "precision": "fp32",
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    begun = unpad("train", tmp_path / "recipe.yaml", "--out", tmp_path / "run")
+    assert begun.code == 0, begun.err
+    assert "20 to train on, 10 held out; 10 left out of a split named" in begun.out
+    outcome = unpad("eval", tmp_path / "run", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["auroc"]["num"] == 10
