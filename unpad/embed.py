@@ -14,9 +14,11 @@ import torch
 from unpad import storage
 from unpad.data import family_of, open_data
 from unpad.errors import RecipeError
+from unpad.evaluate.events import predict, trains
 from unpad.evaluate.metrics import every_micro, once_each
 from unpad.recipe import Recipe
 from unpad.run import LoadedRun
+from unpad.sources.split import HOLDOUT
 
 Level = Literal["patient", "set"]
 
@@ -29,7 +31,7 @@ class Vectors:
         patient: (num_rows,) int64, index of the patient in the data.
         embedding: (num_rows, dim) float32.
         set_index: (num_rows,) int32, counted from 0 in every patient; None where a row is a patient.
-        time: (num_rows,) float32, days from the landmark; beside `set_index`.
+        time: (num_rows,) float32, days from the landmark, not a number for a set of facts; beside `set_index`.
     """
 
     patient: np.ndarray
@@ -41,8 +43,8 @@ class Vectors:
 def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> list[str]:
     """Write the vectors of patients to a parquet file and say what is in it.
 
-    Its columns are the patient's id as the data has it, for sets `set_index` and `time` (days from the landmark), and
-    `embedding`, a list of equally many fp32 numbers in every row.
+    Its columns are the patient's id as the data has it, for sets `set_index` and `time` (days from the landmark, null
+    for facts), for patients what `predicted` adds, and `embedding`, a list of equally many fp32 numbers in every row.
 
     Args:
         path: of the data, in the form that the run was trained on; None is the run's own.
@@ -59,17 +61,44 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     name = _id_name(run.recipe)
     columns = {name: pa.array(data.ids[found.patient])}
     if found.set_index is not None:
-        columns |= {"set_index": pa.array(found.set_index), "time": pa.array(found.time)}
+        columns |= {"set_index": pa.array(found.set_index), "time": pa.array(found.time, from_pandas=True)}
+    else:
+        columns |= predicted(run, data, known=path is None)
     flat = pa.array(found.embedding.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, found.embedding.shape[1])
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     storage.write_atomic(out, sink.getvalue().to_pybytes())
-    num, size = len(data.positions), found.embedding.shape[1]
-    rows = f"{num:,} patients" if level == "patient" else f"{len(found.patient):,} sets of {num:,} patients"
+    num, held, size = len(data.positions), len(np.unique(found.patient)), found.embedding.shape[1]
+    rows = f"{num:,} patients" if level == "patient" else f"{len(found.patient):,} sets of {held:,} patients"
     lines = [f"{rows}, {size} numbers each: {out}"]
-    without = num - len(np.unique(found.patient))
-    return lines + ([f"{without:,} of these patients have no set, and no row"] if without else [])
+    without = num - held
+    return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
+
+
+def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
+    """Columns of what the model says of every patient, and of what is known.
+
+    `probability` of the event where the model learned to classify; `risk`, the hazard added up over all bins, where it
+    learned hazards; of the run's own data `split`, train or holdout, and `label`, 0, 1 or null where it is not known.
+
+    Args:
+        known: whether the data is the run's own.
+    """
+    columns: dict[str, pa.Array] = {}
+    settings: Any = run.recipe.events
+    labels = settings.labels  # without them a head has its weight and learns nothing all the same
+    classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
+    has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
+    if classifies or has_hazards:
+        found = predict(run.model, data, np.arange(len(data.positions)), run.recipe.plan, torch.device("cpu"))
+        columns |= {"probability": pa.array(found.p)} if classifies else {}
+        columns |= {"risk": pa.array(found.risk)} if has_hazards else {}
+    if known:
+        columns["split"] = pa.array(np.where(data.split == HOLDOUT, "holdout", "train"))
+        if data.labels is not None:
+            columns["label"] = pa.array(data.labels, mask=data.labels < 0)
+    return columns
 
 
 def _id_name(recipe: Any) -> str:
@@ -136,4 +165,5 @@ def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
         return Vectors(patient, embedding)
     first = np.searchsorted(patient, patient)
     set_index = (np.arange(len(patient)) - first).astype(np.int32)
-    return Vectors(patient, embedding, set_index, np.concatenate(times)[order])
+    time = np.where(data.sets.timeless, np.float32(np.nan), np.concatenate(times)[order])
+    return Vectors(patient, embedding, set_index, time)

@@ -252,8 +252,14 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
     assert kept.labels is not None
     assert int((kept.labels == -1).sum()) == why["censored"]
-    only = opened(source, events={"labels": {k: v for k, v in made.items() if k != "horizon"}, "landmark": 10})
+    timed = {"labels": {k: v for k, v in made.items() if k != "horizon"}, "landmark": 10}
+    only = opened(source, events=timed, model={"kind": "set_sequence", "bins": [0, 30]})
     assert (only.labels, len(only.ids)) == (None, num - why["over"])
+    with pytest.raises(RecipeError, match="nothing learns the outcome") as caught:
+        opened(source, events=timed)
+    assert "events.labels.horizon" in caught.value.fix
+    assert "model.bins" in caught.value.fix
+    assert opened(source, kept=only.files, events=timed).labels is None, "a run that is trained can be used"
 
 
 def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> None:
@@ -269,6 +275,49 @@ def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> 
     assert (data.ids.tolist(), data.labels is not None and data.labels.tolist()) == ([A, B, C], [1, 0, -1])
     assert data.num_targets.tolist() == [1, 1, 1]
     assert "1 with the outcome, 1 without, 1 without a label" in data.lines()
+
+
+def test_one_sided_outcomes_are_told_and_refused_where_they_would_train(tmp_path: Path) -> None:
+    rows = draw_rows(12)
+    ids = sorted({row[0] for row in rows})
+    sides = split_file(tmp_path / "s.parquet", {p: ("train", "train", "valid")[n % 3] for n, p in enumerate(ids)})
+
+    def told_of(labels: list[int | None], weight: float) -> str:
+        path = label_file(tmp_path / "labels.parquet", id=ids, dead=labels)
+        asked = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 300, **sides}
+        return "\n".join(opened(long(tmp_path, rows), events=asked, losses={"classification": weight}).lines())
+
+    held_alike = [0 if n % 3 == 2 else n % 2 for n in range(12)]
+    assert "held out: 0 with the outcome; AUROC does not exist" in told_of(held_alike, 1)
+    assert "AUROC" not in told_of([n % 2 for n in range(12)], 1)
+    train_alike = [n % 2 if n % 3 == 2 else 1 for n in range(12)]
+    assert "to train on: 0 without the outcome" in told_of(train_alike, 0)
+    with pytest.raises(SourceError, match="whose label is known have label 1") as caught:
+        told_of([None if n == 4 else label for n, label in enumerate(train_alike)], 1)
+    assert "losses.classification=0" in caught.value.fix
+    assert caught.value.where.endswith("labels.parquet")
+
+
+def test_a_label_without_a_landmark_or_a_time_is_told(tmp_path: Path) -> None:
+    rows: list[Row] = [(A, 0, "x", None), (B, 30, "x", None)]
+    path = label_file(tmp_path / "labels.parquet", id=[A, B], dead=[0, 1], at=[60, 60])
+    asked = {"path": path, "label": "dead"}
+    silent = [{"labels": {**asked, "time": "at"}}, {"labels": asked, "landmark": 60}, {}]
+    told_by = [
+        "\n".join(opened(long(tmp_path, rows), events=events).lines()) for events in ({"labels": asked}, *silent)
+    ]
+    assert ["no landmark: every event is history" in lines for lines in told_by] == [True, False, False, False]
+
+
+def test_files_that_are_named_by_whole_numbers_give_whole_ids(tmp_path: Path) -> None:
+    rows = draw_rows(4)
+    stays = put_folder(tmp_path / "stays", rows)
+    assert opened(str(stays)).ids.dtype == np.int64
+    path = label_file(tmp_path / "labels.csv", id=[str(A), "x7"], dead=[0, 1])
+    labels = {"path": path, "label": "dead", "missing": "keep"}
+    assert "x7" in opened(str(stays), events={"labels": labels, "landmark": 300}).ids.tolist()
+    (stays / f"{A}.0.parquet").rename(stays / f"0{A}.0.parquet")
+    assert opened(str(stays)).ids.tolist()[-1] == f"0{A}", "leading zeros stay"
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -19,6 +19,7 @@ from unpad.errors import SourceError
 from unpad.evaluate import binary
 from unpad.evaluate.courses import courses
 from unpad.evaluate.events import count, describe, evaluate, held_out, predict, summarise
+from unpad.evaluate.metrics import metric_lines
 from unpad.evaluate.sets import score_sets, summarise_sets
 from unpad.plan.plan import Micro
 from unpad.recipe import PlanSettings
@@ -63,8 +64,10 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     metrics = summarise(found, True, True)
     assert metrics["auroc"].num == metrics["loss"].num == len(known) == 34
     assert metrics["concordance"].num == 40
-    assert sum(count(found).values()) == 40
-    assert count(found)["of_unknown_outcome"] == 6
+    counts = count(found, labelled=True)
+    assert sum(list(counts.values())[:3]) == sum(list(counts.values())[3:]) == 40
+    assert counts["of_unknown_outcome"] == 6
+    assert counts["observed_until_the_event"] == sum(data.outcome(seq)[1] for seq in range(40)) > 0
     assert metrics["auroc"].value == binary.auroc(found.labels[known], found.p[known])
     assert metrics["loss"].value == pytest.approx(binary.log_loss(found.labels[known], found.p[known]), abs=1e-9)
     assert metrics["loss"].low < metrics["loss"].value < metrics["loss"].high
@@ -75,6 +78,10 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
     assert "concordance" not in untimed
     unlabelled = summarise(predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU), False, True)
     assert list(unlabelled) == ["concordance"]
+    found = predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU)
+    assert list(count(found, labelled=False)) == ["observed_until_the_event", "censored"]
+    found = predict(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY, CPU)
+    assert count(found, labelled=False) == {}
 
 
 @pytest.mark.parametrize(
@@ -215,4 +222,7 @@ def test_one_outcome_alone_has_no_curve() -> None:
     found = predict(Guess(), data, np.arange(12), MANY, CPU)
     assert list(describe(found)) == ["calibration"]
     assert math.isnan(summarise(found, True, True)["auroc"].value)
+    shown = metric_lines({"auroc": summarise(found, True, True)["auroc"]})[0]
+    assert "nan" not in shown
+    assert shown.split()[:2] == ["auroc", "-"]
     assert courses(Guess(), data, np.arange(12), found.p, found.labels, found.num_sets) == []

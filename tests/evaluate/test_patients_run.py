@@ -95,7 +95,12 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
         assert now == pytest.approx(before, rel=1e-4, abs=1e-5)
     sets = tmp_path / "sets.parquet"
     assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
-    assert pq.read_table(sets).column_names == ["id", "set_index", "time", "embedding"]
+    table = pq.read_table(sets)
+    assert table.column_names == ["id", "set_index", "time", "embedding"]
+    first = [index == 0 for index in table["set_index"].to_pylist()]
+    assert [day is None for day in table["time"].to_pylist()] == first, "ages have no time"
+    assert list(known) == ["id", "probability", "risk", "split", "label", "embedding"]
+    assert list(found) == ["id", "probability", "risk", "embedding"], "of others neither side nor label is known"
 
 
 def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:

@@ -121,7 +121,9 @@ CASES = [
     Case("EV-12 label out of range", lambda p: (long(p, ROWS), {"labels": labels(p, [A, B], [0, 2])}),
          "E_LABEL", "labels.parquet:2", "write 0 or 1"),
     Case("EV-12 two labels", lambda p: (long(p, ROWS), {"labels": labels(p, [A, B, A], [0, 1, 0])}),
-         "E_LABEL", "labels.parquet:1", "one row per patient"),
+         "E_LABEL", "labels.parquet:1", "of several prediction times keep one"),
+    Case("EV-12 label is a word", lambda p: (long(p, ROWS), {"labels": labels(p, [A, B], ["yes", "0"])}),
+         "E_TYPE", "labels.parquet:1", "write 0 or 1, or leave it empty"),
     Case("EV-13 a gap between sets", lambda p: (with_sets(p, [0, 0, 2]), {}), "E_SET", "stays[0]:3", "set: null"),
     Case("EV-13 sets go back", lambda p: (with_sets(p, [0, 1, 0]), {}), "E_SET", "stays[0]:3", "set: null"),
     Case("EV-14 width of a vector", lambda p: (long(p, ROWS), vectors(p)), "E_WIDTH", "vectors.csv:3", "one width"),
@@ -232,8 +234,9 @@ def test_the_unit_of_time_is_told_or_asked_for(tmp_path: Path) -> None:
     minutes = put(tmp_path / "a.parquet", table(ROWS, time="minute"))
     assert read(minutes, time="minute").days.tolist() == [0, 30 / 1440, 10 / 1440, 20 / 1440]
     assert read(minutes, time="minute", unit="hours").days.tolist() == [0, 30 / 24, 10 / 24, 20 / 24]
-    with pytest.raises(SourceError, match="does not say what it counts"):
+    with pytest.raises(SourceError, match="does not say what it counts") as caught:
         read(put(tmp_path / "b.parquet", table(ROWS)))
+    assert "this item of data.events, as {path: a/events.csv, unit: hours}" in caught.value.fix
     dates = tmp_path / "c.csv"
     texts = ("1970-01-02", "1970-01-02 12:00", "1970-01-03T06:00:00.000Z", "1970-02-30")
     dates.write_text("id,time,code,value\n" + "".join(f"{A},{text},x,1\n" for text in texts), encoding="utf-8")
@@ -342,3 +345,47 @@ def test_data_check_names_every_bad_row_of_events(unpad: Shell, tmp_path: Path) 
     assert not any(str(FIRST_ID + n) in outcome.out for n in range(12))
     assert check(put_folder(tmp_path / "stays", ROWS)).passed
     assert check(put_meds(tmp_path / "meds", ROWS)).num_used == len(ROWS)
+
+
+def test_data_check_refuses_what_training_refuses(unpad: Shell, tmp_path: Path) -> None:
+    path = put(tmp_path / "good.parquet", table(ROWS))
+    put(tmp_path / "labels.parquet", pa.table({"id": [A, B], "dead": [1, 1], "end": [9, 9]}))
+
+    def checked(events: str, *sides: str, more: str = "") -> str:
+        put(tmp_path / "split.parquet", pa.table({"id": [A, B], "split": list(sides)}))
+        recipe = tmp_path / "mine.yaml"
+        tables = f"[{{path: {path}, unit: minutes}}, {more}]"
+        text = f"data: {{events: {tables}}}\nevents: {{split: {tmp_path}/split.parquet{events}}}\n"
+        recipe.write_text(text, encoding="utf-8")
+        outcome = unpad("data", "check", recipe)
+        assert "Traceback" not in outcome.err
+        assert (outcome.code == 0) == (outcome.err == "")
+        return outcome.err
+
+    assert checked("", "train", "holdout") == ""
+    assert "E_SPLIT" in checked("", "train", "houldout")
+    assert "nobody is left to train on" in checked("", "holdout", "holdout")
+    labelled = f", landmark: 9, labels: {{path: {tmp_path}/labels.parquet"
+    assert "have label 1" in checked(labelled + ", label: dead}", "train", "train")
+    facts = f"{{path: {tmp_path}/labels.parquet, static: [dead]}}"
+    assert "also a fact" in checked(labelled + ", label: dead}", "train", "holdout", more=facts)
+    assert "nothing learns the outcome" in checked(labelled + ", event: dead, duration: end}", "train", "train")
+
+
+def test_tables_of_labels_of_others_are_refused_in_one_line(tmp_path: Path) -> None:
+    others = put(tmp_path / "labels.csv", pa.table({"id": [f"0{A}", f"0{B}"], "dead": [0, 1]}))
+    for missing in ("error", "exclude"):
+        with pytest.raises(SourceError, match="no id of the events is in the table of labels") as caught:
+            opened(long(tmp_path, ROWS), events={"labels": {"path": str(others), "label": "dead", "missing": missing}})
+        assert "leading zeros" in caught.value.fix
+        assert str(A) not in str(caught.value)
+
+
+def test_a_table_of_no_known_kind_is_not_taken_for_text(unpad: Shell, tmp_path: Path) -> None:
+    for name in ("labs.csv", "labs.parquet"):
+        refused = unpad("data", "check", put(tmp_path / name, table(ROWS, time="when", code="lab")))
+        assert refused.code == 3
+        assert "columns of this table" in refused.err
+        assert "--kind" in refused.err
+    texts = put(tmp_path / "texts.parquet", pa.table({"text": ["a word"]}))
+    assert unpad("data", "check", texts).code == 0

@@ -19,17 +19,17 @@ import torch
 from unpad.batch import EventSets, RaggedBatch, make_batch
 from unpad.data import histories
 from unpad.data.histories import Codes, Events, Sets, load_codes
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import RecipeError
 from unpad.layout import build_layout
 from unpad.models import model_config
 from unpad.plan.plan import Micro
 from unpad.recipe import Recipe
 from unpad.sources.code_vectors import read_vectors
-from unpad.sources.event_files import read_splits
-from unpad.sources.events import EventRows, EventTable, join, read_source
+from unpad.sources.columns import are_whole
+from unpad.sources.events import EventRows, EventTable
 from unpad.sources.example import BadRow
-from unpad.sources.labels import Clock, LabelTable, clock_of, read_labels
-from unpad.sources.patients import Cohort, choose, split_patients
+from unpad.sources.labels import Clock, LabelTable
+from unpad.sources.patients import Cohort, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN
 from unpad.sources.tables import alias
@@ -58,6 +58,7 @@ class EventData:
         code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None; without_vector: codes of which
             it has none.
         num_rows: rows read; bad: those set aside; num_sorted: rows that went back in time.
+        has_end: whether something says which events are before the outcome, where there is one.
     """
 
     ids: np.ndarray
@@ -77,6 +78,7 @@ class EventData:
     num_rows: int
     bad: list[BadRow]
     num_sorted: int
+    has_end: bool
 
     @property
     def family(self) -> str:
@@ -235,9 +237,15 @@ class EventData:
         if cohort.label is not None:
             counts = [int((cohort.label == value).sum()) for value in (1, 0, -1)]
             lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
+            lines += self._one_sided()
         if cohort.duration is not None and cohort.observed is not None:
             lines.append(f"{int(cohort.observed.sum()):,} observed until the event, followed for a median of "
                          f"{np.median(cohort.duration) if len(cohort.duration) else 0:,.6g} days")  # fmt: skip
+        if not self.has_end:
+            lines.append(
+                "  no landmark: every event is history; name events.labels.time or events.landmark if some are after "
+                "the outcome"
+            )
         lines.append(
             f"{positions.min(initial=positions.max(initial=0))} to {positions.max(initial=0)} events per patient, "
             f"{len(sizes):,} sets of {sizes.min(initial=sizes.max(initial=0))} to {sizes.max(initial=0)} events; "
@@ -253,6 +261,17 @@ class EventData:
         if self.without_vector:
             lines.append(f"  {len(self.without_vector):,} codes without a vector: {', '.join(self.without_vector[:5])}")
         return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+
+    def _one_sided(self) -> list[str]:
+        """A line for every side of the split whose known labels are all the same, or where none is known."""
+        assert self.labels is not None
+        found = []
+        for side, name in ((TRAIN, "to train on"), (HOLDOUT, "held out")):
+            mine = self.labels[self.split == side]
+            for value, what in ((1, "with the outcome"), (0, "without the outcome")):
+                if len(mine) and not (mine == value).any():
+                    found.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == HOLDOUT else ""))
+        return found
 
     @cached_property
     def has_no_time(self) -> np.ndarray:
@@ -282,24 +301,16 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
         SourceError: a table is missing or unusable, bad rows are refused, or there is nobody to train on.
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
-    settings, resolve = recipe.events, recipe.resolve_path
-    _refuse_outcomes(recipe)
     refuse_empty(len(recipe.data.events), "events", [])
-    parts = [read_source(source, settings, resolve) for source in recipe.data.events]
-    clock = clock_of(parts, settings)
-    labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
-    nobody = pa.array([], pa.string())
-    fixed = read_splits(resolve(settings.split)) if settings.split is not None else None
-    rows, persons = join(parts, [labels.ids if labels else nobody, fixed[0] if fixed else nobody])
-    cohort = choose(rows, labels, persons[0], settings, clock)
-    sides = (persons[1], fixed[1]) if fixed else None
-    cohort = split_patients(rows, cohort, sides, recipe.data.holdout, recipe.train.seed)
-    events, counts, repeated = histories.read_histories(rows, cohort, settings)
-    bad = [*(row for part in parts for row in part.bad), *(labels.bad if labels else []), *cohort.bad, *repeated]
-    num_rows = sum(part.num_rows for part in parts) + (len(labels.table) if labels else 0)
+    rows, labels, cohort, clock = read_cohort(recipe)
+    events, counts, repeated = histories.read_histories(rows, cohort, recipe.events)
+    bad = [*(row for part in rows.parts for row in part.bad), *(labels.bad if labels else []), *cohort.bad, *repeated]
+    num_rows = sum(part.num_rows for part in rows.parts) + (len(labels.table) if labels else 0)
     apply_policy(bad, num_rows, recipe.data, "RECIPE.yaml")
-    if not (cohort.split == TRAIN).any() and (kept is None or not len(cohort.person)):
-        _nobody(recipe, cohort)
+    if kept is None:
+        refuse_unlearnable(recipe, cohort)
+    elif not len(cohort.person):
+        refuse_nobody(recipe, cohort)
     return _make(recipe, kept, rows, labels, cohort, events, clock, counts, bad, num_rows)
 
 
@@ -322,7 +333,7 @@ def _make(
     if settings.code_embeddings is not None:
         vectors, without = read_vectors(resolve(settings.code_embeddings), known.names)
     ids = rows.patients.take(pa.array(cohort.person)).to_numpy(zero_copy_only=False)
-    whole = all(part.whole_ids for part in rows.parts)
+    whole = all(part.whole_ids for part in rows.parts) and are_whole(pa.array(ids, pa.string()))  # labels name others
     sources = np.bincount(events.patient * len(rows.parts) + rows.source[events.row], minlength=num * len(rows.parts))
     made = EventData(
         ids=ids.astype(np.int64) if whole else ids, known=known, code=events.code.astype(np.int32),
@@ -332,6 +343,7 @@ def _make(
         counts={**counts, **skipped, "beyond events.max_events": before - len(events)}, unknown=unknown,
         code_vectors=vectors, without_vector=without, file_hashes=_hashes(recipe, rows.parts), num_rows=num_rows,
         bad=bad, num_sorted=sum(part.unsorted for part in rows.parts),
+        has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
     )  # fmt: skip
     _refuse_cuts(recipe, made)
     return made
@@ -359,30 +371,6 @@ def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], .
     paths = [recipe.resolve_path(path) for path in more if path is not None]
     files = {file.shown: file.path for part in parts for file in part.table.files}
     return tuple((shown, sha256_file(path)) for shown, path in {**files, **{str(path): path for path in paths}}.items())
-
-
-def _nobody(recipe: Recipe, cohort: Cohort) -> None:
-    why = ", ".join(f"{number:,} {reason}" for reason, number in cohort.left_out.items())
-    why = why or ("all are held out" if len(cohort.person) else "the tables name nobody")
-    raise SourceError(
-        f"nobody is left to train on: {why}",
-        where="data.events" if recipe.events.labels is None else recipe.events.labels.path,
-        fix="check events.labels, events.landmark and events.split",
-    )
-
-
-def _refuse_outcomes(recipe: Recipe) -> None:
-    """Refuse facts that tell the outcome: columns of the table of labels that the labels are made of."""
-    labels = recipe.events.labels
-    if labels is None:
-        return
-    told = {labels.label, labels.time, labels.event, labels.duration} - {None}
-    for source in recipe.data.events:
-        same = recipe.resolve_path(source.path).resolve() == recipe.resolve_path(labels.path).resolve()
-        leaks = [name for name in source.static if same and name in told]
-        if leaks:
-            what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
-            raise RecipeError(what, where="data.events: static", fix="remove it from static")
 
 
 def _refuse_cuts(recipe: Recipe, data: EventData) -> None:

@@ -164,7 +164,7 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
         found = predict(model, data, ids, plan, device)
         classifies = trains(model, "classification") and bool(found.known.any())
         metrics |= summarise(found, classifies, classifies or trains(model, "hazard"))
-        drawn["counts"] |= count(found)
+        drawn["counts"] |= count(found, data.labels is not None)
         if classifies:
             lines = _surest_wrong(found, data, ids, num_shown)
             drawn |= describe(found)
@@ -180,10 +180,18 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
     return metrics, [f"held out: {shown}", *lines]
 
 
-def count(found: Predictions) -> dict[str, int]:
-    """Patients by what is known of them."""
-    of_label = {label: int((found.labels == label).sum()) for label in (1, 0, UNKNOWN)}
-    return {"with_event": of_label[1], "without_event": of_label[0], "of_unknown_outcome": of_label[UNKNOWN]}
+def count(found: Predictions, labelled: bool) -> dict[str, int]:
+    """Patients by what is known of them: by label where the data has `labelled` them, by times to the event where they
+    have such."""
+    counts: dict[str, int] = {}
+    if labelled:
+        names = {1: "with_event", 0: "without_event", UNKNOWN: "of_unknown_outcome"}
+        counts = {name: int((found.labels == label).sum()) for label, name in names.items()}
+    timed = ~np.isnan(found.durations)
+    if timed.any():
+        counts["observed_until_the_event"] = int((timed & found.observed).sum())
+        counts["censored"] = int((timed & ~found.observed).sum())
+    return counts
 
 
 def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -51,16 +52,17 @@ class HeldOut:
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
-    """A table of metrics for people. Columns fit names of up to MAX_NAME cells; a longer one has a line to itself."""
+    """A table of metrics for people. Columns fit names of up to MAX_NAME cells; a longer one has a line to itself.
+    A number that does not exist, such as a rank measure of one class, is "-"."""
     width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
     lines = []
     for name, metric in metrics.items():
         fits = cell_len(name) <= width
         lines += [] if fits else [name]
         start = name + " " * (width - cell_len(name)) if fits else " " * width
-        low, high = f"{metric.low:.4f}", f"{metric.high:.4f}"
+        value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
-        lines.append(f"{start}  {metric.value:10.4f}   {bounds}   of {metric.num}")
+        lines.append(f"{start}  {value:>10}   {bounds}   of {metric.num}")
     return lines
 
 

@@ -4,20 +4,17 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
-from unpad.errors import RecipeError
+from unpad.errors import RecipeError, SourceError
 from unpad.recipe import Data, EventSource, Recipe, Source, load_recipe
 from unpad.sources import chat, images, vqa
 from unpad.sources.event_files import looks_like_events
-from unpad.sources.events import join, read_source
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile, expand
 from unpad.sources.jsonlines import count_blank_lines
-from unpad.sources.labels import clock_of, read_labels
-from unpad.sources.patients import choose
+from unpad.sources.patients import read_cohort, refuse_unlearnable
 from unpad.sources.read import read_file
 from unpad.sources.rows import rows
+from unpad.sources.tables import column_names
 
 KINDS = ("text", "chat", "images", "vqa", "events")
 PEEK_ROWS = 20
@@ -84,9 +81,9 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
         if not recipe.data.events:
             what, fix = "the recipe has no tables of events", "name a data file; of recipes only events are checked"
             raise RecipeError(what, where=str(path), fix=fix)
-        return _check_events(recipe)
+        return _check_events(recipe, trains=True)
     if kind == "events" or (kind is None and looks_like_events(path)):
-        return _check_events(Recipe(data=Data(events=[EventSource(path=str(path))])))
+        return _check_events(Recipe(data=Data(events=[EventSource(path=str(path))])), trains=False)
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
         return _check_picture(path)
     source, data = [Source(path=str(path))], Data()
@@ -108,17 +105,19 @@ def _check_picture(path: Path) -> CheckReport:
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad)
 
 
-def _check_events(recipe: Recipe) -> CheckReport:
-    """Tables of events with the labels of the recipe; what a row is worth may depend on the others."""
-    settings, resolve = recipe.events, recipe.resolve_path
-    parts = [read_source(source, settings, resolve) for source in recipe.data.events]
-    clock = clock_of(parts, settings)
-    labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
-    rows, persons = join(parts, [labels.ids] if labels else [])
-    found = [*(part.bad for part in parts), *([labels.bad] if labels else [])]
-    tables = [*(part.table for part in parts), *([labels.table] if labels else [])]
+def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
+    """Tables of events with the labels and the split of the recipe; what a row is worth may depend on the others.
+
+    Args:
+        trains: whether to refuse patients of whom training would learn nothing, once no row is bad.
+    """
+    rows, labels, cohort, _ = read_cohort(recipe)
+    found = [*(part.bad for part in rows.parts), *([labels.bad] if labels else [])]
+    tables = [*(part.table for part in rows.parts), *([labels.table] if labels else [])]
     bad = [row for some in found for row in some]
-    refused = choose(rows, labels, persons[0] if labels else np.zeros(0, np.int64), settings, clock).bad
+    refused = cohort.bad
+    if trains and not bad and not refused:
+        refuse_unlearnable(recipe, cohort)
     checked = []
     for table, own in zip(tables, found, strict=True):
         names = {file.shown for file in table.files}
@@ -153,8 +152,18 @@ def _read(kind: str, file: SourceFile, data: Data) -> tuple[int, list[BadRow]]:
 
 
 def _guess_kind(file: SourceFile, data: Data) -> str:
+    """The kind of data that the first rows look like.
+
+    Raises:
+        SourceError: it is a table, and its columns are those of no kind.
+    """
+    fields = (*chat.FIELDS, "image", "label", "question", "caption")
+    if file.path.suffix.lower() == ".csv" or (file.format == "parquet" and not _has_any(file.path, fields)):
+        what = "the columns of this table are those of no kind of data"
+        fix = "name them in a recipe and check that, `unpad data check RECIPE.yaml`, or say --kind"
+        raise SourceError(what, where=str(file.path), fix=fix)
     try:
-        first = list(islice(rows(file, data, (*chat.FIELDS, "image", "label", "question", "caption")), PEEK_ROWS))
+        first = list(islice(rows(file, data, fields), PEEK_ROWS))
     except OSError:
         return "text"  # reading it names the fault
     values = [row[1] for row in first if not isinstance(row, BadRow)]
@@ -162,6 +171,14 @@ def _guess_kind(file: SourceFile, data: Data) -> str:
     if 2 * len(with_image) > len(values):
         return "images" if any("label" in value for value in with_image) else "vqa"
     return "chat" if 2 * sum(map(chat.looks_like_chat, values)) > len(values) else "text"
+
+
+def _has_any(path: Path, fields: tuple[str, ...]) -> bool:
+    """Whether a table has one of these columns, or cannot be read: reading it names the fault."""
+    try:
+        return not set(fields).isdisjoint(column_names(path, str(path)))
+    except SourceError:
+        return True
 
 
 def _bad_lines(row: BadRow) -> list[str]:

@@ -99,6 +99,14 @@ def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
     return pc.replace_substring_regex(column, r"^(-?\d+)\.0$", r"\1"), False
 
 
+def are_whole(ids: pa.Array) -> bool:
+    """Whether all ids, strings, are whole numbers in their usual form that int64 holds; "007" is none."""
+    try:
+        return bool(ids.cast(pa.int64()).cast(pa.string()).equals(ids))
+    except pa.ArrowInvalid:
+        return False
+
+
 def codes(table: Table, faults: Faults) -> pa.Array:
     """What every event is, as strings, never null.
 
@@ -121,8 +129,11 @@ def codes(table: Table, faults: Faults) -> pa.Array:
     return column
 
 
-def numbers(table: Table, name: str, faults: Faults) -> np.ndarray:
+def numbers(table: Table, name: str, faults: Faults, expected: str = "a number") -> np.ndarray:
     """A column of numbers, (num_rows,) float64; nan where there is none.
+
+    Args:
+        expected: what messages ask for in the place of a text that is no number.
 
     Raises:
         SourceError: the column holds no numbers at all.
@@ -131,7 +142,7 @@ def numbers(table: Table, name: str, faults: Faults) -> np.ndarray:
     if pa.types.is_null(column.type):
         return np.full(len(column), np.nan)
     if pa.types.is_string(column.type):
-        return _from_text(column, table.names[name], faults)
+        return _from_text(column, table.names[name], faults, expected)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     kind = column.type
@@ -209,14 +220,15 @@ def unit_of(table: Table, name: str, asked: str) -> str:
     raise SourceError(
         f'E_UNIT the column "{shown}" does not say what it counts',
         where=table.files[0].shown,
-        fix="set unit: minutes, hours, days or timestamp in the recipe; `unpad data check RECIPE.yaml` reads it there",
+        fix="say minutes, hours, days or timestamp on this item of data.events, as {path: a/events.csv, unit: hours}; "
+        "`unpad data check RECIPE.yaml` reads it there",
     )
 
 
 # --------------------------------------------------------------------------- texts that mean numbers and times
 
 
-def _from_text(column: pa.Array, shown: str, faults: Faults) -> np.ndarray:
+def _from_text(column: pa.Array, shown: str, faults: Faults, expected: str) -> np.ndarray:
     """Texts as numbers, as CSV has them."""
     column = _utf8(column, faults)
     empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
@@ -224,7 +236,7 @@ def _from_text(column: pa.Array, shown: str, faults: Faults) -> np.ndarray:
     good = _matches(column, _NUMBER)
 
     def explain(index: int) -> tuple[str, str]:
-        what, fix = _no_number(column[index].as_py())
+        what, fix = _no_number(column[index].as_py(), expected)
         return f'"{shown}" {what}', fix
 
     faults.add(~(good | empty), "E_TYPE", explain)
@@ -233,7 +245,7 @@ def _from_text(column: pa.Array, shown: str, faults: Faults) -> np.ndarray:
     return values
 
 
-def _no_number(text: str) -> tuple[str, str]:
+def _no_number(text: str, expected: str) -> tuple[str, str]:
     """Why a text is no number, and what to do; only texts that cannot tell who it is about are shown."""
     if re.search(_ODD, text):
         return "is written with full-width digits or characters without width", "write it in plain digits"
@@ -246,7 +258,7 @@ def _no_number(text: str) -> tuple[str, str]:
         )
     if re.fullmatch(r"-?\d{1,9},\d{1,9}", text):
         return f'has a decimal comma: "{text}"', "write a point"
-    return f"is a text of {len(text)} characters, expected a number", "write a number, or leave it empty"
+    return f"is a text of {len(text)} characters, expected {expected}", f"write {expected}, or leave it empty"
 
 
 def _refuse_nonfinite(wrong: np.ndarray, shown: str, faults: Faults) -> None:

@@ -31,7 +31,7 @@ class EventTable:
 
     Args:
         ids: (num_events,) strings.
-        whole_ids: whether the ids are whole numbers of a numeric column.
+        whole_ids: whether the ids are whole numbers of a numeric column, or of names of files.
         days: (num_events,) float64, on the clock of the source; nan for a fact without a time.
         unit: of the times, None where there are none.
         codes: (num_events,) strings.
@@ -112,6 +112,7 @@ def _read_timed(
     good = np.flatnonzero(faults.good)
     keep = pa.array(good)
     owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
+    whole_ids = whole_ids or (layout == "patients" and columns.are_whole(owners))
     whose, file_of = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
     declared = declared_sides(files, whose, file_of)
     splits = path / "metadata" / "subject_splits.parquet"

@@ -100,8 +100,9 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock) -> LabelTable
     identified = np.flatnonzero(faults.good)
     person = number(ids)
     twice = np.bincount(person, minlength=1)[person] > 1
-    faults.add(twice, "E_LABEL", "the patient has several rows of labels", "leave one row per patient")
-    label = columns.numbers(table, "label", faults)
+    fix = "leave one row per patient; of several prediction times keep one"
+    faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)
+    label = columns.numbers(table, "label", faults, expected="0 or 1")
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     faults.add(wrong, "E_LABEL", f'"{table.names["label"]}" is neither 0 nor 1', "write 0 or 1, or leave it empty")
     end = columns.times(table, "end", clock.unit, faults) if table.has("end") else np.full(len(table), np.nan)

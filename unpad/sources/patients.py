@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.recipe import EventLabels, EventSettings
-from unpad.sources.event_files import TEST, check_sides
-from unpad.sources.events import EventRows
+from unpad.errors import RecipeError, SourceError
+from unpad.recipe import EventLabels, EventSettings, Recipe
+from unpad.sources.event_files import TEST, check_sides, read_splits
+from unpad.sources.events import EventRows, join, read_source
 from unpad.sources.example import BadRow
-from unpad.sources.labels import Clock, LabelTable
-from unpad.sources.split import UNDECLARED, assign
+from unpad.sources.labels import Clock, LabelTable, clock_of, read_labels
+from unpad.sources.split import TRAIN, UNDECLARED, assign
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,82 @@ class _Choice:
         if number:
             self.left_out[why] = self.left_out.get(why, 0) + number
         self.taking &= ~gone
+
+
+def read_cohort(recipe: Recipe) -> tuple[EventRows, LabelTable | None, Cohort, Clock]:
+    """Read the tables of a recipe, which has some, and decide who takes part, with which label and on which side.
+
+    Raises:
+        SourceError: a table is missing or unusable, or no patient of the events is in the table of labels.
+        RecipeError: settings do not fit the tables, or an outcome is among the facts.
+    """
+    _refuse_outcomes(recipe)
+    settings, resolve = recipe.events, recipe.resolve_path
+    parts = [read_source(source, settings, resolve) for source in recipe.data.events]
+    clock = clock_of(parts, settings)
+    labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
+    nobody = pa.array([], pa.string())
+    fixed = read_splits(resolve(settings.split)) if settings.split is not None else None
+    rows, persons = join(parts, [labels.ids if labels else nobody, fixed[0] if fixed else nobody])
+    if labels is not None and len(rows.person) and len(persons[0]) and not np.isin(persons[0], rows.person).any():
+        fix = "write the ids alike in both; columns of numbers lose leading zeros, and 007 and 7 are two patients"
+        what = "E_LABEL no id of the events is in the table of labels"
+        raise SourceError(what, where=f"{rows.where(0)} and {labels.where(0)}", fix=fix)
+    cohort = choose(rows, labels, persons[0], settings, clock)
+    sides = (persons[1], fixed[1]) if fixed else None
+    return rows, labels, split_patients(rows, cohort, sides, recipe.data.holdout, recipe.train.seed), clock
+
+
+def _refuse_outcomes(recipe: Recipe) -> None:
+    """Refuse facts that tell the outcome: columns of the table of labels that the labels are made of."""
+    labels = recipe.events.labels
+    if labels is None:
+        return
+    told = {labels.label, labels.time, labels.event, labels.duration} - {None}
+    for source in recipe.data.events:
+        same = recipe.resolve_path(source.path).resolve() == recipe.resolve_path(labels.path).resolve()
+        leaks = [name for name in source.static if same and name in told]
+        if leaks:
+            what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
+            raise RecipeError(what, where="data.events: static", fix="remove it from static")
+
+
+def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
+    """Refuse to train on what teaches nothing of the outcome.
+
+    Raises:
+        RecipeError: there are times to an event, and nothing makes labels or bins of them.
+        SourceError: nobody is left to train on, or all of them have one label and the recipe trains to classify.
+    """
+    labels = recipe.events.labels
+    if labels is not None and labels.event is not None and labels.horizon is None and recipe.model.get("bins") is None:
+        fix = "set events.labels.horizon to predict whether the event comes within it, or model.bins to predict when"
+        raise RecipeError("nothing learns the outcome", where="events.labels", fix=fix)
+    if not (cohort.split == TRAIN).any():
+        refuse_nobody(recipe, cohort)
+    stages = [recipe.for_stage(stage) for stage in recipe.stages] or [recipe]
+    if labels is None or cohort.label is None or not any(one.losses.get("classification", 1.0) for one in stages):
+        return
+    known = np.unique(cohort.label[(cohort.split == TRAIN) & (cohort.label >= 0)])
+    if len(known) == 1:
+        fix = "check the labels, the horizon and the split; losses.classification=0 trains without them"
+        what = f"all patients to train on whose label is known have label {known[0]}, so nothing tells the two apart"
+        raise SourceError(what, where=labels.path, fix=fix)
+
+
+def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
+    """Say why there is nobody to train on.
+
+    Raises:
+        SourceError: always.
+    """
+    why = ", ".join(f"{number:,} {reason}" for reason, number in cohort.left_out.items())
+    why = why or ("all are held out" if len(cohort.person) else "the tables name nobody")
+    raise SourceError(
+        f"nobody is left to train on: {why}",
+        where="data.events" if recipe.events.labels is None else recipe.events.labels.path,
+        fix="check events.labels, events.landmark and events.split",
+    )
 
 
 def choose(
