@@ -52,9 +52,10 @@ class Patients:
 
     @cached_property
     def sets(self) -> SimpleNamespace:
-        """The first set of every third patient holds facts."""
+        """What is asked of `histories.Sets`: the first set of every third patient holds facts."""
         facts = [n % 3 == 0 and at == 0 for n, sizes in enumerate(self.set_sizes) for at in range(len(sizes))]
-        return SimpleNamespace(timeless=np.array(facts, np.bool_))
+        starts = np.cumsum([0, *map(len, self.set_sizes)])
+        return SimpleNamespace(sets_of=starts, timeless=np.array(facts, np.bool_))
 
     def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         return np.zeros(len(seq_ids), np.int64)  # those of unknown outcome have a place nevertheless

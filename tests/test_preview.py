@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from rich.console import Console
 
 import unpad.preview as module
+from tests.evaluate.test_patients_run import MODEL, write_tables
 from tests.toy import write_toy
 from unpad.errors import RecipeError
 from unpad.monitor import Timers
@@ -168,3 +171,36 @@ def test_stages_without_any_data_are_refused(tmp_path: Path, monkeypatch: pytest
     stage = {"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}}
     with pytest.raises(RecipeError, match="no stage has data"):
         preview(str(write_toy(tmp_path / "toy", stages=[stage])), ["data.chat=[]"])
+
+
+def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_path: Path) -> None:
+    write_tables(tmp_path / "tables", 1000 + np.arange(30))
+    recipe = {
+        "data": {"root": str(tmp_path / "tables"), "holdout": 0.2,
+                 "events": [{"path": "tests.parquet", "time": "days", "code": "test"}]},
+        "events": {"landmark": 0, "labels": {"path": "people.parquet", "label": "status"}},
+        "model": MODEL, "plan": {"tokens_per_step": 40, "tokens_per_micro": 40},
+        "train": {"max_epochs": 1, "threads": 1}, "precision": "fp32",
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    result = preview(str(tmp_path / "recipe.yaml"), [], tmp_path / "plan.png")
+    (stage,) = result.stages
+    lengths, longest = stage.lengths, int(result.setup.data.positions.max())
+    assert 0 < longest < 20
+    assert (lengths == 0).any(), "patients without an event count too"
+    rows = {row.name: row for row in stage.rows}
+    assert rows["fixed"].padded_tokens == len(lengths) * longest
+    text = shown(result)
+    assert f"train: {len(lengths)} patients, {lengths.sum()} events" in text
+    assert re.search(rf"trained +whole +{len(lengths)} patients with {lengths.sum()} events", text)
+    assert "no_loss" not in text
+    assert "attention" not in text
+    (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")]
+    assert cells[4:7] == [str(len(lengths)), str(lengths.sum()), "0"]
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    few = preview(str(tmp_path / "recipe.yaml"), ["plan.max_tokens=3", "plan.overflow=drop"])
+    long = few.stages[0].lengths > 3
+    dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events  \S*people.parquet:"
+    assert re.search(dropped, shown(few)), shown(few)
+    (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")]
+    assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]

@@ -117,6 +117,20 @@ def test_words_of_the_run_are_escaped(tmp_path: Path) -> None:
     assert "&lt;secret&gt; &amp; 语料" in page
 
 
+def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    texts = text_of(write_report(folder).read_text())
+    assert "Held-out perplexity" in texts
+    assert "Perplexity" in texts
+    assert "unpad eval" not in texts
+    (folder / "recipe.yaml").write_text("data:\n  events: [{path: labs.csv}]\n")
+    patients = text_of(write_report(folder).read_text())
+    assert "perplexity" not in patients.lower()
+    assert "unpad eval run adds calibration" in patients
+    (folder / "evaluation.json").write_text('{"family": "events", "counts": {"patients": 3}}')
+    assert "unpad eval" not in text_of(write_report(folder).read_text())
+
+
 @pytest.mark.parametrize("ending", ["finished", "stopped"])
 def test_state_is_how_the_run_said_it_ended(tmp_path: Path, ending: str) -> None:
     assert f"state {ending}" in write_report(run_directory(tmp_path / "run", ending=ending)).read_text()

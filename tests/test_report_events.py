@@ -50,6 +50,23 @@ def test_days_stand_in_their_order_and_inside_the_picture() -> None:
     assert places[1] == places[2]
 
 
+def test_a_moment_within_a_day_is_told_and_facts_have_none() -> None:
+    events = [[0, "age", 1.0], [1, "glucose", 0.5], [2, "glucose", 0.5]]
+    drawn = course("p", one_patient(days=[None, -0.25, -0.04167], events=events))
+    titles = re.findall(r"<title>([^<]*)</title>", drawn)
+    assert titles[0].startswith("facts: attention")
+    assert titles[3:] == [
+        "age, facts: +1.00 standard deviations",
+        "glucose, day -0.25: +0.50 standard deviations",
+        "glucose, day -0.0417: +0.50 standard deviations",
+    ]
+    places = [float(x) for x in re.findall(r"<circle class=\w+ cx=([\d.]+)", drawn)]
+    assert places[0] == places[1] < places[2]
+    assert "1,200" in course("p", one_patient(days=[-1200.0, -30.0, 0.0]))
+    bare = course("p", one_patient(days=[None], probability=[0.1], attention=[0.0], events=[[0, "age", 0.0]]))
+    assert "nan" not in bare
+
+
 def test_one_moment_alone_can_be_drawn() -> None:
     drawn = course("p", one_patient(days=[0.0], probability=[0.1], attention=[0.0], events=[[0, "age", 0.0]]))
     assert "nan" not in drawn
@@ -73,6 +90,17 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     assert "2 of unknown outcome" in page
 
 
+def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins() -> None:
+    bins = [
+        {"predicted": p / 100, "observed": p / 150, "low": 0.05, "high": 0.5, "patients": 9} for p in (33.1, 33.8, 35.2)
+    ]
+    page = describe_events({"family": "events", "counts": COUNTS, "calibration": bins})
+    places = [float(x) for x in re.findall(r'<circle class="main" cx=([\d.]+)', page)]
+    assert places == [pytest.approx(52 + 990 * (p - 33) / 3, abs=0.1) for p in (33.1, 33.8, 35.2)]
+    assert '<path class="main"' not in page
+    assert re.findall(r"class=mid[^>]*>(\d+)<", page) == ["33", "34", "35", "36"]
+
+
 def test_curves_say_what_chance_would_do() -> None:
     curve = [[0.0, 0.0], [0.5, 0.9], [1.0, 1.0]]
     found = {"counts": COUNTS, "roc": curve, "precision_recall": curve, "courses": [one_patient()]}
@@ -80,3 +108,4 @@ def test_curves_say_what_chance_would_do() -> None:
     assert page.count("<svg") == 3
     assert page.count("chance</span>") == 2
     assert "patient 1" in page
+    assert "highest and the one of lowest probability" in page

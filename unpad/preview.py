@@ -48,7 +48,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class StagePreview:
-    """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for."""
+    """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for.
+
+    Args:
+        patients: whether sequences are patients and tokens their events, of whom one target each is learned.
+    """
 
     name: str
     lengths: np.ndarray
@@ -57,6 +61,7 @@ class StagePreview:
     epochs: int
     settings: PlanSettings
     lr: float
+    patients: bool
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
@@ -107,7 +112,8 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
         raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
     if picture is not None:
         rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
-        storage.write_atomic(picture, plot(rows, np.concatenate([stage.lengths for stage in stages])))
+        lengths = np.concatenate([stage.lengths for stage in stages])
+        storage.write_atomic(picture, plot(rows, lengths, attention=not stages[0].patients))
     return Preview(setup, stages)
 
 
@@ -122,7 +128,8 @@ def _stage(setup: Setup, stage: Stage) -> StagePreview:
             trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
-    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr)
+    patients = setup.data.family == "events"
+    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, patients)
 
 
 def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
@@ -174,14 +181,16 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 
 
 def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
+    sequences, tokens = ("patients", "events") if stage.patients else ("sequences", "tokens")
     console.print(
-        f"\n{stage.name}: {len(stage.lengths):,} sequences, {int(stage.lengths.sum()):,} tokens", markup=False
+        f"\n{stage.name}: {len(stage.lengths):,} {sequences}, {int(stage.lengths.sum()):,} {tokens}", markup=False
     )
     for line in histogram_lines(stage.lengths):
         console.print("  " + line, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for title in ("strategy", "padding", "steps", "trained", "context", "cut", "dropped", "attention", "corr", "memory",
-                  f"{stage.epochs} ep."):  # fmt: skip
+    # Patients are never cut, and their model attends within sets and over sets: a plan cannot count its cells.
+    own = ("patients", "events", "dropped") if stage.patients else ("trained", "context", "cut", "dropped", "attention")
+    for title in ("strategy", "padding", "steps", *own, "corr", "memory", f"{stage.epochs} ep."):
         table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in stage.rows:
         table.add_row(*_cells(stage, row))
@@ -195,16 +204,26 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
         return [row.name, "refused"]
     trial = stage.trials[row.name]
     ledger = row.ledger
+    if stage.patients:
+        counts = [*_trained_patients(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
+        own = [_short(count) for count in counts]
+    else:
+        own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
+        own.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
     return [
         row.name + (" *" if row.name == stage.settings.strategy else ""),
         f"{row.pad_share:.1%}",
         f"{row.steps:,}",
-        *(_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")),
-        f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}",
+        *own,
         "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
         f"{trial.peak_bytes / 2**30:.1f} GiB",
         _duration(stage.estimated_seconds(row)),
     ]
+
+
+def _trained_patients(ledger: Ledger) -> tuple[int, int]:
+    """Patients that are trained on and their events: with a target per patient, all their other events are context."""
+    return ledger.sequences.get("whole", 0), ledger.tokens("trained") + ledger.tokens("context")
 
 
 def _short(count: int) -> str:
@@ -225,13 +244,16 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr)["advice"]
     size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
-    lines = [
-        "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
-        "lengths of neighbouring steps. memory and time: measured on one micro-batch and one step of each.",
-    ]
-    for column, reason, tokens, share, sequences, first in chosen.ledger.rows():
-        where = ", ".join(setup.data.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
-        lines.append(f"  {column:<10}{reason:<15}{tokens:>12,} tokens {share:6.1%} of {sequences:,} sequences  {where}")
+    measured = "memory and time: measured on one micro-batch and one step of each."
+    if stage.patients:
+        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
+        lines += _patient_lines(chosen.ledger, setup)
+    else:
+        lines = [
+            "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
+            f"lengths of neighbouring steps. {measured}",
+            *_token_lines(chosen.ledger, setup),
+        ]
     lines += [
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
@@ -240,6 +262,25 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         f" ({rate['why']})",
         _memory_advice(stage.trials[chosen.name]),
     ]
+    return lines
+
+
+def _token_lines(ledger: Ledger, setup: Setup) -> list[str]:
+    lines = []
+    for column, reason, tokens, share, sequences, first in ledger.rows():
+        where = ", ".join(setup.data.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
+        lines.append(f"  {column:<10}{reason:<15}{tokens:>12,} tokens {share:6.1%} of {sequences:,} sequences  {where}")
+    return lines
+
+
+def _patient_lines(ledger: Ledger, setup: Setup) -> list[str]:
+    """Patients by fate, each with all their events."""
+    patients, events = _trained_patients(ledger)
+    lines = [f"  {'trained':<10}{'whole':<15}{patients:>12,} patients with {events:,} events"] if patients else []
+    for column, reason, events, _, patients, first in ledger.rows():
+        if column == "dropped":
+            where = ", ".join(setup.data.where(i) for i in first[:3])
+            lines.append(f"  {column:<10}{reason:<15}{patients:>12,} patients with {events:,} events  {where}")
     return lines
 
 

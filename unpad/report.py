@@ -80,11 +80,12 @@ def _tiles(run: History) -> str:
     best = min(held, key=lambda row: float(row["loss"]), default=None)
     note = f"best of {len(held)}, step {best['step']:,}" if best else "not evaluated yet"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
+    perplexity = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the loss per target")
     tiles = [
         ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
         ("Real tokens trained", short(tokens), f"{short(train['targets'].sum())} of them targets"),
         ("Held-out loss", _number(best["loss"]) if best else "–", note),
-        ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the loss per target"),
+        *([] if _of_patients(run.recipe) else [perplexity]),
         (
             "Speed",
             f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
@@ -166,12 +167,12 @@ def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> st
 def _evaluations(run: History) -> str:
     names = list(dict.fromkeys(name for row in run.evals for name in row["values"]))
     newest_best = {row["stage"]: index for index, row in enumerate(run.evals) if row["best"]}
+    measures = ["loss"] if _of_patients(run.recipe) else ["loss", "perplexity"]
     heads = [
         "Stage",
         "Step",
         "Epoch",
-        "Loss",
-        "Perplexity",
+        *map(str.capitalize, measures),
         *(name.replace("_", " ") for name in names),
         "Targets",
         "Best",
@@ -181,7 +182,7 @@ def _evaluations(run: History) -> str:
             row["stage"],
             f"{row['step']:,}",
             "" if row["epoch"] is None else str(row["epoch"]),
-            *(_number(value) for value in (row["loss"], row["perplexity"], *map(row["values"].get, names))),
+            *(_number(value) for value in (*map(row.get, measures), *map(row["values"].get, names))),
             f"{row['targets']:,}",
             "★" if newest_best.get(row["stage"]) == index else "✓" if row["best"] else "",
         ]
@@ -190,12 +191,14 @@ def _evaluations(run: History) -> str:
     return _table("Held-out evaluations", heads, rows, 1)
 
 
-def _evaluation(folder: Path) -> str:
-    """What `unpad eval` found of images, patients or visual tokens, if it has been asked."""
+def _evaluation(folder: Path, recipe: str) -> str:
+    """What `unpad eval` found of images, patients or visual tokens, if it has been asked; pages of patients say how."""
     try:
         found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return ""
+        ask = f"unpad eval {folder.resolve().name}"
+        hint = f"<p class=none>{escape(ask)} adds calibration, curves and the course of some patients.</p>"
+        return f"<h2>Held-out patients</h2>{hint}" if _of_patients(recipe) else ""
     families = {"events": describe_events, "vqa": describe_vqa}
     return families.get(found.get("family"), _images)(found)
 
@@ -271,6 +274,14 @@ def _warning_level(recipe: str) -> float | None:
         return None  # a run of someone else's loop has another recipe, or none
 
 
+def _of_patients(recipe: str) -> bool:
+    """Whether a run learned from patients, whose loss has no meaning as a perplexity."""
+    try:
+        return bool(yaml.safe_load(recipe)["data"]["events"])
+    except (yaml.YAMLError, KeyError, TypeError):
+        return False
+
+
 def write_report(folder: Path) -> Path:
     """Write `report.html` from the run's files and return its path.
 
@@ -293,7 +304,7 @@ def write_report(folder: Path) -> Path:
 {_plots(run, _warning_level(run.recipe))}
 {latent_section(run.latent, run.recipe)}
 {_evaluations(run)}
-{_evaluation(folder)}
+{_evaluation(folder, run.recipe)}
 {_events(run)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from unpad.history import Array
 from unpad.svg import Line, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
@@ -41,7 +42,9 @@ def describe_events(found: dict[str, Any]) -> str:
     ]
     patients = "".join(course(f"patient {place}", one) for place, one in enumerate(found.get("courses", []), 1))
     drawn = f"<div class=plots>{''.join(figures)}</div>" if figures else ""
-    over_time = f"<h2>Held-out patients over time</h2><div class=courses>{patients}</div>" if patients else ""
+    chosen = "of each outcome the one of highest and the one of lowest probability; others lie between"
+    head = f"<h2>Held-out patients over time <small>{chosen}</small></h2>"
+    over_time = f"{head}<div class=courses>{patients}</div>" if patients else ""
     return f"<h2>Held-out patients <small>{escape(counts)}</small></h2>{drawn}{over_time}"
 
 
@@ -50,14 +53,15 @@ def _calibration(bins: list[dict[str, float]]) -> str:
     columns = {name: 100 * np.array([b[name] for b in bins]) for name in ("predicted", "observed", "low", "high")}
     x = columns["predicted"]
     ranges = [(np.array([x[i], x[i]]), np.array([columns["low"][i], columns["high"][i]])) for i in range(len(x))]
-    even = np.array([0.0, x.max()])
+    even = np.array([np.floor(x.min()), np.floor(x.max()) + 1])
     lines = [
         Line("stage", [(even, even)], "as predicted"),
         Line("raw", ranges, "95 %"),
-        Line("main", [(x, columns["observed"])], "observed", dots=True),
+        # Dots without a line: bins are apart, and what lies between them was not measured.
+        Line("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
     ]
     unit = "patients with the event, % by predicted probability, %"
-    return plot("Calibration", lines, size=(WIDTH, 340), zero=True, unit=unit, over="predicted")
+    return plot("Calibration", lines, size=(WIDTH, 340), zero=True, unit=unit, over="predicted", begin=even[0])
 
 
 def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts: dict[str, int]) -> list[str]:
@@ -92,7 +96,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     Args:
         one: of `evaluate/courses.py`.
     """
-    days = np.array(one["days"], float)
+    days = _places(one["days"])
     codes = [code for code, _ in Counter(code for _, code, _ in one["events"]).most_common()]
     rows = {code: place for place, code in enumerate(codes[:MAX_CODES])}
     names = [code if len(code) <= MAX_LETTERS else code[: MAX_LETTERS - 1] + "…" for code in rows]
@@ -107,8 +111,8 @@ def course(title: str, one: dict[str, Any]) -> str:
         return left + (day - low) / (high - low) * (RIGHT - left)
 
     body = _frame(marks, levels, across, left, top, below, names)
-    body += _probability(one, levels[-1], across, top)
-    body += _dots(one, rows, across, below)
+    body += _probability(one, days, levels[-1], across, top)
+    body += _dots(one, days, rows, across, below)
     rarer = len(codes) - len(rows)
     more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
     outcome = "the event came" if one["event"] else "no event"
@@ -121,6 +125,16 @@ def course(title: str, one: dict[str, Any]) -> str:
     head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
     frame = f'viewBox="0 0 {WIDTH} {height}" role=img aria-label="{escape(title)}"'
     return f"<figure class=course>{head}<svg {frame}>{body}</svg></figure>"
+
+
+def _places(days: list[float | None]) -> Array:
+    """The day at which each set is drawn, (num_sets,): facts without a time stand where the first set with one does."""
+    first = next((day for day in days if day is not None), 0.0)
+    return np.array([first if day is None else day for day in days])
+
+
+def _when(day: float | None) -> str:
+    return "facts" if day is None else f"day {day:,.3g}" if abs(day) < 100 else f"day {day:,.0f}"
 
 
 def _frame(
@@ -143,29 +157,29 @@ def _frame(
     return body + f"<text class=end x={left - 30} y={bottom + 14}>day</text>"
 
 
-def _probability(one: dict[str, Any], highest: float, across: Any, top: int) -> str:
+def _probability(one: dict[str, Any], places: Array, highest: float, across: Any, top: int) -> str:
     """A step after every set, and what each set weighs in the end, the heaviest over the whole height."""
-    days, values, weights = one["days"], one["probability"], one["attention"]
+    values, weights = one["probability"], one["attention"]
     heaviest = max([*weights, 1e-12])
     body, path = "", ""
-    for day, value, weight in zip(days, values, weights, strict=True):
-        x, y = across(day), top + CHART * (1 - value / highest)
+    for day, place, value, weight in zip(one["days"], places, values, weights, strict=True):
+        x, y = across(place), top + CHART * (1 - value / highest)
         body += f'<path class=weight d="M{x:.1f} {top + CHART}V{top + CHART * (1 - weight / heaviest):.1f}">'
-        body += f"<title>day {day:,.0f}: attention {weight:.1%}, probability {value:.1%}</title></path>"
+        body += f"<title>{_when(day)}: attention {weight:.1%}, probability {value:.1%}</title></path>"
         path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return body + f'<path class=main d="{path}H{across(max(days[-1], 0.0)):.1f}"/>'
+    return body + f'<path class=main d="{path}H{across(max(places[-1], 0.0)):.1f}"/>'
 
 
-def _dots(one: dict[str, Any], rows: dict[str, int], across: Any, below: int) -> str:
+def _dots(one: dict[str, Any], places: Array, rows: dict[str, int], across: Any, below: int) -> str:
     """Every event on the row of its code, the stronger coloured the further its value is from the mean."""
     body = ""
     for at, code, value in one["events"]:
         if code not in rows:
             continue
-        x, y = across(one["days"][at]), below + ROW * (rows[code] + 0.5)
+        x, y = across(places[at]), below + ROW * (rows[code] + 0.5)
         css = "bare" if value is None else "high" if value > 0 else "low"
         strength = 1.0 if value is None else min(1.0, 0.15 + abs(value) / 2)
         words = "no value" if value is None else f"{value:+.2f} standard deviations"
         body += f'<circle class={css} cx={x:.1f} cy={y:.1f} r=4 fill-opacity="{strength:.2f}">'
-        body += f"<title>{escape(code)}, day {one['days'][at]:,.0f}: {words}</title></circle>"
+        body += f"<title>{escape(code)}, {_when(one['days'][at])}: {words}</title></circle>"
     return body

@@ -199,13 +199,16 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
     settings = recipe.plan
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
+    lengths = setup.data.lengths((recipe.train.seed, epoch))
+    longest = setup.model.config.longest
+    if setup.data.family == "events":  # their context is a mere bound, and padding up to it would fill the memory
+        longest = min(longest, max(int(lengths.max(initial=1)), 1))
     known = {
         "seed": recipe.train.seed,
-        "max_tokens": setup.model.config.longest,
+        "max_tokens": longest,
         "seq_ids": ids,
         "targets": setup.data.count_targets,
     }
-    lengths = setup.data.lengths((recipe.train.seed, epoch))
     return lengths, settings, known
 
 

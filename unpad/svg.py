@@ -130,11 +130,13 @@ def plot(
     bounds: list[tuple[str, float]] | None = None,
     limit: float | None = None,
     over: str = "step",
+    begin: float = 0.0,
     log: bool = False,
 ) -> str:
-    """Draw lines as a figure of `size`, over steps or what `over` names, from 0 on.
+    """Draw lines as a figure of `size`, over steps or what `over` names.
 
     Args:
+        begin: where the horizontal axis starts.
         bounds: stages (name, first step).
         limit: a level to mark.
         log: a logarithmic axis in any case; all values are above 0.
@@ -154,20 +156,22 @@ def plot(
         else ticks(0.0 if zero else ys.min(), ys.max(), 5 if size[1] > 250 else 4)
     )
     left, right, top, bottom = 52, size[0] - 18, 10, size[1] - 26
-    high_x = max(1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
+    high_x = max(begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
 
     def place(x: Array, y: Array) -> tuple[Array, Array]:
         low, high = (math.log10(marks[0]), math.log10(marks[-1])) if log else (marks[0], marks[-1])
         y = np.log10(y) if log else y
-        return left + x / high_x * (right - left), bottom - (y - low) / (high - low) * (bottom - top)
+        return left + (x - begin) / (high_x - begin) * (right - left), bottom - (y - low) / (high - low) * (
+            bottom - top
+        )
 
-    body = _axes(marks, high_x, (left, right, bottom), place, log)
+    body = _axes(marks, (begin, high_x), (left, right, bottom), place, log)
     if limit is not None and marks[0] < limit < marks[-1]:
         y = place(np.zeros(1), np.array([limit]))[1][0]
         body += f'<path class=limit d="M{left} {y:.1f}H{right}"/>'
         body += f"<text class=end x={right} y={y - 4:.1f}>warning level</text>"
     for name, first in bounds or []:
-        x = left + first / high_x * (right - left)
+        x = left + (first - begin) / (high_x - begin) * (right - left)
         body += f'<path class=stage d="M{x:.1f} {top}V{bottom}"/>' if first > 1 else ""
         body += f"<text class=name x={x + 6:.1f} y={top + 11}>{escape(name)}</text>" if size[0] > 600 else ""
     for line, segments in thinned:
@@ -219,7 +223,7 @@ def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
 
 def _axes(
     marks: list[float],
-    high_x: float,
+    over: tuple[float, float],
     frame: tuple[int, int, int],
     place: Callable[[Array, Array], tuple[Array, Array]],
     log: bool,
@@ -231,8 +235,9 @@ def _axes(
     for label, y in zip(labels, heights, strict=True):
         body += f'<path class=grid d="M{left} {y:.1f}H{right}"/>'
         body += f"<text class=end x={left - 8} y={y + 4:.1f}>{label}</text>"
-    for mark in ticks(0.0, high_x, 8 if right > 600 else 4):
-        if mark <= high_x and mark == int(mark):
-            x = left + mark / high_x * (right - left)
+    begin, end = over
+    for mark in ticks(begin, end, 8 if right > 600 else 4):
+        if begin <= mark <= end and mark == int(mark):
+            x = left + (mark - begin) / (end - begin) * (right - left)
             body += f"<text class=mid x={x:.1f} y={bottom + 18}>{mark:,.0f}</text>"
     return body

@@ -19,7 +19,8 @@ from unpad.evaluate.binary import (
     brier,
     calibration_bins,
     calibration_error,
-    calibration_line,
+    calibration_intercept,
+    calibration_slope,
     concordance,
     log_loss,
     measured,
@@ -80,7 +81,7 @@ def test_calibration_equals_that_of_scikit_learn() -> None:
     assert calibration_error(labels, p) == pytest.approx((share * np.abs(predicted - observed)).sum(), abs=1e-12)
 
 
-@pytest.mark.parametrize("measure", [*MEASURES, calibration_line])
+@pytest.mark.parametrize("measure", [*MEASURES, calibration_intercept, calibration_slope])
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: bool) -> None:
     labels, p = sample(60, ties)
@@ -88,7 +89,7 @@ def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: 
     together = np.moveaxis(np.asarray(measure(labels, p, blocks)), -1, 0)
     for times, found in zip(blocks.astype(int), together, strict=True):
         alone = np.asarray(measure(np.repeat(labels, times), np.repeat(p, times)))
-        assert found == pytest.approx(alone, abs=1e-9 if measure is calibration_line else 1e-12)
+        assert found == pytest.approx(alone, abs=1e-12 if measure in MEASURES else 1e-9)
 
 
 def test_calibration_error_of_a_resample_uses_the_bins_of_all_patients() -> None:
@@ -103,25 +104,48 @@ def test_where_a_measure_does_not_exist_it_is_not_a_number() -> None:
     p = np.array([0.1, 0.2, 0.3])
     for labels in (np.zeros(3), np.ones(3)):
         assert math.isnan(auroc(labels, p))
+        assert math.isnan(calibration_intercept(labels, p))
     assert math.isnan(average_precision(np.zeros(3), p))
     assert math.isnan(auroc(np.zeros(0), np.zeros(0)))
     assert math.isnan(brier(np.zeros(0), np.zeros(0)))
-    assert np.isnan(calibration_line(np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.8, 0.9]))).all()  # told apart
+    assert np.isnan(calibration_slope(np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.8, 0.9])))  # told apart
     times = np.stack(list(draws(50, 0))).astype(float)
     for equal in (0.5, 0.3, 0.01, 1e-13):
-        assert np.isnan(calibration_line(np.arange(50) % 3 == 0, np.full(50, equal), times)).all()
+        assert np.isnan(calibration_slope(np.arange(50) % 3 == 0, np.full(50, equal), times)).all()
     rare = measured(lambda w: auroc(np.array([1, 0, 0, 0]), np.arange(4.0), w), 4)
     assert rare.value == 0
     assert rare.low == rare.high == 0  # resamples without the one patient are left out
 
 
-def test_calibration_line_finds_how_probabilities_were_bent() -> None:
+def test_the_calibration_slope_finds_how_probabilities_were_bent() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=200_000)
     labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
-    intercept, slope = calibration_line(labels, 1 / (1 + np.exp(-(2 * x + 1))))
-    assert slope == pytest.approx(0.5, abs=0.02)
-    assert intercept == pytest.approx(-0.5, abs=0.02)
+    assert calibration_slope(labels, 1 / (1 + np.exp(-(2 * x + 1)))) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("shift", [-6.0, 0.0, 1.0, 9.0])
+def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_came(shift: float) -> None:
+    rng = np.random.default_rng(0)
+    x = 4 * rng.normal(size=500)
+    labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
+    found = calibration_intercept(labels, 1 / (1 + np.exp(-(x + shift))))
+    assert (1 / (1 + np.exp(-(x + shift + found)))).sum() == pytest.approx(labels.sum(), abs=1e-6)
+    assert found == pytest.approx(-shift, abs=0.5)
+
+
+def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger() -> None:
+    labels, p = sample(60, ties=False)
+    # As well calibrated as bins can be: each holds as many events as it expects, within one.
+    labels = np.zeros(60)
+    for b in range(NUM_BINS):
+        mine = np.flatnonzero(calibration_bins(p) == b)
+        labels[mine[: round(p[mine].sum())]] = 1
+    resampled = bootstrap(lambda w: calibration_error(labels, p, w), 60)
+    assert np.percentile(resampled, 2.5) > calibration_error(labels, p)  # what the plain percentiles would say
+    metric = measured(lambda w: calibration_error(labels, p, w), 60, biased=True)
+    assert 0 <= metric.low < metric.value < metric.high
+    assert metric.high - metric.value == pytest.approx(np.percentile(resampled, 97.5) - resampled.mean())
 
 
 def test_probabilities_of_exactly_0_and_1_cost_much_and_not_everything() -> None:

@@ -10,11 +10,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 
 from tests.event_tables import FIRST_ID, draw_rows, put, put_meds
+from tests.guessed import CODES, Guess, draw
 from tests.shell import Shell
 from tests.toy import quiet
+from unpad.data import open_data
+from unpad.evaluate.events import predict, summarise
+from unpad.evaluate.sets import score_sets, summarise_sets
+from unpad.models import model_config
+from unpad.models.set_sequence import SetSequence
+from unpad.recipe import EventLabels, EventSettings, EventSource, PlanSettings, Recipe
 from unpad.train import train
 
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
@@ -74,7 +82,7 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
     assert outcome.code == 0, outcome.err
     metrics = json.loads(outcome.out)
     for name in ("loss", "auroc", "average_precision", "brier", "calibration_error", "accuracy", "concordance",
-                 "reconstruction", "made_code", "made_code: age", "next_set_recall@5"):  # fmt: skip
+                 "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
         assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
     shown = unpad("eval", run, "--replies", "2")
     assert shown.out.startswith("held out: ")
@@ -101,6 +109,32 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     assert [day is None for day in table["time"].to_pylist()] == first, "ages have no time"
     assert list(known) == ["id", "probability", "risk", "split", "label", "embedding"]
     assert list(found) == ["id", "probability", "risk", "embedding"], "of others neither side nor label is known"
+
+
+def test_the_recipe_for_own_tables_reads_such_tables_and_every_field_and_measure_is_explained(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "patients.md").read_text(encoding="utf-8")
+    recipe = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
+    recipe["data"]["root"] = str(tmp_path)
+    tables = {
+        "labs": ("patient_id,hour,test,result", "{n},2.5,glucose,90", "{n},30,glucose,80"),
+        "diagnoses": ("patient_id,hour,icd", "{n},0,I10"),
+        "patients": ("patient_id,age,sex,died", "{n},60,f,{died}"),
+    }
+    for name, (head, *rows) in tables.items():
+        lines = [row.format(n=n, died=n % 2) for n in range(12) for row in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *lines, ""]))
+    data = open_data(Recipe(**recipe), None)
+    assert data.positions.tolist() == 12 * [4]  # what is after the landmark is not read
+    fields = [*EventSource.model_fields, *EventLabels.model_fields, *EventSettings.model_fields]
+    found = predict(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"))
+    sets = score_sets(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"), True, True)
+    measures = {
+        *summarise(found, True, True),
+        *summarise_sets(sets, CODES),
+        *SetSequence(model_config(MODEL), 3).weights,
+    }
+    for name in [*fields, *(name for name in measures if ":" not in name)]:
+        assert f"`{name}`" in page, name
 
 
 def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:

@@ -274,7 +274,8 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
 @pytest.mark.parametrize(
     ("section", "where", "message"),
     [
-        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4"),
+        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
+        ({"width": 36, "heads": 5}, "model", "heads 6 would fit"),
         ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8"),
         ({"width": 36, "heads": 4}, "model", "need an even head size"),
         ({"positions": "learned", "context_method": "ntk"}, "model", "extends rotary positions"),

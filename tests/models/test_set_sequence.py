@@ -440,6 +440,7 @@ def test_the_gate_starts_with_the_plain_product() -> None:
     [
         ({"width": 15, "heads": 3}, "multiple of 2"),
         ({"width": 30, "heads": 2}, "even head size"),
+        ({"width": 32}, "width 32 is not a multiple of heads 3; heads 2 would fit"),
         ({"blocks": 0}, "greater than or equal to 1"),
         ({"causal": False}, "True"),
         ({"bins": [0, 10, 5]}, "rising edges"),

@@ -40,15 +40,24 @@ def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
     return np.concatenate([*found, np.zeros(0)])
 
 
-def measured(measure: Measure, num: int, seed: int = 0) -> Metric:
+def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False) -> Metric:
     """The value of a measure with its 95 % percentile interval over patients (Efron 1979).
 
     Resamples in which it does not exist, for want of one of the classes, are left out of the interval.
+
+    Args:
+        biased: the measure adds up sizes of differences, which chance only makes larger, so that its resamples lie
+            above its value. Then the interval is their spread about their own mean, laid around the value, and ends
+            at 0.
     """
     samples = bootstrap(measure, num, seed)
     samples = samples[np.isfinite(samples)]
+    value = float(measure(np.ones(num)))
     low, high = np.percentile(samples, [2.5, 97.5]) if samples.size else (np.nan, np.nan)
-    return Metric(float(measure(np.ones(num))), float(low), float(high), num)
+    if biased and samples.size:
+        shift = value - samples.mean()
+        low, high = np.maximum([low + shift, high + shift], 0)
+    return Metric(value, float(low), float(high), num)
 
 
 # --------------------------------------------------------------------------- ranking
@@ -153,17 +162,39 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     return _ratio(np.abs(weights @ gap).sum(-1), weights.sum(-1))
 
 
-def calibration_line(
-    labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Intercept and slope of the logistic regression of the outcome on the logit of its probability, each (...).
+def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """What to add to the logit of every probability so that as many events are expected as came, (...).
 
-    A slope below 1 says that the probabilities are too extreme, an intercept other than 0 that they are too high or
-    low. Neither exists where a threshold tells the classes apart, or where all probabilities are equal.
+    Calibration in the large: above 0 where the probabilities are too low on the whole, below 0 where they are too high.
+    The slope stays 1. It does not exist where all outcomes are equal. Arguments as in `brier`.
+    Steyerberg (2009), "Clinical prediction models", section 15.2.
+    """
+    x = _logit(p)
+    shape = () if weights is None else weights.shape[:-1]
+    w = np.ones((1, len(p))) if weights is None else weights.reshape(-1, len(p))
+    found, came = np.zeros(len(w)), w @ labels
+    exists = (came > 0) & (came < w.sum(1))
+    for _ in range(NEWTON_STEPS):
+        expected = 1 / (1 + np.exp(-(found[:, None] + x)))  # (draws, num)
+        curve = (w * expected * (1 - expected)).sum(1)
+        # Steps of at most 2: where nearly all probabilities are 0 or 1, the whole one would leap over the solution.
+        change = np.clip(_ratio(came - (w * expected).sum(1), curve), -2, 2)
+        change = np.where(exists, change, 0)
+        found += change
+        if not np.any(np.abs(change) > 1e-12):
+            break
+    found[~(exists & (np.abs(change) < 1e-8))] = np.nan
+    return found.reshape(shape)
+
+
+def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Slope of the logistic regression of the outcome on the logit of its probability, (...).
+
+    A slope below 1 says that the probabilities are too extreme. It does not exist where a threshold tells the classes
+    apart, or where all probabilities are equal.
     Arguments as in `brier`. Cox (1958), "Two further applications of a model for binary regression".
     """
-    p = np.clip(p, CLOSEST, 1 - CLOSEST)
-    x = np.log(p) - np.log1p(-p)
+    x = _logit(p)
     shape = () if weights is None else weights.shape[:-1]
     w = np.ones((1, len(p))) if weights is None else weights.reshape(-1, len(p))
     with np.errstate(all="ignore"):  # what has no solution becomes not a number below
@@ -181,7 +212,13 @@ def calibration_line(
             if not np.any(np.abs(change) > 1e-12):
                 break
         line[~((np.abs(change) < 1e-8).all(1) & (det > 1e-9 * a * c))] = np.nan
-    return line[:, 0].reshape(shape), line[:, 1].reshape(shape)
+    return line[:, 1].reshape(shape)
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    p = np.clip(p, CLOSEST, 1 - CLOSEST)
+    found: np.ndarray = np.log(p) - np.log1p(-p)
+    return found
 
 
 def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

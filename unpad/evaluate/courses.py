@@ -26,7 +26,8 @@ def courses(
 
     Returns:
         What JSON can hold, per patient; patients are named by their place here and by nothing else. `event` says
-        whether the event came, `events` are [set, name of the code, standardised value or None].
+        whether the event came, `days` are those of the sets, None of facts without a time, `events` are [set, name of
+        the code, standardised value or None].
     """
     events = data.positions[seq_ids]
     readable = (num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
@@ -53,8 +54,9 @@ def _course(model: Any, data: Any, seq_id: int) -> dict[str, Any]:
         events.members.seq_of_token().tolist(), codes.tolist(), events.has_value.tolist(), events.values.tolist(),
         strict=True,
     )  # fmt: skip
+    facts = data.sets.timeless[data.sets.sets_of[seq_id] : data.sets.sets_of[seq_id + 1]].tolist()
     return {
-        "days": [_short(day) for day in events.times.tolist()],
+        "days": [None if bare else _short(day) for day, bare in zip(events.times.tolist(), facts, strict=True)],
         "probability": [_short(value) for value in probability.tolist()],
         "attention": [_short(value) for value in attention.tolist()],
         "events": [[at, data.codes[code], _short(value) if has else None] for at, code, has, value in members],

@@ -195,8 +195,8 @@ def count(found: Predictions, labelled: bool) -> dict[str, int]:
 
 
 def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
-    """`loss`, `auroc`, `average_precision`, `brier`, `accuracy`, `calibration_error` with `calibration_slope` and
-    `calibration_intercept`, and `concordance` where times to the event are known.
+    """`loss`, `auroc`, `average_precision`, `brier`, `accuracy` beside `prevalence`, `calibration_error` with
+    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the event are known.
 
     Args:
         classifies: whether probabilities were trained, and there are labels to compare them with.
@@ -211,11 +211,15 @@ def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) 
             "average_precision": lambda w: binary.average_precision(labels, p, w),
             "brier": lambda w: binary.brier(labels, p, w),
             "accuracy": lambda w: binary.accuracy(labels, p, w),
+            "prevalence": lambda w: binary.mean(labels, w),
             "calibration_error": lambda w: binary.calibration_error(labels, p, w),
-            "calibration_slope": lambda w: binary.calibration_line(labels, p, w)[1],
-            "calibration_intercept": lambda w: binary.calibration_line(labels, p, w)[0],
+            "calibration_slope": lambda w: binary.calibration_slope(labels, p, w),
+            "calibration_intercept": lambda w: binary.calibration_intercept(labels, p, w),
         }
-        metrics = {name: binary.measured(measure, len(labels), seed) for name, measure in measures.items()}
+        metrics = {
+            name: binary.measured(measure, len(labels), seed, biased=name == "calibration_error")
+            for name, measure in measures.items()
+        }
     timed = ~np.isnan(found.durations)
     if ranks and timed.any():
         risk, durations, observed = found.risk[timed], found.durations[timed], found.observed[timed]

@@ -131,7 +131,7 @@ def _numpy(x: torch.Tensor) -> np.ndarray:
 def summarise_sets(found: SetScores, names: Sequence[str], seed: int = 0) -> dict[str, Metric]:
     """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event, also by the most frequent
     codes; of sets that follow another `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`,
-    means over sets.
+    means over sets, for every k that is less than the number of codes.
 
     A set that follows none has not been expected, and a patient of one set has no part in the latter.
 
@@ -166,7 +166,7 @@ def _next_set(found: SetScores, later: np.ndarray, seed: int) -> dict[str, Metri
     area = (np.bincount(sets, wins, num_sets) - size * (size - 1) / 2)[some] / others[some]
     metrics["next_set_auroc"] = by_patient(area, found.patient[some], patients, seed)
     expected = np.flatnonzero(size)
-    for k in RECALLS:
+    for k in (k for k in RECALLS if k < found.num_codes):
         recall = recall_at_k(above, equal, sets, num_sets, k)[expected]
         metrics[f"next_set_recall@{k}"] = by_patient(recall, found.patient[expected], patients, seed)
     return metrics

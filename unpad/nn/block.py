@@ -38,7 +38,12 @@ class BlockConfig(Section):
     @model_validator(mode="after")
     def _heads_fit(self) -> BlockConfig:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+            fits = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+            # An even head size where there is one: rotary positions need it.
+            fits = [heads for heads in fits if self.width // heads % 2 == 0] or fits
+            nearest = min(fits, key=lambda heads: abs(heads - self.heads))
+            what = f"width {self.width} is not a multiple of heads {self.heads}"
+            raise ValueError(f"{what}; heads {nearest} would fit")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
         return self

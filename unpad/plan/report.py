@@ -19,6 +19,7 @@ from unpad.plan.strategies import bucket
 from unpad.recipe import PlanSettings, strategy_names
 
 BARS = " ▏▎▍▌▋▊▉█"
+BLUE = "#3b6ea5"
 
 
 @dataclass(frozen=True)
@@ -223,18 +224,22 @@ def histogram_lines(lengths: np.ndarray, bins: int = 12, width: int = 40) -> lis
     return lines
 
 
-def plot(rows: Sequence[StrategyRow], lengths: np.ndarray) -> bytes:
-    """PNG of the length histogram, the pad share and the attention cells of each strategy."""
+def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = True) -> bytes:
+    """PNG of the length histogram, the pad share and the attention cells of each strategy.
+
+    Args:
+        attention: whether the model attends over whole sequences; the cells are left out where it does not.
+    """
     # Imported here because it takes longer than the planning of most corpora.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import MaxNLocator
 
     rows = [row for row in rows if not row.refused]
-    names, blue, orange = [row.name for row in rows], "#3b6ea5", "#d9822b"
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    names, blue = [row.name for row in rows], BLUE
+    figure = Figure(figsize=(13 if attention else 8.7, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
-    left, middle, right = figure.subplots(1, 3)
+    left, middle, *rest = figure.subplots(1, 3 if attention else 2)
     bars = histogram(lengths, bins=30)
     left.bar(
         [low for low, _, _ in bars],
@@ -248,18 +253,9 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray) -> bytes:
     shares = middle.bar(names, [100 * row.pad_share for row in rows], color=blue)
     middle.bar_label(shares, fmt="{:.1f}", padding=2)
     middle.set(title="Padding", ylabel="% of computed tokens")
-    places = np.arange(len(rows))
-    right.bar(places - 0.2, [row.attention_cells_needed for row in rows], 0.4, label="needed", color=blue)
-    computed = right.bar(
-        places + 0.2, [row.attention_cells_computed for row in rows], 0.4, label="computed", color=orange
-    )
-    ratios = [f"{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}×" for row in rows]
-    right.bar_label(computed, ratios, padding=2)
-    right.set(title="Attention cells", ylabel="query-key pairs")
-    right.set_xticks(places, names)
-    right.yaxis.set_major_formatter(EngFormatter(sep=""))
-    right.legend(frameon=False)
-    for axes in (left, middle, right):
+    for right in rest:
+        _plot_attention(right, rows)
+    for axes in (left, middle, *rest):
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=9)
         axes.margins(y=0.12)
@@ -267,6 +263,23 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)
     return buffer.getvalue()
+
+
+def _plot_attention(axes: Any, rows: Sequence[StrategyRow]) -> None:
+    """Bars of the attention cells that each strategy needs and computes."""
+    from matplotlib.ticker import EngFormatter
+
+    places, blue, orange = np.arange(len(rows)), BLUE, "#d9822b"
+    axes.bar(places - 0.2, [row.attention_cells_needed for row in rows], 0.4, label="needed", color=blue)
+    computed = axes.bar(
+        places + 0.2, [row.attention_cells_computed for row in rows], 0.4, label="computed", color=orange
+    )
+    ratios = [f"{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}×" for row in rows]
+    axes.bar_label(computed, ratios, padding=2)
+    axes.set(title="Attention cells", ylabel="query-key pairs")
+    axes.set_xticks(places, [row.name for row in rows])
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False)
 
 
 def to_json(
