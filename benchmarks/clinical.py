@@ -297,12 +297,12 @@ def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> 
     for side, found in sides.items():
         for name, values in scores(people, found).items():
             lines.append(f"| {side} | {name} | {np.mean(values):.4f} | {' '.join(f'{v:.4f}' for v in values)} |")
-    for side in (OURS, BOTH) if BOOSTING in sides else ():
-        if side not in sides:
+    for side, other in ((OURS, BOOSTING), (BOTH, BOOSTING), (OURS, DEFAULTS)):
+        if side not in sides or other not in sides:
             continue
         lines += [
             "",
-            f"{side} minus {BOOSTING}, pair by pair. The splits share most of their people, so the interval of",
+            f"{side} minus {other}, pair by pair. The splits share most of their people, so the interval of",
             "t over the five is narrower than one of independent repeats; the bootstrap draws people, each with all",
             "the splits that tested them.",
             "",
@@ -310,7 +310,7 @@ def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> 
             "|---|---|---|---|---|",
         ]
         for name in COMPARED:
-            cells = paired(people, MEASURES[name], sides[side], sides[BOOSTING])
+            cells = paired(people, MEASURES[name], sides[side], sides[other])
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
