@@ -119,7 +119,8 @@ def train(
         if exists:
             overrides, recipe, notes = resumed_recipe(name, list(overrides), folder)
         setup = prepare_setup(recipe, folder, open_files(recipe, folder) if exists else None, timers)
-        check_stages(setup)
+        with timers("build"):
+            check_stages(setup)
         if not locked:
             storage.make_folder(folder)
             stack.enter_context(storage.RunLock(folder))
