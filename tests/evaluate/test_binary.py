@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from tests.evaluate.scikit_learn import FILE, sample
 from unpad.evaluate.binary import (
     NUM_BINS,
     accuracy,
@@ -34,46 +36,31 @@ from unpad.evaluate.metrics import NUM_RESAMPLES, draws
 MEASURES = [auroc, average_precision, brier, log_loss, accuracy]
 
 
-def sample(num: int, ties: bool, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Labels and probabilities that tell something of them; `ties` leaves eight different ones."""
-    rng = np.random.default_rng(seed)
-    p = rng.beta(1, 4, num)
-    labels = (rng.random(num) < p).astype(np.int64)
-    labels[:2] = 0, 1
-    return labels, np.round(p * 7) / 7 if ties else p
+KNOWN = json.loads(FILE.read_text(encoding="utf-8"))  # made by scikit-learn
 
 
-@pytest.mark.parametrize("ties", [False, True])
-def test_measures_equal_those_of_scikit_learn(ties: bool) -> None:
-    known = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
-    labels, p = sample(500, ties)
-    # Exact 0 and 1 cost the likelihood whatever they are cut off at, which is each library's own.
-    p = np.clip(p, 0.01, 0.99)
-    pairs = [
-        (auroc, known.roc_auc_score), (average_precision, known.average_precision_score),
-        (brier, known.brier_score_loss), (log_loss, known.log_loss),
-    ]  # fmt: skip
-    times = next(draws(500, 3))
-    for ours, theirs in pairs:
-        assert ours(labels, p) == pytest.approx(theirs(labels, p), abs=1e-12)
-        assert ours(labels, p, times) == pytest.approx(theirs(labels, p, sample_weight=times), abs=1e-12)
-    assert accuracy(labels, p) == pytest.approx(known.accuracy_score(labels, p > 0.5), abs=1e-12)
+@pytest.mark.parametrize("kind", ["plain", "ties"])
+def test_measures_equal_those_of_scikit_learn(kind: str) -> None:
+    known = KNOWN[kind]
+    labels, p, times = (np.array(known[name]) for name in ("labels", "p", "times"))
+    for ours in (auroc, average_precision, brier, log_loss):
+        assert ours(labels, p) == pytest.approx(known["scores"][ours.__name__], abs=1e-12)
+        assert ours(labels, p, times) == pytest.approx(known["weighted"][ours.__name__], abs=1e-12)
+    assert accuracy(labels, p) == pytest.approx(known["accuracy"], abs=1e-12)
 
 
 def test_curves_equal_those_of_scikit_learn() -> None:
-    known = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed")
-    labels, p = sample(300, ties=True)
-    false, true, _ = known.roc_curve(labels, p, drop_intermediate=False)
-    assert roc_points(labels, p) == pytest.approx(np.stack([false, true], 1), abs=1e-12)
-    precision, recall, _ = known.precision_recall_curve(labels, p)
-    assert precision_recall_points(labels, p)[::-1] == pytest.approx(np.stack([recall, precision], 1)[:-1], abs=1e-12)
+    known = KNOWN["ties"]
+    labels, p = np.array(known["labels"]), np.array(known["p"])
+    assert roc_points(labels, p) == pytest.approx(np.array(known["roc"]), abs=1e-12)
+    assert precision_recall_points(labels, p)[::-1] == pytest.approx(np.array(known["precision_recall"]), abs=1e-12)
 
 
 def test_calibration_equals_that_of_scikit_learn() -> None:
-    known = pytest.importorskip("sklearn.calibration", reason="scikit-learn is not installed")
-    labels, p = sample(400, ties=False)
-    observed, predicted = known.calibration_curve(labels, p, n_bins=NUM_BINS, strategy="quantile")
+    known = KNOWN["plain"]
+    labels, p = np.array(known["labels"]), np.array(known["p"])
     bins = calibration_bins(p)
+    predicted, observed = np.array(known["calibration"]).T
     for b in range(NUM_BINS):
         assert p[bins == b].mean() == pytest.approx(predicted[b], abs=1e-12)
         assert labels[bins == b].mean() == pytest.approx(observed[b], abs=1e-12)
