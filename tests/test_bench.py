@@ -21,7 +21,7 @@ from unpad.measure import Spread, spread
 from unpad.memory import process_memory
 from unpad.monitor import Timers
 from unpad.native import library as native
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import Setup, prepare_setup
 
 

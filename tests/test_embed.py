@@ -15,7 +15,8 @@ from tests.shell import Shell
 from tests.toy import quiet, write_toy
 from unpad.embed import embed, embed_file
 from unpad.plan.plan import Micro
-from unpad.recipe import EventLabels, PlanSettings
+from unpad.recipe_data import EventLabels
+from unpad.recipe_training import PlanSettings
 from unpad.train import train
 
 

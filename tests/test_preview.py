@@ -19,7 +19,8 @@ from tests.toy import write_toy
 from unpad.errors import RecipeError
 from unpad.monitor import Timers
 from unpad.preview import Preview, Trial, preview
-from unpad.recipe import load_recipe, strategy_names
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import strategy_names
 from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 
 ROWS = ["plan.row_tokens=64"]

@@ -116,6 +116,11 @@ class RaggedBatch:
         return self.layout.num_seqs
 
     @property
+    def attended(self) -> Layout | PaddedLayout:
+        """What attention runs over: the tokens, or the sets of every patient and one readout."""
+        return self.layout if self.events is None else build_layout((self.events.history.lengths() + 1).cpu().numpy())
+
+    @property
     def num_targets(self) -> int:
         """Labels that count: of tokens, or of whole sequences."""
         return self.target_index.numel() if self.seq_labels is None else self.seq_labels.numel()

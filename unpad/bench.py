@@ -44,7 +44,8 @@ from unpad.native import library as native
 from unpad.objective import Objective
 from unpad.optim import freeze, make_optimizer
 from unpad.plan.plan import Plan
-from unpad.recipe import Stage, load_recipe
+from unpad.recipe import Stage
+from unpad.recipe_file import load_recipe
 from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 from unpad.step import LossScaler, train_step
 

@@ -22,7 +22,9 @@ from unpad.optim import make_optimizer
 from unpad.plan.ledger import Ledger
 from unpad.plan.plan import Micro, Plan, plan
 from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
-from unpad.recipe import PlanSettings, Stage, load_recipe
+from unpad.recipe import Stage
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import PlanSettings
 from unpad.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
 from unpad.step import train_step
 
@@ -51,7 +53,9 @@ class StagePreview:
     """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for.
 
     Args:
-        patients: whether sequences are patients and tokens their events, of whom one target each is learned.
+        units: what sequences and tokens are called.
+        attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
+            cut, and one target each is learned.
     """
 
     name: str
@@ -61,7 +65,8 @@ class StagePreview:
     epochs: int
     settings: PlanSettings
     lr: float
-    patients: bool
+    units: tuple[str, str]
+    attends: bool
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
@@ -113,7 +118,7 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
     if picture is not None:
         rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in stages])
-        storage.write_atomic(picture, plot(rows, lengths, attention=not stages[0].patients))
+        storage.write_atomic(picture, plot(rows, lengths, attention=stages[0].attends))
     return Preview(setup, stages)
 
 
@@ -128,8 +133,8 @@ def _stage(setup: Setup, stage: Stage) -> StagePreview:
             trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
-    patients = setup.data.family == "events"
-    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, patients)
+    units, attends = setup.data.units, setup.data.attended is None
+    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, units, attends)
 
 
 def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
@@ -181,15 +186,14 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 
 
 def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
-    sequences, tokens = ("patients", "events") if stage.patients else ("sequences", "tokens")
+    sequences, tokens = stage.units
     console.print(
         f"\n{stage.name}: {len(stage.lengths):,} {sequences}, {int(stage.lengths.sum()):,} {tokens}", markup=False
     )
     for line in histogram_lines(stage.lengths):
         console.print("  " + line, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    # Patients are never cut, and their model attends within sets and over sets: a plan cannot count its cells.
-    own = ("patients", "events", "dropped") if stage.patients else ("trained", "context", "cut", "dropped", "attention")
+    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*stage.units, "dropped")
     for title in ("strategy", "padding", "steps", *own, "corr", "memory", f"{stage.epochs} ep."):
         table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in stage.rows:
@@ -204,12 +208,12 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
         return [row.name, "refused"]
     trial = stage.trials[row.name]
     ledger = row.ledger
-    if stage.patients:
-        counts = [*_trained_patients(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
-        own = [_short(count) for count in counts]
-    else:
+    if stage.attends:
         own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
         own.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
+    else:
+        counts = [*_trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
+        own = [_short(count) for count in counts]
     return [
         row.name + (" *" if row.name == stage.settings.strategy else ""),
         f"{row.pad_share:.1%}",
@@ -221,8 +225,8 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
     ]
 
 
-def _trained_patients(ledger: Ledger) -> tuple[int, int]:
-    """Patients that are trained on and their events: with a target per patient, all their other events are context."""
+def _trained_whole(ledger: Ledger) -> tuple[int, int]:
+    """Sequences that are trained on and their tokens: with one target each, all their other tokens are context."""
     return ledger.sequences.get("whole", 0), ledger.tokens("trained") + ledger.tokens("context")
 
 
@@ -245,15 +249,15 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
     measured = "memory and time: measured on one micro-batch and one step of each."
-    if stage.patients:
-        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
-        lines += _patient_lines(chosen.ledger, setup)
-    else:
+    if stage.attends:
         lines = [
             "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
             f"lengths of neighbouring steps. {measured}",
             *_token_lines(chosen.ledger, setup),
         ]
+    else:
+        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
+        lines += _sequence_lines(chosen.ledger, setup)
     lines += [
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
@@ -273,14 +277,15 @@ def _token_lines(ledger: Ledger, setup: Setup) -> list[str]:
     return lines
 
 
-def _patient_lines(ledger: Ledger, setup: Setup) -> list[str]:
-    """Patients by fate, each with all their events."""
-    patients, events = _trained_patients(ledger)
-    lines = [f"  {'trained':<10}{'whole':<15}{patients:>12,} patients with {events:,} events"] if patients else []
-    for column, reason, events, _, patients, first in ledger.rows():
+def _sequence_lines(ledger: Ledger, setup: Setup) -> list[str]:
+    """Sequences by fate, each with all its tokens."""
+    sequences, tokens = setup.data.units
+    num, inside = _trained_whole(ledger)
+    lines = [f"  {'trained':<10}{'whole':<15}{num:>12,} {sequences} with {inside:,} {tokens}"] if num else []
+    for column, reason, inside, _, num, first in ledger.rows():
         if column == "dropped":
             where = ", ".join(setup.data.where(i) for i in first[:3])
-            lines.append(f"  {column:<10}{reason:<15}{patients:>12,} patients with {events:,} events  {where}")
+            lines.append(f"  {column:<10}{reason:<15}{num:>12,} {sequences} with {inside:,} {tokens}  {where}")
     return lines
 
 

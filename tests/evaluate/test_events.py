@@ -22,7 +22,7 @@ from unpad.evaluate.events import count, describe, evaluate, held_out, predict, 
 from unpad.evaluate.metrics import metric_lines
 from unpad.evaluate.sets import score_sets, summarise_sets
 from unpad.plan.plan import Micro
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 CPU = torch.device("cpu")
 ONE, MANY = PlanSettings(tokens_per_micro=1), PlanSettings(tokens_per_micro=300)

@@ -22,7 +22,9 @@ from unpad.evaluate.events import predict, summarise
 from unpad.evaluate.sets import score_sets, summarise_sets
 from unpad.models import model_config
 from unpad.models.set_sequence import SetSequence
-from unpad.recipe import EventLabels, EventSettings, EventSource, PlanSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import EventLabels, EventSettings, EventSource
+from unpad.recipe_training import PlanSettings
 from unpad.train import train
 
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}

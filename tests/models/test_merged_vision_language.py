@@ -17,7 +17,7 @@ from unpad.models import build_model, model_config
 from unpad.models.vision_language import Mode, VisionLanguage
 from unpad.native import library
 from unpad.prove_reference import plain_pass
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 from unpad.step import accumulate
 
 WIDTH, BLOCKS = 16, 3

@@ -23,7 +23,7 @@ from unpad.native import library
 from unpad.nn.block import Stream
 from unpad.nn.prune_pass import PrunePass
 from unpad.prove_reference import plain_pass
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 from unpad.step import accumulate
 
 WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1

@@ -31,7 +31,7 @@ from unpad.nn.cache import KeyValueCache
 from unpad.nn.tower import Tower, TowerConfig
 from unpad.objective import WEIGHTS
 from unpad.optim import freeze
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 from unpad.step import accumulate
 
 LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}

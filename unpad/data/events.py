@@ -30,6 +30,7 @@ from unpad.sources.events import EventRows, EventTable
 from unpad.sources.example import BadRow
 from unpad.sources.labels import Clock, LabelTable
 from unpad.sources.patients import Cohort, read_cohort, refuse_nobody, refuse_unlearnable
+from unpad.sources.places import resolve_path
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN
 from unpad.sources.tables import alias
@@ -38,6 +39,7 @@ from unpad.storage import sha256_file
 KINDS = ("events",)
 CODES = "events.json"
 FILES = (CODES,)
+NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,10 @@ class EventData:
         return "events"
 
     @property
+    def units(self) -> tuple[str, str]:
+        return "patients", "events"
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         return KINDS
 
@@ -109,6 +115,11 @@ class EventData:
     @cached_property
     def positions(self) -> np.ndarray:
         return np.diff(self.sets.events_of)
+
+    @cached_property
+    def attended(self) -> np.ndarray:
+        """The sets of every patient and one readout, (num_patients,)."""
+        return np.diff(self.sets.sets_of) + 1
 
     def lengths(self, draw: tuple[int, int]) -> np.ndarray:
         return self.positions
@@ -291,6 +302,11 @@ def num_outputs(files: dict[str, bytes]) -> int:
     return len(load_codes(files[CODES]).names)
 
 
+def next_command(recipe: Recipe, run: str) -> str:
+    """What to type to use a run of it."""
+    return f"unpad embed {run} --out vectors.parquet"
+
+
 # --------------------------------------------------------------------------- reading
 
 
@@ -319,7 +335,7 @@ def _make(
     events: Events, clock: Clock, counts: dict[str, int], bad: list[BadRow], num_rows: int,
 ) -> EventData:  # fmt: skip
     """Number the codes, form sets and cut them."""
-    settings, resolve, num = recipe.events, recipe.resolve_path, len(cohort.person)
+    settings, num = recipe.events, len(cohort.person)
     in_training = cohort.split[events.patient] == TRAIN
     known = load_codes(kept[CODES]) if kept else histories.learn_codes(events, rows.names, in_training, settings)
     events, skipped, unknown = histories.number_codes(events, rows, known, settings)
@@ -331,7 +347,7 @@ def _make(
         sets = histories.form_sets(events, num, settings, clock, rows.sets is not None)
     vectors, without = None, list[str]()
     if settings.code_embeddings is not None:
-        vectors, without = read_vectors(resolve(settings.code_embeddings), known.names)
+        vectors, without = read_vectors(resolve_path(recipe.data, settings.code_embeddings), known.names)
     ids = rows.patients.take(pa.array(cohort.person)).to_numpy(zero_copy_only=False)
     whole = all(part.whole_ids for part in rows.parts) and are_whole(pa.array(ids, pa.string()))  # labels name others
     sources = np.bincount(events.patient * len(rows.parts) + rows.source[events.row], minlength=num * len(rows.parts))
@@ -368,7 +384,7 @@ def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], .
     """Every file that was read, as messages name it, and its sha256."""
     settings = recipe.events
     more = [settings.labels.path if settings.labels else None, settings.split, settings.code_embeddings]
-    paths = [recipe.resolve_path(path) for path in more if path is not None]
+    paths = [resolve_path(recipe.data, path) for path in more if path is not None]
     files = {file.shown: file.path for part in parts for file in part.table.files}
     return tuple((shown, sha256_file(path)) for shown, path in {**files, **{str(path): path for path in paths}}.items())
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
 
 import numpy as np
@@ -25,10 +25,12 @@ from unpad.images.augment import augment
 from unpad.images.patches import prepare, unpatch
 from unpad.models import model_config
 from unpad.plan.plan import Micro
-from unpad.recipe import ImageSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import ImageSettings
 from unpad.sources.example import BadRow, Example, Turn
 from unpad.sources.files import expand
 from unpad.sources.images import ImageExample
+from unpad.sources.places import resolve_path
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN, assign
 from unpad.sources.vqa import VqaExample, read_all
@@ -87,6 +89,10 @@ class VqaData:
         return "vqa"
 
     @property
+    def units(self) -> tuple[str, str]:
+        return "sequences", "tokens"
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         return KINDS
 
@@ -99,6 +105,10 @@ class VqaData:
     @cached_property
     def positions(self) -> np.ndarray:
         return np.diff(self.rows.offsets) - 1 + self.num_patches
+
+    @property
+    def attended(self) -> np.ndarray | None:
+        return None
 
     def lengths(self, draw: tuple[int, int]) -> np.ndarray:
         return self.positions
@@ -241,6 +251,11 @@ def num_outputs(files: dict[str, bytes]) -> int:
     return load_tokenizer(files[TOKENIZER]).vocab_size
 
 
+def next_command(recipe: Recipe, run: str) -> str:
+    """What to type to use a run of it."""
+    return f"unpad infer {run} --image FILE --question TEXT"
+
+
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     """Read the questions of a recipe and look at their images.
 
@@ -255,7 +270,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     apply_policy(bad, len(examples) + len(bad), recipe.data)
     keep = [i for i, example in enumerate(examples) if example.split != "test"]
     used = [examples[i] for i in keep]
-    files = expand(recipe.data.vqa, recipe.resolve_path)
+    files = expand(recipe.data.vqa, partial(resolve_path, recipe.data))
     refuse_empty(len(used), "vqa", files)
     declared = np.array([DECLARED[example.split] for example in used], np.int8)
     keys = np.array([_content_key(example, images) for example in used], np.uint64)
@@ -312,7 +327,7 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
     images: list[ImageExample] = []
     source: list[int] = []
     bad: list[BadRow] = []
-    for file in expand(recipe.data.vqa, recipe.resolve_path):
+    for file in expand(recipe.data.vqa, partial(resolve_path, recipe.data)):
         rows, pictures, faults = read_all(file, recipe.data)
         shifted = [replace(row, images=tuple(image + len(images) for image in row.images)) for row in rows]
         examples, images, bad = examples + shifted, images + pictures, bad + faults
@@ -334,7 +349,7 @@ def _tokenizer(recipe: Recipe, kept: dict[str, bytes] | None, training: list[Vqa
     if kept is not None:
         return load_tokenizer(kept[TOKENIZER])
     if recipe.tokenizer.path is not None:
-        return open_tokenizer_file(recipe.resolve_path(recipe.tokenizer.path))
+        return open_tokenizer_file(resolve_path(recipe.data, recipe.tokenizer.path))
     texts = (turn.content for example in training for turn in _turns(example))
     return train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
 

@@ -20,7 +20,7 @@ from unpad.evaluate import binary
 from unpad.evaluate.courses import courses
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, once_each, slots
 from unpad.evaluate.sets import score_sets, summarise_sets
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 from unpad.report import EVALUATION, write_report
 from unpad.run import LoadedRun
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unpad.images.sizes import Grid
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 
 def augment(

@@ -31,7 +31,7 @@ from unpad.nn.set_belief import Belief, Prior, Update, states_before
 from unpad.nn.set_decoder import SetDecoder
 from unpad.nn.set_encoder import EventEmbedding, Latent, SetEncoder
 from unpad.nn.set_history import Course, History, lay_out_course
-from unpad.recipe import Ramp
+from unpad.recipe_training import Ramp
 from unpad.set_losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.survival import bin_edges
 

@@ -16,7 +16,7 @@ from unpad.plan.ledger import Ledger
 from unpad.plan.pieces import TargetCount
 from unpad.plan.plan import Plan, plan
 from unpad.plan.strategies import bucket
-from unpad.recipe import PlanSettings, strategy_names
+from unpad.recipe_training import PlanSettings, strategy_names
 
 BARS = " ▏▎▍▌▋▊▉█"
 BLUE = "#3b6ea5"

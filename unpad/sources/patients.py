@@ -8,6 +8,7 @@ watched that long is censored and has none.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -15,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from unpad.errors import RecipeError, SourceError
-from unpad.recipe import EventLabels, EventSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import EventLabels, EventSettings
 from unpad.sources.event_files import TEST, check_sides, read_splits
 from unpad.sources.events import EventRows, join, read_source
 from unpad.sources.example import BadRow
 from unpad.sources.labels import Clock, LabelTable, clock_of, read_labels
+from unpad.sources.places import resolve_path
 from unpad.sources.split import TRAIN, UNDECLARED, assign
 
 
@@ -75,7 +78,7 @@ def read_cohort(recipe: Recipe) -> tuple[EventRows, LabelTable | None, Cohort, C
         RecipeError: settings do not fit the tables, or an outcome is among the facts.
     """
     _refuse_outcomes(recipe)
-    settings, resolve = recipe.events, recipe.resolve_path
+    settings, resolve = recipe.events, partial(resolve_path, recipe.data)
     parts = [read_source(source, settings, resolve) for source in recipe.data.events]
     clock = clock_of(parts, settings)
     labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
@@ -98,7 +101,7 @@ def _refuse_outcomes(recipe: Recipe) -> None:
         return
     told = {labels.label, labels.time, labels.event, labels.duration} - {None}
     for source in recipe.data.events:
-        same = recipe.resolve_path(source.path).resolve() == recipe.resolve_path(labels.path).resolve()
+        same = resolve_path(recipe.data, source.path).resolve() == resolve_path(recipe.data, labels.path).resolve()
         leaks = [name for name in source.static if same and name in told]
         if leaks:
             what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
