@@ -357,10 +357,10 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Measure speed, padding, memory and quality of every way to batch, on this machine and your data."""
-    from unpad.bench import QUICK, Effort, bench
+    from unpad.bench import FULL, QUICK, bench
 
     _debug(debug)
-    table = bench(recipe, overrides or [], QUICK if quick else Effort())
+    table = bench(recipe, overrides or [], QUICK if quick else FULL)
     if as_json:
         _print_json(table.to_json())
     else:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batch import RaggedBatch, make_batch
+from unpad.batch import RaggedBatch, from_prompts
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.layout import Layout
 from unpad.models.decoder import Decoder
@@ -192,9 +192,7 @@ def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache,
     if isinstance(prompts, RaggedBatch):
         batch = prompts.to(_device(model))
     else:
-        ids = np.array([token for prompt in prompts for token in prompt], np.int64)
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-        batch = make_batch(ids, np.zeros_like(ids), np.zeros(ids.size, np.bool_), lengths).to(_device(model))
+        batch = from_prompts(prompts).to(_device(model))
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
     hidden = model(batch, cache)

@@ -62,10 +62,10 @@ class EventLabels(Section):
     id: str = "auto"
     label: str | None = Field(None, description="Column of 0 and 1.")
     time: str | None = Field(None, description="Column: when the label was known; events after it are refused.")
-    event: str | None = Field(None, description="Column of 0 and 1: whether observation ended with the event.")
+    event: str | None = Field(None, description="Column of 0 and 1: whether observation ended with the outcome.")
     duration: str | None = Field(None, description="Column: when observation ended, on the clock of the events.")
     horizon: float | None = Field(
-        None, gt=0, description="Time from the landmark within which the event makes the label 1."
+        None, gt=0, description="Time from the landmark within which the outcome makes the label 1."
     )
     censored: Literal["exclude", "keep"] = Field(
         "exclude", description="Patients whose observation ended before the horizon; keep: without a label."
@@ -83,7 +83,7 @@ class EventLabels(Section):
         if self.horizon is not None and self.event is None:
             raise ValueError("a horizon goes with event and duration")
         if self.time is not None and self.label is None:
-            raise ValueError("time goes with label; duration says when the event was")
+            raise ValueError("time goes with label; duration says when the outcome was")
         return self
 
 

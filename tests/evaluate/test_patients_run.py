@@ -106,9 +106,9 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     sets = tmp_path / "sets.parquet"
     assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
     table = pq.read_table(sets)
-    assert table.column_names == ["id", "set_index", "time", "embedding"]
+    assert table.column_names == ["id", "set_index", "days_from_landmark", "embedding"]
     first = [index == 0 for index in table["set_index"].to_pylist()]
-    assert [day is None for day in table["time"].to_pylist()] == first, "ages have no time"
+    assert [day is None for day in table["days_from_landmark"].to_pylist()] == first, "ages have no time"
     assert list(known) == ["id", "probability", "risk", "split", "label", "embedding"]
     assert list(found) == ["id", "probability", "risk", "embedding"], "of others neither side nor label is known"
 

@@ -3,6 +3,7 @@
 A model file says `DATA = "text"`, and `data/text.py` then has
 
     KINDS                      sections of the recipe's `data` that it reads
+    UNITS                      what people call a sequence, and what its length counts
     FILES                      names of the files a run keeps so that it can be used without its data
     num_outputs(files)         channels of the model's head: vocabulary or classes
     open_data(recipe, kept)    a `Data`; `kept` are the files of an earlier run, None makes them
@@ -32,7 +33,6 @@ class Data(Protocol):
 
     Attributes:
         family: name of the file in `data/` and in `evaluate/`.
-        units: what sequences and their positions are called in messages.
         kinds: sections of the recipe's `data` that it reads; a stage may use some of them.
         positions: positions the model sees per sequence.
         attended: how many vectors of a sequence attend to each other, where those are not its positions; None where
@@ -49,9 +49,6 @@ class Data(Protocol):
 
     @property
     def family(self) -> str: ...
-
-    @property
-    def units(self) -> tuple[str, str]: ...
 
     @property
     def kinds(self) -> tuple[str, ...]: ...

@@ -1,7 +1,7 @@
 """Patients as runs of events that form sets.
 
-A sequence is a patient and a position one event; a patient without any is still one, who has a label or a time to an
-event. Everything is in memory as flat arrays, so that a batch is a few gathers. How rows become histories:
+A sequence is a patient and a position one event; a patient without any is still one, who has a label or a time to the
+outcome. Everything is in memory as flat arrays, so that a batch is a few gathers. How rows become histories:
 `histories.py`; who takes part: `sources/patients.py`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from unpad.sources.tables import alias
 from unpad.storage import sha256_file
 
 KINDS = ("events",)
+UNITS = ("patients", "events")
 CODES = "events.json"
 FILES = (CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
@@ -81,18 +82,8 @@ class EventData:
     bad: list[BadRow]
     num_sorted: int
     has_end: bool
-
-    @property
-    def family(self) -> str:
-        return "events"
-
-    @property
-    def units(self) -> tuple[str, str]:
-        return "patients", "events"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "events"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
     def weights(self) -> list[float]:
@@ -134,7 +125,7 @@ class EventData:
 
     @cached_property
     def num_targets(self) -> np.ndarray:
-        """One per patient of whom there is anything to learn: a label, a time to an event, or the events themselves."""
+        """One per patient of whom there is anything to learn: a label, the time to the outcome, or the events."""
         told = self.positions > 0
         if self.labels is not None:
             told = told | (self.labels >= 0)
@@ -250,7 +241,7 @@ class EventData:
             lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
             lines += self._one_sided()
         if cohort.duration is not None and cohort.observed is not None:
-            lines.append(f"{int(cohort.observed.sum()):,} observed until the event, followed for a median of "
+            lines.append(f"{int(cohort.observed.sum()):,} observed until the outcome, followed for a median of "
                          f"{np.median(cohort.duration) if len(cohort.duration) else 0:,.6g} days")  # fmt: skip
         if not self.has_end:
             lines.append(

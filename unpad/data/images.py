@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign
 
 KINDS = ("images",)
+UNITS = ("images", "patches")
 CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
@@ -95,18 +97,8 @@ class ImageData:
     bad: list[BadRow]
     left_out: int
     cache: PixelCache
-
-    @property
-    def family(self) -> str:
-        return "images"
-
-    @property
-    def units(self) -> tuple[str, str]:
-        return "sequences", "tokens"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "images"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @cached_property
     def positions(self) -> np.ndarray:

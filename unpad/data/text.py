@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,8 +16,9 @@ from unpad.sources.read import KINDS
 from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["FILES", "KINDS", "TextData", "next_command", "num_outputs", "open_data"]
+__all__ = ["FILES", "KINDS", "UNITS", "TextData", "next_command", "num_outputs", "open_data"]
 
+UNITS = ("sequences", "tokens")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 
@@ -31,18 +33,8 @@ class TextData:
     tokens: TokenSet
     tokenizer: Tokenizer
     report: CorpusReport
-
-    @property
-    def family(self) -> str:
-        return "text"
-
-    @property
-    def units(self) -> tuple[str, str]:
-        return "sequences", "tokens"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "text"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @cached_property
     def positions(self) -> np.ndarray:

@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from unpad.batch import RaggedBatch, make_batch
+from unpad.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
 from unpad.errors import RecipeError
 from unpad.images.augment import augment
@@ -39,6 +40,7 @@ from unpad.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 
 KINDS = ("vqa",)
+UNITS = ("questions", "positions")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 
@@ -83,18 +85,8 @@ class VqaData:
     bad: list[BadRow]
     left_out: int
     cache: PixelCache
-
-    @property
-    def family(self) -> str:
-        return "vqa"
-
-    @property
-    def units(self) -> tuple[str, str]:
-        return "sequences", "tokens"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "vqa"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @cached_property
     def num_patches(self) -> np.ndarray:
@@ -193,26 +185,18 @@ class VqaData:
     def _batch(self, seq_ids: Sequence[int], patches: Sequence[np.ndarray], answered: bool) -> RaggedBatch:
         """One flat run of rows with the patches of their images, in order; up to the answer, or with it."""
         rows = [self._row(seq, answered) for seq in seq_ids]
-        # With an answer the last token is only a label; a prompt has no labels, and its last token is read.
-        end = -1 if answered else None
-        lengths = np.array([len(ids[:end]) for ids, _ in rows], np.int64)
-        nothing = np.zeros(0, np.int64)
-        inputs = np.concatenate([nothing, *(ids[:end] for ids, _ in rows)])
-        labels = np.concatenate([nothing, *(ids[1:] for ids, _ in rows)]) if answered else np.zeros_like(inputs)
-        counts = np.concatenate([nothing.astype(np.bool_), *(mask[1:] for _, mask in rows)])
-        loss_mask = counts if answered else np.zeros(inputs.size, np.bool_)
-        batch = make_batch(inputs, labels, loss_mask, lengths, np.array(seq_ids, np.int64))
+        ids, counts, numbers = [ids for ids, _ in rows], [mask for _, mask in rows], np.array(seq_ids, np.int64)
+        batch = from_sequences(ids, counts, numbers) if answered else from_prompts(ids, numbers)
+        lengths = batch.layout.lengths().numpy()
         first = np.cumsum(lengths) - lengths + self.rows.place
         places = [start + np.arange(self.num_patches[seq]) for start, seq in zip(first, seq_ids, strict=True)]
         images = [self.examples[seq].images for seq in seq_ids]
-        owners = np.repeat(np.arange(len(images)), [len(row) for row in images])
+        grids = self.grids[[image for row in images for image in row]].reshape(-1, 2)
         return replace(
             batch,
-            media=image_batch(
-                patches, self.grids[[image for row in images for image in row]].reshape(-1, 2), self.patch
-            ),
-            media_index=torch.from_numpy(np.concatenate([nothing, *places])),
-            media_seqs=torch.from_numpy(owners.astype(np.int64)),
+            media=image_batch(patches, grids, self.patch),
+            media_index=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places])),
+            media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(row) for row in images])),
         )
 
     def _row(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:

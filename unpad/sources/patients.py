@@ -1,7 +1,7 @@
 """Who takes part, from which landmark on, with which label, and on which side of the split.
 
 A patient is at risk at the landmark: history is what happened until then, the label what happened after it. With a
-horizon, a patient whose event came within it has label 1, one who was watched for longer label 0, and one whom nobody
+horizon, a patient whose outcome came within it has label 1, one who was watched for longer label 0, and one whom nobody
 watched that long is censored and has none.
 """
 
@@ -36,7 +36,7 @@ class Cohort:
         label: (num_patients,) int64, 0, 1, or -1 where it is not known; None where the recipe has none.
         duration: (num_patients,) float64, days from the landmark to the end of observation, 0 where that is not known;
             None where the recipe has none.
-        observed: (num_patients,) bool, whether observation ended with the event; None with `duration`.
+        observed: (num_patients,) bool, whether observation ended with the outcome; None with `duration`.
         split: (num_patients,) uint8, 0 training, 1 held out.
         label_row: (num_patients,) int64, index into the table of labels, -1 where there is none.
         left_out: why others take no part -> how many.
@@ -112,12 +112,12 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     """Refuse to train on what teaches nothing of the outcome.
 
     Raises:
-        RecipeError: there are times to an event, and nothing makes labels or bins of them.
+        RecipeError: there are times to an outcome, and nothing makes labels or bins of them.
         SourceError: nobody is left to train on, or all of them have one label and the recipe trains to classify.
     """
     labels = recipe.events.labels
     if labels is not None and labels.event is not None and labels.horizon is None and recipe.model.get("bins") is None:
-        fix = "set events.labels.horizon to predict whether the event comes within it, or model.bins to predict when"
+        fix = "set events.labels.horizon to predict whether the outcome comes within it, or model.bins to predict when"
         raise RecipeError("nothing learns the outcome", where="events.labels", fix=fix)
     if not (cohort.split == TRAIN).any():
         refuse_nobody(recipe, cohort)
