@@ -1,16 +1,18 @@
 """What hard pruning saves of reading prompts: images of 128 pixels in models of the packaged size, with fresh weights.
 
-    python benchmarks/pruning_prefill.py [--layers 0 1] [--keep 0.25] [--rounds 25]
+    python benchmarks/pruning_prefill.py [--blocks 3 6 12] [--layers 0 1] [--keep 0.25] [--rounds 25]
 
-Model, tower and heads are those of `recipes/vqa_prune.yaml`; a prompt has an image of up to 256 patches of 8 and a
-question of 6 to 22 tokens, and in a batch of 8 all have unequal numbers of both. Both sides read the same prompts in
-turn, on one thread. What is counted is the processor time of that thread, so that other programs disturb little.
+Model, tower and heads are those of `recipes/vqa_prune.yaml`, the language model with as many blocks as asked for. A
+prompt has an image of up to 256 patches of 8 and a question of 6 to 22 tokens, and in a batch of 8 all have unequal
+numbers of both. Both sides read the same prompts in turn, on one thread. What is counted is the processor time of that
+thread, so that other programs disturb little.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -44,13 +46,14 @@ def prompts(num: int, patch: int) -> RaggedBatch:
     return preprocess(encode, images, texts, special=Special(IMAGE), vocab_size=VOCAB, answers=None).batch
 
 
-def pruned(layer: int, method: str, keep: float) -> Any:
+def pruned(blocks: int, layer: int, method: str, keep: float) -> Any:
     section = dict(load_recipe("vqa_prune", []).model)
     fields = {"layers": [layer], "method": method, "keep": keep}
     if method == "learned":
         fields = {**section["prune"], **fields}
+    language = {**section["language"], "blocks": blocks}
     torch.manual_seed(0)
-    return build_model(model_config({**section, "prune": fields}), VOCAB).eval()
+    return build_model(model_config({**section, "language": language, "prune": fields}), VOCAB).eval()
 
 
 def measure(model: Any, batch: RaggedBatch, rounds: int, times: int = 3) -> dict[str, list[float]]:
@@ -69,6 +72,7 @@ def measure(model: Any, batch: RaggedBatch, rounds: int, times: int = 3) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[3], help="of the language model; the recipe has 3")
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="blocks after which tokens are removed")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keep", type=float, default=0.25)
@@ -77,20 +81,19 @@ def main() -> None:
     torch.set_num_threads(1)
     precision = generation_precision(load_recipe("vqa_prune", []).generate)
     print(f"{precision}, {options.keep:g} kept. All tokens over pruned: above 1 pruning is faster.")
-    print(f"{'after block':<12}{'method':<11}{'prompts':>7}{'all, ms':>9}{'pruned':>8}{'ratio':>7}  quartiles")
-    for layer in options.layers:
-        for method in options.methods:
-            model = pruned(layer, method, options.keep)
-            with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
-                for num in (1, len(GRIDS)):
-                    found = measure(model, prompts(num, model.config.patch), options.rounds)
-                    whole, less = (spread([1e3 * one for one in seconds]).median for seconds in found.values())
-                    ratio = spread([a / b for a, b in zip(found["origin"], found["hard"], strict=True)])
-                    print(
-                        f"{layer:<12}{method:<11}{num:>7}{whole:>9.2f}{less:>8.2f}{ratio.median:>7.2f}  "
-                        f"{ratio.low:.2f} to {ratio.high:.2f}",
-                        flush=True,
-                    )
+    print(f"{'blocks':<8}{'after':<7}{'method':<11}{'prompts':>7}{'all, ms':>9}{'pruned':>8}{'ratio':>7}  quartiles")
+    for blocks, layer, method in product(options.blocks, options.layers, options.methods):
+        model = pruned(blocks, layer, method, options.keep)
+        with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
+            for num in (1, len(GRIDS)):
+                found = measure(model, prompts(num, model.config.patch), options.rounds)
+                whole, less = (spread([1e3 * one for one in seconds]).median for seconds in found.values())
+                ratio = spread([a / b for a, b in zip(found["origin"], found["hard"], strict=True)])
+                print(
+                    f"{blocks:<8}{layer:<7}{method:<11}{num:>7}{whole:>9.2f}{less:>8.2f}{ratio.median:>7.2f}  "
+                    f"{ratio.low:.2f} to {ratio.high:.2f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

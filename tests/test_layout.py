@@ -83,6 +83,16 @@ def test_groups_are_made_once_and_only_for_those_who_ask(monkeypatch: pytest.Mon
     assert made == [3]
 
 
+@pytest.mark.parametrize("lengths", [[3, 0, 5, 1], [0, 2, 4, 0], [0, 0], []])
+def test_some_of_the_tokens_have_a_layout_of_their_own(lengths: list[int]) -> None:
+    layout = build_layout(np.array(lengths, int))
+    kept = torch.arange(sum(lengths)) % 3 != 1
+    left = [int(part.sum()) for part in kept.split(lengths)] if lengths else []
+    for found in (layout.keep(kept), layout.at(kept.nonzero().flatten())):
+        assert (found.lengths().tolist(), found.max_seqlen) == (left, max(left, default=0))
+        assert found.cu_seqlens.dtype == torch.int32
+
+
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(AssertionError, match="negative"):
         build_layout(np.array([3, -1]))

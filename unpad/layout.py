@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from unpad.plan.groups import length_groups
 
@@ -96,14 +95,17 @@ class Layout:
         bounds = self.cu_seqlens.tolist()
         return torch.cat([torch.arange(0), *(torch.arange(bounds[s], bounds[s + 1]) for s in seqs)])
 
-    def keep(self, kept: Tensor) -> Layout:
-        """The layout of the tokens where `kept` (total_tokens,) bool is True; a sequence may lose all of its tokens.
+    def at(self, places: Tensor) -> Layout:
+        """The layout of the tokens at these places, (num,) int64 ascending; a sequence may have none of them.
 
         The longest length is read from the device: accelerators wait here.
         """
-        before = F.pad(kept.cumsum(0, dtype=torch.int32), (1, 0))  # (total_tokens + 1,) tokens kept so far
-        bounds = before[self.cu_seqlens.long()]
+        bounds = torch.searchsorted(places, self.cu_seqlens.long(), out_int32=True)
         return Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0)
+
+    def keep(self, kept: Tensor) -> Layout:
+        """The layout of the tokens where `kept` (total_tokens,) bool is True, as of `at`."""
+        return self.at(kept.nonzero().flatten())
 
     @cached_property
     def _grouped(self) -> GroupedRun:

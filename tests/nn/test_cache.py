@@ -160,6 +160,19 @@ def test_layers_that_read_the_same_tokens_share_their_lengths() -> None:
     assert len(cache._rows) == 1
 
 
+def test_prompts_lie_row_by_row_and_what_lies_behind_them_is_finite() -> None:
+    layout, heads = build_layout(np.array([0, 3, 1, 0, 5])), 2
+    qkv = torch.randn(9, heads + 2, 16, dtype=torch.float64)
+    cache = KeyValueCache(layout, most=7)
+    cache.attend(0, qkv, layout, heads, None)
+    keys, values = (cache._layers[0].buffers[name] for name in ("keys", "values"))
+    assert keys.shape == (5, 1, 7, 16)
+    for row, part in enumerate(qkv.split([0, 3, 1, 0, 5])):
+        assert torch.equal(keys[row, 0, : len(part)], part[:, heads])
+        assert torch.equal(values[row, 0, : len(part)], part[:, heads + 1])
+    assert torch.cat([keys, values]).isfinite().all()
+
+
 # --------------------------------------------------------------------------- bf16
 
 

@@ -29,7 +29,7 @@ from unpad.nn.prune import PrunerHead
 from unpad.nn.prune_config import PruneConfig
 from unpad.nn.prune_pass import PrunePass, Watch
 from unpad.nn.tower import Tower, TowerConfig
-from unpad.nn.visual import Visual, cells, check_places, placed, runs_at
+from unpad.nn.visual import Visual, cells, check_places, placed
 from unpad.prune_losses import keep_terms
 from unpad.recipe_training import Weight
 from unpad.section import Section
@@ -377,7 +377,7 @@ class VisionLanguage(nn.Module):
             nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
             self.kept, self.kept_tokens = [torch.zeros_like(layout.lengths())] * blocks, [nothing] * blocks
         elif self.mode == "merge_only":
-            self.kept = [runs_at(visual.index, layout).lengths()] * blocks
+            self.kept = [layout.at(visual.index).lengths()] * blocks
             self.kept_tokens = [visual.source] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"

@@ -113,7 +113,7 @@ class Stream:
         return Stream(
             x=self.x.index_select(0, index),
             delta=take(self.delta),
-            layout=self.layout.keep(kept),
+            layout=self.layout.at(index),
             position_ids=self.position_ids.index_select(0, index),
             rotary=None if self.rotary is None else (self.rotary[0][index], self.rotary[1][index]),
             key_bias=take(self.key_bias),

@@ -69,9 +69,10 @@ class KeyValueCache:
 
     def __init__(self, layout: Layout, most: int) -> None:
         self._most = most
-        self._prompts: Layout | None = layout  # as the last layer read them
-        self._rows = [_Rows(layout.lengths(), layout.max_seqlen, min(2 * layout.max_seqlen, most))]
+        self._prompts: Layout | None  # as the last layer read them
+        self._rows: list[_Rows] = []
         self._layers: list[_Layer] = []
+        self._begin_rows(layout, min(2 * layout.max_seqlen, most))
 
     @property
     def lengths(self) -> Tensor:
@@ -197,28 +198,36 @@ class KeyValueCache:
             rows.lengths = rows.lengths[order.to(rows.lengths.device)]
             rows.longest = int(rows.lengths.max()) if rows.lengths.numel() else 0
 
+    def _begin_rows(self, layout: Layout, capacity: int) -> None:
+        """Make the rows of layers that read the prompts by this layout."""
+        self._prompts = layout
+        self._rows.append(_Rows(layout.lengths(), layout.max_seqlen, capacity))
+        self._cells = _cells(layout, capacity)
+
     def _store_prompts(
         self, qkv: Tensor, layout: Layout, heads: int, rotary: Rotary | None, key_bias: Tensor | None
     ) -> None:
         if layout is not self._prompts:
             # Room for as many new tokens as the first layer has.
-            room = self._rows[0].capacity - self._rows[0].longest
-            self._rows.append(_Rows(layout.lengths(), layout.max_seqlen, layout.max_seqlen + room))
-            self._prompts = layout
-        _, k, v = _turned(qkv, heads, rotary)
-        rows = self._rows[-1]
-        bias = None if key_bias is None else _spread(key_bias[:, None, None], layout, rows)
-        self._layers.append(_Layer(_spread(k, layout, rows), _spread(v, layout, rows), rows, bias))
+            self._begin_rows(layout, layout.max_seqlen + self._rows[0].capacity - self._rows[0].longest)
+        k, v = qkv[:, heads:].chunk(2, 1)
+        k = k if rotary is None else rotate(k, *rotary)
+        bias = None if key_bias is None else self._spread(key_bias[:, None, None])
+        self._layers.append(_Layer(self._spread(k), self._spread(v), self._rows[-1], bias))
+
+    def _spread(self, x: Tensor) -> Tensor:
+        """(total_tokens, kv_heads, dim) of the prompts -> a new buffer, (num_rows, kv_heads, capacity, dim)."""
+        return x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape).transpose(1, 2).contiguous()
 
 
-def _spread(x: Tensor, layout: Layout, rows: _Rows) -> Tensor:
-    """(total_tokens, kv_heads, dim) of the prompts -> a new buffer."""
-    # zeros: masked cells must be finite
-    buffer = x.new_zeros(layout.num_seqs, x.shape[1], rows.capacity, x.shape[2])
-    row = torch.repeat_interleave(torch.arange(layout.num_seqs, device=x.device), rows.lengths)
-    first = torch.repeat_interleave(layout.cu_seqlens[:-1].long(), rows.lengths)
-    buffer[row, :, torch.arange(x.shape[0], device=x.device) - first] = x
-    return buffer
+def _cells(layout: Layout, capacity: int) -> Tensor:
+    """The token of every place in the rows' buffers, (num_rows, capacity) int32.
+
+    Places past a row's end repeat its last token: what is masked must be finite.
+    """
+    bounds = layout.cu_seqlens[:, None]
+    place = torch.arange(capacity, dtype=bounds.dtype, device=bounds.device)
+    return torch.minimum(bounds[:-1] + place, bounds[1:] - 1).clamp_min_(0)  # -1: a first row of no tokens
 
 
 def _turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:

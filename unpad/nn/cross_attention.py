@@ -50,7 +50,7 @@ class Side:
     @cached_property
     def shape(self) -> tuple[int, int]:
         """Sequences, and tokens of the longest."""
-        return len(self.lengths), int(self.lengths.max(initial=0))
+        return len(self.lengths), max(self.lengths.tolist(), default=0)
 
     @cached_property
     def is_view(self) -> bool:
@@ -135,38 +135,34 @@ def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
         queries, keys: layouts with the same number of sequences.
     """
     assert queries.num_seqs == keys.num_seqs, (queries.num_seqs, keys.num_seqs)
-    bounds = [layout.cu_seqlens.cpu().numpy().astype(np.int64) for layout in (queries, keys)]
-    (query_begins, query_lengths), (key_begins, key_lengths) = ((b[:-1], np.diff(b)) for b in bounds)
     device = queries.cu_seqlens.device
+    bounds = torch.stack([queries.cu_seqlens, keys.cu_seqlens]).long().cpu().numpy()  # (2, num_seqs + 1)
+    begins, lengths = bounds[:, :-1], bounds[:, 1:] - bounds[:, :-1]
     groups = tuple(
-        PairGroup(
-            Side(query_begins[seqs], query_lengths[seqs], device), Side(key_begins[seqs], key_lengths[seqs], device)
-        )
-        for seqs in _alike(query_lengths, key_lengths)
+        PairGroup(*(Side(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
+        for seqs in _alike(lengths)
     )
-    return Pairs(groups, int(bounds[0][-1]), int(bounds[1][-1]))
+    return Pairs(groups, *bounds[:, -1].tolist())
 
 
-def _alike(query_lengths: np.ndarray, key_lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Sequences with similar lengths in both runs, empty ones left out, group by group.
+def _alike(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Sequences with similar lengths in both runs, (2, num_seqs), empty ones left out, group by group.
 
     Where nothing is left that is one group of no sequences: what is computed from it hangs on its inputs even so.
     """
-    live = np.flatnonzero((query_lengths > 0) & (key_lengths > 0))
+    live = np.flatnonzero(lengths.all(0))
     if live.size < 2:
         yield live
         return
     for step in LENGTH_STEPS:
-        codes = [
-            np.ceil(np.log(lengths[live]) / math.log(step)).astype(np.int64) for lengths in (query_lengths, key_lengths)
-        ]
+        codes = np.ceil(np.log(lengths[:, live]) / math.log(step)).astype(np.int64)
         code = codes[0] * 1000 + codes[1]
         if np.unique(code).size <= MAX_GROUPS:
             break
     order = np.argsort(code, kind="stable")
     for seqs in np.split(live[order], np.flatnonzero(np.diff(code[order])) + 1):
-        at_once = max(1, MAX_CELLS // int(query_lengths[seqs].max() * key_lengths[seqs].max()))
-        yield from np.split(seqs, range(at_once, seqs.size, at_once))
+        at_once = max(1, MAX_CELLS // int(lengths[:, seqs].max(1).prod()))
+        yield from (seqs[start : start + at_once] for start in range(0, seqs.size, at_once))
 
 
 @dataclass(frozen=True)

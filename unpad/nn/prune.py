@@ -243,10 +243,8 @@ def last_tokens(layout: Layout) -> Tensor:
     """True on the last token of each sequence, (total_tokens,) bool."""
     bounds = layout.cu_seqlens.long()
     found = torch.zeros(int(bounds[-1]), dtype=torch.bool, device=bounds.device)
-    if len(found):
-        # Before an empty sequence another one ends; before an empty first one -1 is the end of the run, an end too.
-        found[bounds[1:] - 1] = True
-    return found
+    # Before an empty sequence another one ends; before an empty first one -1 is the end of the run, an end too.
+    return found.index_fill_(0, bounds[1:] - 1, True) if len(found) else found
 
 
 # --------------------------------------------------------------------------- rankings to compare with

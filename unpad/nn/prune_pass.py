@@ -23,7 +23,7 @@ from unpad.nn.prune import (
     text_to_vision_attention,
 )
 from unpad.nn.prune_config import PruneConfig
-from unpad.nn.visual import Visual, cells, is_last, is_question, mark, runs_at
+from unpad.nn.visual import Visual, cells, is_last, is_question, mark
 
 
 class PrunePass:
@@ -67,12 +67,13 @@ class PrunePass:
         # A prompt may end with an image; the token that something is predicted from stays, whoever judges it.
         self._needed = (batch.loss_mask | is_last(batch.layout)).index_select(0, self._visual)  # (num_visual,) bool
         asks, rows = is_question(batch, self._visual), cells(batch.layout)
-        self.visual_layout = runs_at(self._visual, rows)
+        self.visual_layout = rows.at(self._visual)
+        self._lengths = self.visual_layout.lengths()
         self._question = asks.nonzero().flatten()
-        self._question_layout = runs_at(self._question, rows)
+        self._question_layout = rows.at(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
         self.probabilities: list[Tensor] = []
-        self.kept: list[Tensor] = [self.visual_layout.lengths()]
+        self.kept: list[Tensor] = [self._lengths]
         self.kept_tokens: list[Tensor] = [self._source]
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
@@ -82,7 +83,7 @@ class PrunePass:
             else:
                 left = self._remove(left, self._choose(index, entered, left))
         if index + 1 < len(self._blocks):
-            self.kept.append(self.visual_layout.lengths())
+            self.kept.append(self._lengths)
             self.kept_tokens.append(self._source)
         return left
 
@@ -123,7 +124,7 @@ class PrunePass:
         else:
             scores = self._rank(index, entered).masked_fill(self._needed, torch.inf)
         assert config.keep is not None, "rankings have it"
-        return keep_top(scores, self.visual_layout, config.keep * self.visual_layout.lengths().double())
+        return keep_top(scores, self.visual_layout, config.keep * self._lengths.double())
 
     def _rank(self, index: int, entered: Stream) -> Tensor:
         """Scores of the visual tokens, (num_visual,), by a ranking."""
@@ -163,12 +164,13 @@ class PrunePass:
         Args:
             kept: (num_visual,) bool.
         """
-        stays = torch.ones(len(stream.x), dtype=torch.bool, device=kept.device).index_copy(0, self._visual, kept)
+        stays = torch.ones(len(stream.x), dtype=torch.bool, device=kept.device).index_copy_(0, self._visual, kept)
         left = kept.nonzero().flatten()
         self._visual, self._source, self._needed = (
             x.index_select(0, left) for x in (self._visual, self._source, self._needed)
         )
-        self.visual_layout = self.visual_layout.keep(kept)
+        self.visual_layout = self.visual_layout.at(left)
+        self._lengths = self.visual_layout.lengths()
         if isinstance(stream.layout, Layout):
             places = stays.cumsum(0) - 1  # of tokens that stay; nobody asks for the others
             self._places, self._visual, self._question = (

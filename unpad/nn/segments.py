@@ -79,22 +79,6 @@ def segment_place(layout: Layout) -> Tensor:
     return torch.arange(first.numel(), device=first.device) - first
 
 
-def segment_rank(scores: Tensor, layout: Layout) -> Tensor:
-    """Rank of every token in its own sequence, 0 for the highest score; equal scores rank in the order of the tokens.
-
-    Args:
-        scores: (total_tokens,).
-
-    Returns:
-        (total_tokens,) int64.
-    """
-    by_score = scores.argsort(descending=True, stable=True)
-    order = by_score  # by sequence, then by score
-    if layout.num_seqs > 1:
-        order = by_score[layout.seq_of_token()[by_score].argsort(stable=True)]
-    return torch.empty_like(order).index_copy_(0, order, segment_place(layout))
-
-
 def segment_top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
     """The tokens of the k highest scores of each sequence, all of a sequence shorter than that.
 
@@ -105,4 +89,9 @@ def segment_top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
     Returns:
         (total_tokens,) bool.
     """
-    return segment_rank(scores, layout) < k.index_select(0, layout.seq_of_token())
+    order = scores.argsort(descending=True, stable=True)
+    if layout.num_seqs > 1:  # by sequence, then by score
+        order = order[layout.seq_of_token()[order].argsort(stable=True)]
+    place = torch.arange(len(order), device=order.device)
+    stops = torch.repeat_interleave(layout.cu_seqlens[:-1] + k, layout.lengths(), output_size=len(order))
+    return torch.empty_like(order, dtype=torch.bool).index_copy_(0, order, place < stops)

@@ -41,15 +41,7 @@ def placed(batch: RaggedBatch, tower_attention: Tensor | None = None) -> Visual:
 
 def mark(places: Tensor, total: int) -> Tensor:
     """True on these places, (total,) bool."""
-    marked = torch.zeros(total, dtype=torch.bool, device=places.device)
-    marked[places] = True
-    return marked
-
-
-def runs_at(places: Tensor, layout: Layout) -> Layout:
-    """The layout of the tokens at these places (num,) int64, ascending; a sequence may have none of them."""
-    bounds = torch.searchsorted(places, layout.cu_seqlens.long()).to(torch.int32)
-    return Layout(bounds, int(bounds.diff().max()) if layout.num_seqs else 0)
+    return torch.zeros(total, dtype=torch.bool, device=places.device).index_fill_(0, places, True)
 
 
 def cells(layout: Layout | PaddedLayout) -> Layout:
@@ -93,8 +85,7 @@ def is_question(batch: RaggedBatch, index: Tensor) -> Tensor:
 
 def is_text(batch: RaggedBatch, index: Tensor) -> Tensor:
     """True on tokens that are neither visual, those at `index` (num_visual,), nor padding; (total_tokens,) bool."""
-    device = batch.position_ids.device
-    return is_real(batch.layout, batch.total_tokens, device) & ~mark(index, batch.total_tokens)
+    return is_real(batch.layout, batch.total_tokens, index.device).index_fill(0, index, False)
 
 
 def check_places(batch: RaggedBatch, image_id: int | None) -> None:
