@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.nn.samples import WIDTH, bounds_of, check_alone, make_samples, moved
 from unpad.layout import Layout, build_layout
-from unpad.nn.prune import PrunerHead, cumulative_keep
+from unpad.nn.prune import PrunerHead, cumulative_keep, keep_probability
 from unpad.prune_losses import (
     Discriminator,
     Term,
@@ -93,7 +93,7 @@ def test_every_loss_trains_every_head(name: str) -> None:
     samples = make_samples()
     torch.manual_seed(0)
     heads = [PrunerHead(WIDTH, 8, 2).double().train() for _ in range(2)]
-    keep = cumulative_keep([head(*samples.arguments, 1.0)[1] for head in heads])
+    keep = cumulative_keep([keep_probability(head(*samples.arguments), 1.0) for head in heads])
     LOSSES[name](keep, samples.vision_layout)[0].backward()
     for head in heads:
         for layer in (head.to_logit, head.question_in.linear, head.vision_in.linear):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from unpad.batch import RaggedBatch
 from unpad.layout import Layout, build_layout
 from unpad.losses import Terms
-from unpad.nn.prune import VisionTokens, select
+from unpad.nn.prune import VisionTokens, drawn_noise, select
 from unpad.nn.rope import rotate
 
 
@@ -79,7 +79,9 @@ def plain_pass(model: Any, sample: RaggedBatch, mode: str) -> Plain:
         if mode in ("soft", "hard") and index in model.config.prune.layers and bool(row.visual.any()):
             if mode == "soft":
                 factor = torch.ones_like(p)
-                factor[row.visual] = _judged(model, index, x, weights, row.visual, row)[1]
+                factor[row.visual] = torch.sigmoid(
+                    _judged(model, index, x, weights, row.visual, row) / model.temperature
+                )
                 p = p * torch.where(_needed(batch), 1, factor)
             else:
                 there = there & ~_removed(model, index, x, weights, row.visual & there, row)
@@ -115,16 +117,17 @@ def _needed(batch: RaggedBatch) -> Tensor:
     return batch.loss_mask | (torch.arange(batch.total_tokens) == batch.total_tokens - 1)
 
 
-def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: Row) -> tuple[Tensor, Tensor]:
-    """Logits and probabilities of the visual tokens, by the head after a block."""
+def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: Row) -> Tensor:
+    """Logits of the visual tokens, by the head after a block, with the noise that evaluation draws."""
     layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, row.question)]
     received = None
     if model.config.prune.attention_weight != "none":
         seen = weights[:, row.question][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1)
     head = model.pruners[str(index)]
-    found: tuple[Tensor, Tensor] = head(x[visual], layouts[0], x[row.question], layouts[1], model.temperature, received)
-    return found
+    logits: Tensor = head(x[visual], layouts[0], x[row.question], layouts[1], received)
+    place = visual[row.visual].nonzero().flatten()  # among all visual tokens of the sample
+    return logits + drawn_noise(index, place, logits.dtype)
 
 
 @torch.no_grad()
@@ -133,7 +136,7 @@ def _removed(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor,
     config, num = model.config.prune, int(visual.sum())
     needed = _needed(row.batch)[visual]
     if config.learns:
-        scores = _judged(model, index, x, weights, visual, row)[0]
+        scores = _judged(model, index, x, weights, visual, row)
     else:
         scores = _ranked(config.method, weights, visual, row)
     scores = torch.where(needed, math.inf, scores)

@@ -237,11 +237,10 @@ def test_soft_removal_equals_its_definition(path: Any, prepared: Prepared) -> No
 def test_probabilities_of_zero_and_one_are_removal(
     path: Any, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> tuple[Tensor, Tensor]:
+    def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> Tensor:
         source = pruning._source
         kept = source % 2 == 0 if index == 0 else (source % 4 == 0) | (source == 54)
-        logits = torch.where(kept, 1e4, -1e4).double()
-        return logits, torch.sigmoid(logits)
+        return torch.where(kept, 1e4, -1e4).double()
 
     monkeypatch.setattr(PrunePass, "_judge", judge)
     model, batch = pruned("soft"), prepared.batch

@@ -21,6 +21,8 @@ from unpad.nn.prune import (
     PrunerHead,
     VisionTokens,
     cumulative_keep,
+    drawn_noise,
+    fresh_noise,
     hard_keep,
     keep_probability,
     keep_top,
@@ -46,29 +48,17 @@ def head(**settings: Any) -> PrunerHead:
 
 def test_a_sample_in_a_batch_is_judged_as_alone() -> None:
     pruner = moved(head(dropout=0.0))
-    for output in (0, 1):
-        check_alone(lambda s: (pruner(*s.arguments, 0.7)[output], s.vision_layout), pruner)  # noqa: B023
+    check_alone(lambda s: (pruner(*s.arguments), s.vision_layout), pruner)
 
 
 def test_another_samples_question_changes_nothing_and_ones_own_does() -> None:
     pruner, samples = moved(head()), make_samples()
-    before, _ = pruner(*samples.arguments, 1.0)
+    before = pruner(*samples.arguments)
     changed = samples.question.detach().clone()
     changed[samples.question_layout.tokens_of([2])] *= -2
-    after, _ = pruner(samples.vision, samples.vision_layout, changed, samples.question_layout, 1.0)
+    after = pruner(samples.vision, samples.vision_layout, changed, samples.question_layout)
     for seq, (start, stop) in enumerate(bounds_of(samples.vision_layout)):
         assert torch.equal(before[start:stop], after[start:stop]) == (seq != 2 or start == stop)
-
-
-def test_probability_is_the_sigmoid_in_eval_and_noisy_in_training() -> None:
-    pruner, samples = moved(head()), make_samples()
-    logits, probability = pruner(*samples.arguments, 0.5)
-    torch.testing.assert_close(probability, torch.sigmoid(logits / 0.5))
-    assert ((probability > 0) & (probability < 1)).all()
-    pruner.train()
-    torch.manual_seed(0)
-    noisy = [pruner(*samples.arguments, 0.5)[1] for _ in range(2)]
-    assert not torch.equal(noisy[0], noisy[1])
 
 
 @pytest.mark.parametrize("logit", [-1.5, 0.0, 2.0])
@@ -76,16 +66,26 @@ def test_noise_keeps_a_token_as_often_as_the_logit_says(logit: float) -> None:
     """At any temperature a binary concrete variable exceeds one half with probability sigmoid(logit)."""
     torch.manual_seed(0)
     logits = torch.full((40000,), logit, dtype=torch.float64)
-    for temperature in (1.0, 0.1):
-        kept = keep_probability(logits, temperature, noisy=True)
-        assert float((kept > 0.5).double().mean()) == pytest.approx(1 / (1 + math.exp(-logit)), abs=0.01)
-    assert float(((kept > 0.01) & (kept < 0.99)).double().mean()) < 0.5, "a low temperature decides"
+    for noise in (fresh_noise(logits), drawn_noise(3, torch.arange(40000), torch.float64)):
+        for temperature in (1.0, 0.1):
+            kept = keep_probability(logits + noise, temperature)
+            assert float((kept > 0.5).double().mean()) == pytest.approx(1 / (1 + math.exp(-logit)), abs=0.01)
+        assert float(((kept > 0.01) & (kept < 0.99)).double().mean()) < 0.5, "a low temperature decides"
+
+
+def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
+    place = torch.tensor([0, 1, 2, 0, 1, 5])
+    noise = drawn_noise(2, place, torch.float64)
+    assert torch.equal(noise[:2], noise[3:5])
+    assert torch.equal(noise[5:], drawn_noise(2, torch.tensor([5]), torch.float64))
+    assert not torch.isclose(noise, drawn_noise(1, place, torch.float64)).any()
+    assert drawn_noise(2, place, torch.float32).isfinite().all()
 
 
 def test_gradient_reaches_every_parameter_of_the_head() -> None:
     pruner, samples = head().double().train(), make_samples()
-    _, probability = pruner(*samples.arguments, 1.0)
-    (probability * torch.randn_like(probability)).sum().backward()
+    logits = pruner(*samples.arguments)
+    (logits * torch.randn_like(logits)).sum().backward()
     for name, parameter in pruner.named_parameters():
         assert parameter.grad is not None
         assert parameter.grad.norm() > 1e-9, name
@@ -94,17 +94,15 @@ def test_gradient_reaches_every_parameter_of_the_head() -> None:
 def test_the_attention_signal_is_added_as_it_is() -> None:
     samples = make_samples()
     signal = torch.rand(len(samples.vision), dtype=torch.float64)
-    plain, _ = head().double().eval()(*samples.arguments, 1.0)
+    plain = head().double().eval()(*samples.arguments)
     fixed, learned = head(attention_weight="fixed").double().eval(), head(attention_weight="learned").double().eval()
     for pruner in (fixed, learned):
-        logits, probability = pruner(*samples.arguments, 1.0, signal)
-        torch.testing.assert_close(logits, plain + 0.5 * signal)
-        torch.testing.assert_close(probability, torch.sigmoid(logits))
+        torch.testing.assert_close(pruner(*samples.arguments, signal), plain + 0.5 * signal)
         assert float(pruner.state_dict()["attention_weight"]) == 0.5
     assert "attention_weight" in dict(learned.named_parameters())
     assert "attention_weight" not in dict(fixed.named_parameters())
     with pytest.raises(AssertionError):
-        fixed(*samples.arguments, 1.0)
+        fixed(*samples.arguments)
 
 
 def test_bf16_stays_near_fp64() -> None:
@@ -112,12 +110,10 @@ def test_bf16_stays_near_fp64() -> None:
     low = head().eval()
     low.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
     samples = make_samples()
-    wanted, _ = exact(*samples.arguments, 1.0)
+    wanted = exact(*samples.arguments)
     with torch.autocast("cpu", torch.bfloat16):
-        got, probability = low(
-            samples.vision.float(), samples.vision_layout, samples.question.float(), samples.question_layout, 1.0
-        )
-    assert got.dtype == probability.dtype == torch.float32
+        got = low(samples.vision.float(), samples.vision_layout, samples.question.float(), samples.question_layout)
+    assert got.dtype == torch.float32
     assert (got.double() - wanted).norm() < 0.05 * wanted.norm()
 
 

@@ -33,7 +33,9 @@ REMOVED = -1e4
 class PrunerHead(nn.Module):
     """Says for every vision token at some layer how likely it is to be kept, having seen the question.
 
-    V = norm(Linear(norm(vision))), Q the same of the question; logit = MLP(norm(V + attention of V to Q)).
+    V = norm(Linear(norm(vision))), Q the same of the question; logit = MLP(norm(V + attention of V to Q)). With noise
+    on the logits `keep_probability` is a sample of the binary concrete distribution (Maddison et al. 2016, arXiv
+    1611.00712, appendix B).
 
     Args:
         width: channels of the hidden states.
@@ -73,20 +75,17 @@ class PrunerHead(nn.Module):
         vision_layout: Layout,
         question: Tensor,
         question_layout: Layout,
-        temperature: float | Tensor,
         attention: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Tensor:
         """Judge vision tokens.
 
         Args:
             vision: (num_vision, width) hidden states.
             question: (num_question, width) hidden states; a sample may have none.
-            temperature: of `keep_probability`.
             attention: (num_vision,), from `text_to_vision_attention`; with an attention weight only.
 
         Returns:
-            logits (num_vision,), and the probability of being kept, (num_vision,), both fp32 or wider. Training adds
-            noise to the probability.
+            (num_vision,) logits of being kept, fp32 or wider.
         """
         seen, asked = self.vision_in(vision), self.question_in(question)
         delta, _ = self.attention(seen, asked, pair_sequences(vision_layout, question_layout))
@@ -97,23 +96,38 @@ class PrunerHead(nn.Module):
         assert (attention is None) == (self.attention_weight is None), "attention goes with an attention weight"
         if attention is not None and self.attention_weight is not None:
             logits = logits + self.attention_weight * attention
-        return logits, keep_probability(logits, temperature, noisy=self.training)
+        return logits
 
 
-def keep_probability(logits: Tensor, temperature: float | Tensor, noisy: bool) -> Tensor:
-    """Probability of being kept, sigmoid(logit / temperature).
-
-    With noise it is a sample of the binary concrete distribution (Maddison et al. 2016, arXiv 1611.00712, appendix B):
-    softmax over [drop, keep] of ([0, logit] + Gumbel noise) / temperature, as the difference of two Gumbel variables is
-    a logistic one.
+def keep_probability(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Probability of being kept, sigmoid(logit / temperature); the same shape.
 
     Args:
-        logits: (num_vision,), fp32 or wider.
+        logits: (num_vision,), fp32 or wider, with noise where one draw is asked for.
         temperature: above 0; a scalar tensor does as well.
     """
-    if noisy:
-        logits = logits + torch.rand_like(logits).logit(eps=torch.finfo(logits.dtype).eps)
     return torch.sigmoid(logits / temperature)
+
+
+def fresh_noise(logits: Tensor) -> Tensor:
+    """Logistic noise, the difference of the two Gumbel variables of keep and drop, by torch's generator; same shape."""
+    return torch.rand_like(logits).logit(eps=torch.finfo(logits.dtype).eps)
+
+
+def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same noise as one draw that never changes: it depends on the layer and on the token's place alone.
+
+    Heads learn logits beside noise. The tokens of the highest logits are another choice than any they were trained on,
+    often neighbours that say the same; with this draw evaluation sees one of those choices.
+
+    Args:
+        place: (num_vision,) int64, number of the token among those that its sample began with.
+
+    Returns:
+        (num_vision,).
+    """
+    bits = mix(mix(torch.tensor(layer, device=place.device)) ^ place)
+    return ((bits.double() + 0.5) / 2**32).logit().to(dtype)
 
 
 # --------------------------------------------------------------------------- soft removal

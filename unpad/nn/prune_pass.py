@@ -14,6 +14,8 @@ from unpad.nn.block import Between, Block, Stream
 from unpad.nn.prune import (
     VisionTokens,
     cumulative_keep,
+    drawn_noise,
+    fresh_noise,
     hard_keep,
     keep_probability,
     keep_top,
@@ -23,6 +25,7 @@ from unpad.nn.prune import (
     text_to_vision_attention,
 )
 from unpad.nn.prune_config import PruneConfig
+from unpad.nn.segments import segment_place
 from unpad.nn.visual import Visual, cells, is_last, is_question, mark
 
 
@@ -69,6 +72,7 @@ class PrunePass:
         asks, rows = is_question(batch, self._visual), cells(batch.layout)
         self.visual_layout = rows.at(self._visual)
         self._lengths = self.visual_layout.lengths()
+        self._place = segment_place(self.visual_layout)  # (num_visual,) among those that the sample began with
         self._question = asks.nonzero().flatten()
         self._question_layout = rows.at(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
@@ -94,20 +98,20 @@ class PrunePass:
         """Probability that no head so far drops a visual token, (num_visual,) in the layout of `visual_layout`."""
         return cumulative_keep(self.probabilities)
 
-    def _judge(self, index: int, entered: Stream, left: Stream) -> tuple[Tensor, Tensor]:
-        """Logits and probabilities of the head after a block, each (num_visual,)."""
+    def _judge(self, index: int, entered: Stream, left: Stream) -> Tensor:
+        """Logits of the head after a block, (num_visual,), with noise: new in training, else the draw that stays."""
         hidden, received = left.hidden(), None
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
             received = self._received(index, entered, self._question)
-        logits, probability = self._heads[str(index)](
-            visual, self.visual_layout, question, self._question_layout, self._temperature, received
-        )
-        return logits, probability
+        head = self._heads[str(index)]
+        logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
+        return logits + (fresh_noise(logits) if head.training else drawn_noise(index, self._place, logits.dtype))
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Hide visual tokens from the blocks that follow by the probability that no head so far drops them."""
-        self.probabilities.append(self._judge(index, entered, left)[1].masked_fill(self._needed, 1))
+        probability = keep_probability(self._judge(index, entered, left), self._temperature)
+        self.probabilities.append(probability.masked_fill(self._needed, 1))
         probability, total = self.keep(), len(left.x)
         scale = probability.new_ones(total).index_copy(0, self._visual, probability)
         return replace(left, key_bias=soft_bias(probability, mark(self._visual, total)), value_scale=scale)
@@ -117,10 +121,9 @@ class PrunePass:
         """Which visual tokens go on after a block, (num_visual,) bool."""
         config = self._config
         if config.learns:
-            scores = self._judge(index, entered, left)[0].masked_fill(self._needed, torch.inf)
-            if config.keep is None:  # without the noise that a head in training adds to its own
-                probability = keep_probability(scores, self._temperature, noisy=False)
-                return hard_keep(probability, self.visual_layout, config.threshold)
+            scores = self._judge(index, entered, left).masked_fill(self._needed, torch.inf)
+            if config.keep is None:
+                return hard_keep(keep_probability(scores, self._temperature), self.visual_layout, config.threshold)
         else:
             scores = self._rank(index, entered).masked_fill(self._needed, torch.inf)
         assert config.keep is not None, "rankings have it"
@@ -166,8 +169,8 @@ class PrunePass:
         """
         stays = torch.ones(len(stream.x), dtype=torch.bool, device=kept.device).index_copy_(0, self._visual, kept)
         left = kept.nonzero().flatten()
-        self._visual, self._source, self._needed = (
-            x.index_select(0, left) for x in (self._visual, self._source, self._needed)
+        self._visual, self._source, self._needed, self._place = (
+            x.index_select(0, left) for x in (self._visual, self._source, self._needed, self._place)
         )
         self.visual_layout = self.visual_layout.at(left)
         self._lengths = self.visual_layout.lengths()
