@@ -93,6 +93,7 @@ LEARNED = {"prune": {"layers": [LAYER], "method": "learned", "inner": 64, "keep"
 # the most alike before the decoder (ToMe).
 METHODS = {
     "learned": Method(LEARNED, tuned=True, stages=STAGES),
+    "learned, heads alone": Method(LEARNED, tuned=True, stages=STAGES[:1]),
     "random, tuned": Method(ranking("random"), tuned=True),
     "uniform, tuned": Method(ranking("uniform"), tuned=True),
     "random": Method(ranking("random")),
