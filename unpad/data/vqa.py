@@ -199,7 +199,7 @@ class VqaData:
         return replace(
             batch,
             media=image_batch(
-                patches, self.grids[[image for row in images for image in row]].reshape(-1, 2), self.patch
+                patches, self.grids[[image for row in images for image in row]].reshape(-1, 2), 3 * self.patch**2
             ),
             media_index=torch.from_numpy(np.concatenate([nothing, *places])),
             media_seqs=torch.from_numpy(owners.astype(np.int64)),
