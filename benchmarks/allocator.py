@@ -25,7 +25,7 @@ from unpad.models import build_model, model_config
 from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import plan
-from unpad.recipe import Optim, PlanSettings
+from unpad.recipe_training import Optim, PlanSettings
 from unpad.step import choose_precision, train_step
 
 ROUNDS, WARM = 3, 2

@@ -21,6 +21,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,9 +29,11 @@ import torch
 from unpad.data.text import open_data
 from unpad.evaluate.metrics import Metric, interval, resample
 from unpad.evaluate.text import DocumentSums, document_nll, summarise
-from unpad.recipe import Recipe, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
 from unpad.run import RECIPE, find_run, load, open_files
 from unpad.sources.files import expand
+from unpad.sources.places import resolve_path
 from unpad.sources.read import read_file
 from unpad.sources.split import HOLDOUT, TRAIN
 from unpad.tokens.corpus import TokenSet
@@ -143,7 +146,7 @@ def read_texts(recipe: Recipe, tokens: TokenSet) -> list[str]:
     """The texts of the originals of a corpus, in the order of its sequences; "" for an augmented copy."""
     found = {
         example.where: "".join(turn.content for turn in example.turns)
-        for file in expand(recipe.data.text, recipe.resolve_path)
+        for file in expand(recipe.data.text, partial(resolve_path, recipe.data))
         for example in read_file("text", file, recipe.data)[0]
     }
     return ["" if tokens.copy[i] else found[tokens.where(i)] for i in range(len(tokens))]

@@ -32,7 +32,7 @@ from unpad.data import open_data
 from unpad.evaluate.binary import auroc, average_precision, bootstrap, brier, calibration_error, log_loss
 from unpad.evaluate.events import predict
 from unpad.measure import describe_machine
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.storage import make_folder, write_atomic
 
 HORIZON = 1825  # days

@@ -30,7 +30,8 @@ from unpad.models import build_model, model_config
 from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import Micro, plan
-from unpad.recipe import Optim, PlanSettings, parse_recipe
+from unpad.recipe_file import parse_recipe
+from unpad.recipe_training import Optim, PlanSettings
 from unpad.step import choose_precision, train_step
 from unpad.tokens.corpus import prepare
 from unpad.tokens.tokenizer import train_tokenizer

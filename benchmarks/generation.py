@@ -26,7 +26,7 @@ from unpad.measure import Side, Work, describe_machine, measure_rounds, spread
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.native import library
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for an answer
 from transformers import LlamaConfig, LlamaForCausalLM

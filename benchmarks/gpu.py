@@ -39,7 +39,7 @@ from unpad.measure import Work, spread
 from unpad.models.decoder import Config, Decoder
 from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
-from unpad.recipe import Optim
+from unpad.recipe_training import Optim
 from unpad.step import train_step
 from unpad.storage import write_atomic
 

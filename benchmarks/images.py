@@ -23,7 +23,7 @@ from unpad.evaluate.run import evaluate_run
 from unpad.images.decode import decode
 from unpad.measure import describe_machine
 from unpad.monitor import Timers
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import Setup, prepare_setup, resolved
 from unpad.sources.images import read_bytes
 from unpad.storage import write_atomic

@@ -37,7 +37,8 @@ from unpad.native import library
 from unpad.objective import Objective
 from unpad.optim import make_optimizer, set_rate
 from unpad.plan.plan import Micro
-from unpad.recipe import Recipe, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
 from unpad.sources.split import TRAIN
 from unpad.step import Trainable, accumulate, choose_precision, train_step
 from unpad.storage import write_atomic

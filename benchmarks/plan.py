@@ -19,7 +19,7 @@ import numpy as np
 
 from unpad.plan.groups import length_groups
 from unpad.plan.plan import plan
-from unpad.recipe import PlanSettings, strategy_names
+from unpad.recipe_training import PlanSettings, strategy_names
 
 NUM_SEQUENCES = 1_000_000
 

@@ -35,7 +35,7 @@ from unpad.evaluate.vqa_accuracy import vqa_accuracy
 from unpad.generate import prefill
 from unpad.measure import Side, Spread, Work, describe_machine, measure_rounds, spread
 from unpad.nn.linear import keep_copies
-from unpad.recipe import RECIPES
+from unpad.recipe_file import RECIPES
 from unpad.run import LoadedRun, find_run, generation_precision, load
 from unpad.step import autocast
 from unpad.storage import write_atomic

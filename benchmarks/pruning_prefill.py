@@ -22,7 +22,7 @@ from unpad.interchange.preprocess import Special, preprocess
 from unpad.measure import spread
 from unpad.models import build_model, model_config
 from unpad.nn.linear import keep_copies
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.run import generation_precision
 from unpad.step import autocast
 

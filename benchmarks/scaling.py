@@ -43,7 +43,8 @@ from unpad.native import library as native
 from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import plan
-from unpad.recipe import Optim, PlanSettings, load_recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import Optim, PlanSettings
 from unpad.step import choose_precision, train_step
 from unpad.storage import write_atomic
 

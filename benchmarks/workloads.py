@@ -40,7 +40,8 @@ from unpad.nn.norm import Norm
 from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
 from unpad.plan.plan import Plan, plan
-from unpad.recipe import Optim, PlanSettings, load_recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import Optim, PlanSettings
 from unpad.setup import Setup, plan_inputs, prepare_setup, stage_sequences
 from unpad.step import Trainable, autocast, choose_precision, train_step
 

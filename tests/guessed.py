@@ -26,7 +26,7 @@ class Patients:
     Args:
         set_sizes: per patient, events of each set.
         labels: (num_patients,) 0, 1 or -1; None where the recipe has none.
-        timed: whether there are times to the event.
+        timed: whether there are times to the outcome.
     """
 
     set_sizes: list[list[int]]

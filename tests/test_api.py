@@ -20,7 +20,7 @@ from unpad.errors import RecipeError
 from unpad.loader import load_micro, load_steps
 from unpad.models.decoder import PRESETS, Decoder
 from unpad.plan.plan import plan as make_plan
-from unpad.recipe import PlanSettings, strategy_names
+from unpad.recipe_training import PlanSettings, strategy_names
 from unpad.step import accumulate
 
 WEIGHTS = {"cross_entropy": 1.0}
@@ -109,7 +109,7 @@ def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> N
 
 
 def test_batches_are_those_of_the_loader_that_training_uses(tmp_path: Path) -> None:
-    from unpad.recipe import load_recipe
+    from unpad.recipe_file import load_recipe
     from unpad.tokens.corpus import prepare
 
     tokens, tokenizer, _ = prepare(load_recipe(str(write_toy(tmp_path))))

@@ -16,7 +16,7 @@ from unpad.api import batches
 from unpad.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences, make_batch, to_padded
 from unpad.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
-from unpad.recipe import Optim, PlanSettings
+from unpad.recipe_training import Optim, PlanSettings
 from unpad.step import accumulate
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=8)

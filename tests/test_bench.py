@@ -12,8 +12,12 @@ import pytest
 import torch
 
 from tests.toy import write_toy
-from unpad import bench as module
-from unpad.bench import BATCH_SIZES, Bench, Effort, Row, bench
+from unpad import bench_memory
+from unpad.bench import Bench, bench
+from unpad.bench_memory import fit_memory
+from unpad.bench_quality import train
+from unpad.bench_speed import Effort, Row, _side, measure, to_row
+from unpad.bench_variants import BATCH_SIZES, Trainer, every_update, size_variants, strategy_variants
 from unpad.errors import PlanError, RecipeError
 from unpad.flops import sizes_of, training_operations
 from unpad.layout import PaddedLayout
@@ -21,7 +25,7 @@ from unpad.measure import Spread, spread
 from unpad.memory import process_memory
 from unpad.monitor import Timers
 from unpad.native import library as native
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import Setup, prepare_setup
 
 
@@ -37,7 +41,7 @@ SMALL = Effort(rounds=3, seconds=0.02, updates=3, ceiling_size=128)
 def result(toy: str) -> Bench:
     """Memory is measured in this process: one test below has a process of its own, eleven would take half a minute."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_in_children", lambda function, calls: [function(*call) for call in calls])
+        patch.setattr(bench_memory, "_in_children", lambda function, calls: [function(*call) for call in calls])
         return bench(toy, ["plan.batch_size=4"], SMALL)
 
 
@@ -83,13 +87,13 @@ def test_only_padded_rows_pad(result: Bench) -> None:
 
 
 def test_one_at_a_time_is_one_flat_sequence_per_update(setup: Setup) -> None:
-    alone, accumulated = module._strategies(setup)[:2]
-    for micros in islice(module._updates(alone.setup, alone.stage), 30):
+    alone, accumulated = strategy_variants(setup)[:2]
+    for micros in islice(every_update(alone.setup, alone.stage), 30):
         (batch,) = micros
         assert batch.num_seqs == 1
         assert not isinstance(batch.layout, PaddedLayout)
         assert batch.total_tokens == int(batch.layout.lengths().sum())
-    steps = list(islice(module._updates(accumulated.setup, accumulated.stage), 3))
+    steps = list(islice(every_update(accumulated.setup, accumulated.stage), 3))
     assert all(batch.num_seqs == 1 for micros in steps for batch in micros)
     assert len(steps[0]) > 2
 
@@ -105,8 +109,8 @@ def test_strategies_train_on_about_the_same_tokens_per_update(result: Bench) -> 
 
 
 def test_a_batch_size_is_one_update_of_that_many_sequences(setup: Setup) -> None:
-    for variant, size in zip(module._batch_sizes(setup), BATCH_SIZES, strict=True):
-        micros = next(module._updates(variant.setup, variant.stage))
+    for variant, size in zip(size_variants(setup), BATCH_SIZES, strict=True):
+        micros = next(every_update(variant.setup, variant.stage))
         assert [batch.num_seqs for batch in micros] == [size]
 
 
@@ -114,23 +118,23 @@ def test_sides_share_weights_that_no_turn_changes(setup: Setup) -> None:
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     trainers: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
-        original = module._Trainer.update
+        original = Trainer.update
 
         def update(self: Any, micros: list[Any]) -> None:
             original(self, micros)
             trainers.append(self)
 
-        patch.setattr(module._Trainer, "update", update)
-        module._measure(setup, module._strategies(setup)[4:], SMALL)
+        patch.setattr(Trainer, "update", update)
+        measure(setup, strategy_variants(setup)[4:], SMALL)
     assert len(set(map(id, trainers))) == 1
     assert trainers[0].optimizer.state, "updates were made"
     assert all(torch.equal(value, before[name]) for name, value in trainers[0].model.state_dict().items())
 
 
 def test_a_step_counts_real_tokens_and_their_operations(setup: Setup) -> None:
-    variant = module._strategies(setup)[3]
-    micros = next(module._updates(variant.setup, variant.stage))
-    work = module._side(module._Trainer(setup), variant, True).step()
+    variant = strategy_variants(setup)[3]
+    micros = next(every_update(variant.setup, variant.stage))
+    work = _side(Trainer(setup), variant, True).step()
     lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
     assert work.tokens == sum(lengths) < sum(batch.total_tokens for batch in micros)
     sizes = sizes_of(setup.model.config, setup.data.num_outputs)
@@ -141,13 +145,13 @@ def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monke
     """Whether or not this machine has them: what counts is that they are off during every one of its updates."""
     monkeypatch.setattr(native, "_load", lambda: (object(), "for the test"))
     seen: list[bool] = []
-    monkeypatch.setattr(module._Trainer, "update", lambda self, micros: seen.append(native.enabled()))
-    variant = module._strategies(setup)[5]
-    measured = module._measure(setup, [variant], Effort(rounds=2, seconds=0.0, ceiling_size=16))
+    monkeypatch.setattr(Trainer, "update", lambda self, micros: seen.append(native.enabled()))
+    variant = strategy_variants(setup)[5]
+    measured = measure(setup, [variant], Effort(rounds=2, seconds=0.0, ceiling_size=16))
     assert list(measured.turns) == [variant.name, variant.name + ", torch"]
     warming, first, second = [True, True, False, False], [True, False], [False, True]
     assert seen == [*warming, first[0], *first, second[0], *second], "two to warm each, then by turns"
-    row = module._row(variant, measured, (2, 1))
+    row = to_row(variant, measured, (2, 1))
     assert len(row.rates) == len(row.torch_rates) == 2
     gain = row.native_gain()
     assert gain is not None
@@ -156,7 +160,7 @@ def test_the_column_torch_is_measured_without_native_kernels(setup: Setup, monke
 
 def test_memory_is_that_of_a_process_of_its_own(toy: str) -> None:
     ballast = torch.ones(128 << 20, dtype=torch.uint8)  # would show in the base of a forked process, or of this one
-    ((peak, base),) = module._in_children(module._peak_of, [(toy, [], 0)])
+    ((peak, base),) = bench_memory._in_children(bench_memory._peak_of, [(toy, [], 0)])
     own = process_memory()
     assert ballast.numel() + base <= own + (64 << 20)
     assert 0 < base <= peak < own
@@ -166,7 +170,7 @@ def test_the_memory_model_is_the_line_through_the_rows() -> None:
     rows = [
         _row(str(n), [1.0], largest_pass=100 * n, peak_bytes=500 + 1000 + 700 * n, base_bytes=500) for n in (1, 2, 4, 8)
     ]
-    model = module._memory_model(rows)
+    model = fit_memory(rows)
     assert model is not None
     assert (model.fixed_bytes, model.bytes_per_token) == (pytest.approx(1000), pytest.approx(7))
     assert model.worst_error == pytest.approx(0, abs=1e-9)
@@ -174,15 +178,15 @@ def test_the_memory_model_is_the_line_through_the_rows() -> None:
     assert model.fitting_tokens(500 + 1000 + 7001) == 1000
     assert model.fitting_tokens(10) == 0
     flat = [_row(str(n), [1.0], largest_pass=n, peak_bytes=9, base_bytes=1) for n in (1, 2, 4)]
-    assert module._memory_model(flat) is None
+    assert fit_memory(flat) is None
 
 
 def test_equal_updates_learn_and_see_more_tokens_in_larger_batches(setup: Setup) -> None:
-    sizes = module._batch_sizes(setup)
-    trained = [module._train(sizes[i], 25, 1) for i in (0, 3)]
+    sizes = size_variants(setup)
+    trained = [train(sizes[i], 25, 1) for i in (0, 3)]
     assert [row.updates for row in trained] == [25, 25]
     assert trained[0].tokens < trained[1].tokens
-    untrained = module._train(sizes[0], 0, 1).heldout_loss
+    untrained = train(sizes[0], 0, 1).heldout_loss
     losses = [row.heldout_loss for row in trained]
     assert untrained is not None
     assert losses[0] is not None

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.recipe import parse_recipe
+from unpad.recipe_file import parse_recipe
 from unpad.tokens.corpus import prepare
 
 TEXTS = [

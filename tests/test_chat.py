@@ -9,19 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from unpad import recipe
 from unpad.batch import from_sequences
 from unpad.chat import Conversation, chat, fit, prompt_ids, until
 from unpad.errors import RecipeError, SourceError
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
+from unpad.recipe_data import Template
+from unpad.recipe_training import Generate
 from unpad.sources.example import Example, Turn
 from unpad.tokens.encode import encode_examples, encode_prompt, template_texts
 from unpad.tokens.tokenizer import Tokenizer
 from unpad.tokens.words import train_words
 
-TEMPLATE = recipe.Template(separator="\n")
-SETTINGS = recipe.Generate(max_new_tokens=16)
+TEMPLATE = Template(separator="\n")
+SETTINGS = Generate(max_new_tokens=16)
 TALKS = [
     [("user", "你好"), ("assistant", "你好，我在。")],
     [("user", "天空"), ("assistant", "天空是蓝的。"), ("user", "为什么"), ("assistant", "因为光。")],
@@ -67,7 +68,7 @@ def run(
     *,
     interactive: bool,
     write: Callable[[str], None] | None = None,
-    settings: recipe.Generate = SETTINGS,
+    settings: Generate = SETTINGS,
 ) -> str:
     """What a chat writes for these lines of input; an exception class is raised where it stands."""
     shown: list[str] = []

@@ -17,7 +17,7 @@ from tests.shell import Outcome, Shell
 from tests.toy import write_toy
 from unpad import cli
 from unpad.errors import Interrupted
-from unpad.recipe import RECIPES, load_recipe
+from unpad.recipe_file import RECIPES, load_recipe
 from unpad.step import StepResult
 
 

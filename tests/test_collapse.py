@@ -22,7 +22,8 @@ from unpad.losses import Terms
 from unpad.nn.segments import segment_mean
 from unpad.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.plan.plan import Micro
-from unpad.recipe import CollapseSettings, Optim, parse_recipe
+from unpad.recipe_file import parse_recipe
+from unpad.recipe_training import CollapseSettings, Optim
 from unpad.step import train_step
 
 TOPICS, WORDS, LATENT = 4, 6, 6

@@ -15,7 +15,8 @@ from tests.shell import Shell
 from tests.toy import quiet, write_toy
 from unpad.embed import embed, embed_file
 from unpad.plan.plan import Micro
-from unpad.recipe import EventLabels, PlanSettings
+from unpad.recipe_data import EventLabels
+from unpad.recipe_training import PlanSettings
 from unpad.train import train
 
 
@@ -79,7 +80,7 @@ def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
     data = draw(25)
     embed_file(opened(monkeypatch, data), None, "set", tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet").to_pydict()
-    assert list(table) == ["subject", "set_index", "time", "embedding"]
+    assert list(table) == ["subject", "set_index", "days_from_landmark", "embedding"]
     expected = [(data.ids[i], at) for i, sizes in enumerate(data.set_sizes) for at in range(len(sizes))]
     assert list(zip(table["subject"], table["set_index"], strict=True)) == expected
     row = 0
@@ -89,7 +90,7 @@ def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
         mine = slice(row, row + len(sizes))
         assert alone.events is not None
         days = alone.events.times.tolist()
-        assert table["time"][mine] == ([None, *days[1:]] if seq % 3 == 0 else days), "facts have no time"
+        assert table["days_from_landmark"][mine] == ([None, *days[1:]] if seq % 3 == 0 else days), "facts have no time"
         assert np.array(table["embedding"][mine]) == pytest.approx(Guess().embed(alone, "set").numpy(), abs=1e-5)
         row += len(sizes)
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unpad.recipe import PACKAGE, load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.sources.check import check
+from unpad.sources.places import PACKAGE
 from unpad.tokens.corpus import prepare
 
 FOLDER = PACKAGE / "examples" / "zh"

@@ -14,7 +14,8 @@ import typer.main
 import unpad
 from unpad import cli
 from unpad.models import model_config
-from unpad.recipe import Recipe, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
-from unpad import recipe
 from unpad.batch import from_sequences
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.generate import advance, complete, control_ids, generate, prefill, sample, stream
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.rope import sinusoidal_table
+from unpad.recipe_data import Template
+from unpad.recipe_training import Generate
 from unpad.sources.example import Example, Turn
 from unpad.tokens.encode import encode_examples
 from unpad.tokens.words import train_words
@@ -37,8 +38,8 @@ NO_EOS = -1
 SENTENCE = "你好，世界"
 
 
-def generate_settings(**fields: object) -> recipe.Generate:
-    return recipe.Generate(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
+def generate_settings(**fields: object) -> Generate:
+    return Generate(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
 
 
 def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
@@ -51,7 +52,7 @@ def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
 def parrot() -> tuple[Decoder, object]:
     """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
     tokenizer = train_words(["a"], 300, 1, [])
-    ids, _, _ = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, recipe.Template())
+    ids, _, _ = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())
     torch.manual_seed(0)
     model = build_model(model_config({"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}), 300)
     assert isinstance(model, Decoder)

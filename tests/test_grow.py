@@ -16,7 +16,9 @@ from tests.toy import LOOP, rows, run, same_tensors, weights, write_toy
 from unpad.errors import Interrupted, PlanError, RecipeError, ResumeError
 from unpad.optim import Epochs, learning_rate
 from unpad.plan.plan import plan
-from unpad.recipe import Optim, PlanSettings, Recipe, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import Optim, PlanSettings
 
 GROW = "plan.grow={3: 400, 4: 800}"
 LENGTHS = np.random.default_rng(0).integers(1, 60, 200)

@@ -21,7 +21,8 @@ from unpad.layout import PaddedLayout
 from unpad.loader import AHEAD, load_micro, load_steps
 from unpad.native import library
 from unpad.plan.plan import Micro, Plan, plan
-from unpad.recipe import PlanSettings, load_recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import PlanSettings
 from unpad.tokens.corpus import TokenSet, prepare
 
 PAD, CPU = 0, torch.device("cpu")

@@ -14,7 +14,8 @@ from tests.conftest import random_batch, tiny_model
 from unpad.errors import RecipeError
 from unpad.objective import Objective
 from unpad.optim import forget, make_optimizer, set_rate
-from unpad.recipe import Optim, ParameterGroup, Ramp, Weight, load_recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import Optim, ParameterGroup, Ramp, Weight
 from unpad.step import train_step
 
 

@@ -21,7 +21,7 @@ from unpad.optim import (
     make_optimizer,
     optimizer_tensors,
 )
-from unpad.recipe import Optim
+from unpad.recipe_training import Optim
 from unpad.step import train_step
 
 ONE = Epochs((0,), (1,))

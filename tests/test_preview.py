@@ -18,8 +18,10 @@ from tests.evaluate.test_patients_run import MODEL, write_tables
 from tests.toy import write_toy
 from unpad.errors import RecipeError
 from unpad.monitor import Timers
+from unpad.plan.report import Units
 from unpad.preview import Preview, Trial, preview
-from unpad.recipe import load_recipe, strategy_names
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import strategy_names
 from unpad.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 
 ROWS = ["plan.row_tokens=64"]
@@ -43,10 +45,10 @@ def shown(result: Preview) -> str:
 
 def test_the_json_has_a_row_per_strategy_and_a_ledger(made: tuple[Preview, str]) -> None:
     values: dict[str, Any] = json.loads(json.dumps(made[0].to_json(), allow_nan=False))
-    assert set(values) == {"strategies", "ledger", "lengths", "advice", "corpus", "stages"}
+    assert set(values) == {"strategies", "ledger", "lengths", "advice", "units", "corpus", "stages"}
     assert [row["name"] for row in values["strategies"]] == strategy_names()
     for stage in values["stages"]:
-        assert {"name", "epochs", "strategies", "ledger", "lengths", "advice"} <= set(stage)
+        assert {"name", "epochs", "strategies", "ledger", "lengths", "advice", "units"} <= set(stage)
         for row in stage["strategies"]:
             assert {"pad_share", "steps", "attention_cells_needed", "peak_bytes", "seconds", "ledger"} <= set(row)
             assert row["peak_bytes"] > 0
@@ -154,8 +156,8 @@ def test_the_picture_is_a_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
     trial = Trial(tokens=1000, seconds=1.0, largest_tokens=500, peak_bytes=700 << 20, base_bytes=200 << 20)
-    advice = module._memory_advice(trial)  # a MiB per token, and a fifth of what is free stays free
-    assert "takes 1024 KiB" in advice
+    advice = module._memory_advice(trial, Units())  # a MiB per token, and a fifth of what is free stays free
+    assert "tokens of a micro-batch take 1024 KiB each" in advice
     assert "up to about 8,192" in advice
 
 
@@ -193,6 +195,13 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     text = shown(result)
     assert f"train: {len(lengths)} patients, {lengths.sum()} events" in text
     assert re.search(rf"trained +whole +{len(lengths)} patients with {lengths.sum()} events", text)
+    assert f"({len(lengths)} patients are too few" in text
+    assert f"bucket width: 8 (median length {np.median(lengths[lengths > 0]):g} events" in text
+    assert "square-root rule for 8 patients" in text
+    assert "events of a micro-batch take" in text
+    whole = result.to_json()
+    assert whole["units"] == {"sequences": "patients", "tokens": "events"}
+    assert not re.search(r"sequence|token", " ".join(advice["why"] for advice in whole["advice"].values()))
     assert "no_loss" not in text
     assert "attention" not in text
     (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")]

@@ -21,7 +21,8 @@ from unpad.monitor import Timers
 from unpad.plan.plan import Micro
 from unpad.prove import Certificate, Variant, certify
 from unpad.prove_recipe import prove_recipe
-from unpad.recipe import load_recipe, strategy_names
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import strategy_names
 from unpad.setup import Setup, prepare_setup
 
 SMALL = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "tokenizer.vocab_size=600"]

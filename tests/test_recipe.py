@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from unpad import recipe_file
 from unpad.errors import RecipeError
-from unpad.recipe import differences, load_recipe, may_change_on_resume, parse_recipe, recipe_names
+from unpad.recipe_changes import differences, may_change_on_resume
+from unpad.recipe_file import load_recipe, parse_recipe, recipe_names
 
 TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
 
@@ -113,6 +116,21 @@ def test_numbers_as_people_write_them(write: object) -> None:
     assert (recipe.optim.lr, recipe.optim.betas, recipe.train.seed) == (1e-3, (0.9, 0.99), 7)
     assert load_recipe(write("")) == parse_recipe({})
     assert load_recipe(write("model: {width: 16}")).model == {"kind": "decoder", "width": 16}
+
+
+def test_recipes_ask_nothing_of_what_they_describe() -> None:
+    package = Path(recipe_file.__file__).parent
+    own = {"errors", "section", *(path.stem for path in package.glob("recipe*.py"))}
+    for path in (package / f"{name}.py" for name in own):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module == "unpad":
+                names = [f"unpad.{one.name}" for one in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                names = [str(node.module)]
+            asked = {name.split(".")[1] for name in names if name.startswith("unpad.")}
+            assert asked <= own, f"{path.name} imports {sorted(asked - own)}"
 
 
 # --------------------------------------------------------------------------- overrides

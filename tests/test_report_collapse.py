@@ -12,7 +12,7 @@ from tests.test_monitor import record
 from unpad.errors import SourceError
 from unpad.history import load_metrics
 from unpad.monitor import COLUMNS, Monitor
-from unpad.recipe import parse_recipe
+from unpad.recipe_file import parse_recipe
 from unpad.report import write_report
 from unpad.report_collapse import latent_section
 

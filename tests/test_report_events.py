@@ -9,7 +9,7 @@ import pytest
 
 from unpad.report_events import MAX_CODES, course, describe_events
 
-COUNTS = {"patients": 30, "with_event": 10, "without_event": 18, "of_unknown_outcome": 2}
+COUNTS = {"patients": 30, "with_outcome": 10, "without_outcome": 18, "of_unknown_outcome": 2}
 
 
 def one_patient(**changes: Any) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def one_patient(**changes: Any) -> dict[str, Any]:
         "probability": [0.25, 0.5, 1.0],
         "attention": [0.1, 0.6, 0.2],
         "events": [[0, "<b>age</b>", 1.5], [1, "glucose", -0.2], [1, "glucose", None], [2, "stroke", None]],
-        "event": True,
+        "outcome": True,
         "p": 0.987,
     }
     return patient | changes
@@ -28,7 +28,7 @@ def test_a_course_shows_every_event_and_a_step_per_set() -> None:
     drawn = course("patient 1", one_patient())
     assert drawn.count("<circle") == 4
     assert drawn.count("class=weight") == 3
-    assert "98.7% in the end; the event came" in drawn
+    assert "98.7% in the end; the outcome came" in drawn
     assert "+1.50 standard deviations" in drawn
     assert "<b>age</b>" not in drawn
     assert "&lt;b&gt;age&lt;/b&gt;, day -400" in drawn

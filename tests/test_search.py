@@ -23,7 +23,7 @@ from unpad.errors import Interrupted, RecipeError, ResumeError, Stopped
 from unpad.evaluate.metrics import HeldOut, Metric
 from unpad.history import read_rows
 from unpad.prune_score import prune_score
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.search import JOURNAL, search
 from unpad.search_journal import Journal, open_study
 from unpad.search_metric import direction, judge

@@ -22,7 +22,7 @@ from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.monitor import Timers
 from unpad.plan.plan import Plan
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import Setup, describe, epoch_plan, prepare_setup, stage_sequences
 from unpad.step import accumulate
 
@@ -61,7 +61,7 @@ ALLOCATOR = """
 import resource, sys, torch
 from pathlib import Path
 from unpad.monitor import Timers
-from unpad.recipe import load_recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import describe, prepare_setup
 setup = prepare_setup(load_recipe(sys.argv[1], sys.argv[2:]), Path(), None, Timers())
 print(describe(setup)[-1])

@@ -12,7 +12,9 @@ import pytest
 from unpad.plan.groups import attention_cells, length_groups
 from unpad.plan.plan import plan
 from unpad.plan.report import compare
-from unpad.recipe import Recipe, load_recipe, strategy_names
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import strategy_names
 from unpad.tokens.corpus import prepare
 
 SHARED = Path(__file__).parents[1] / "../shared/data/zh"

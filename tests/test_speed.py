@@ -14,7 +14,7 @@ import torch
 
 from unpad.measure import Rounds, Turn, Work
 from unpad.models.decoder import Config
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -17,7 +17,7 @@ from unpad.errors import OutOfMemoryError
 from unpad.losses import Terms
 from unpad.models.decoder import Decoder
 from unpad.optim import make_optimizer
-from unpad.recipe import Optim
+from unpad.recipe_training import Optim
 from unpad.step import LossScaler, StepResult, accumulate, choose_precision, train_step
 
 WEIGHTS = {"cross_entropy": 1.0}

@@ -533,3 +533,14 @@ def test_a_lock_that_is_a_link_is_not_written_through(tmp_path):
     with pytest.raises(DiskError), RunLock(tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "data"
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNPAD_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert storage.cache_folder() == Path("/home/someone/.cache/unpad")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/tmp/x")
+    assert storage.cache_folder() == Path("/var/tmp/x/unpad")
+    monkeypatch.setenv("UNPAD_CACHE", "/fast/cache")
+    assert storage.cache_folder() == Path("/fast/cache")

@@ -1,4 +1,4 @@
-"""Hazards, survival and likelihood agree with each other, and people whose observation ends count for what was seen."""
+"""Hazards and likelihood agree with each other, and people whose observation ends count for what was seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from unpad.errors import RecipeError
-from unpad.survival import bin_edges, event_probability, hazard_nll, risk, survival
+from unpad.survival import bin_edges, cumulative_hazard, hazard_nll
 
 F64 = torch.float64
 EDGES = [0.0, 30.0, 100.0, 365.0, 1825.0]
@@ -56,7 +56,7 @@ def test_the_likelihood_equals_brute_force(outcomes: list[tuple[float, bool]]) -
     [
         (10, True, 0, 0),
         (10, False, 0, None),  # censored within the first bin: nothing is known
-        (0, True, 0, 0),  # an event at the landmark belongs to the first bin
+        (0, True, 0, 0),  # an outcome at the landmark belongs to the first bin
         (30, True, 0, 0),  # on an edge, to the bin that ends there
         (30, False, 1, None),  # and who is censored there has survived it
         (50, True, 1, 1),
@@ -106,47 +106,21 @@ def test_minimising_it_gives_the_kaplan_meier_estimate() -> None:
         at_risk = sum(days >= end for days, _ in outcomes)
         alive *= 1 - events / at_risk
         wanted.append(alive)
-    torch.testing.assert_close(survival(logits)[0], torch.tensor(wanted, dtype=F64), rtol=1e-4, atol=1e-5)
+    survival = (-cumulative_hazard(logits)).exp()
+    torch.testing.assert_close(survival[0], torch.tensor(wanted, dtype=F64), rtol=1e-4, atol=1e-5)
 
 
-def test_survival_is_the_product_of_what_is_left() -> None:
+def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() -> None:
     logits = hazards(5)
-    got = survival(logits)
-    torch.testing.assert_close(got, (1 - logits.sigmoid()).cumprod(1), rtol=1e-12, atol=1e-12)
-    assert (got.diff(dim=1) <= 0).all()
-    for end, alive in zip(EDGES[1:], got.T, strict=True):
-        at_end = event_probability(logits, bin_edges(EDGES, ""), end)
-        torch.testing.assert_close(at_end, 1 - alive, rtol=1e-12, atol=1e-12)
+    got = cumulative_hazard(logits)
+    torch.testing.assert_close(got, -(1 - logits.sigmoid()).cumprod(1).log(), rtol=1e-12, atol=1e-12)
+    assert (got.diff(dim=1) >= 0).all()
 
 
-def test_the_probability_rises_from_zero_with_the_horizon_at_a_constant_hazard_within_bins() -> None:
-    logits, edges = hazards(5), bin_edges(EDGES, "")
-    assert (event_probability(logits, edges, 0) == 0).all()
-    days = torch.linspace(0, 1825, 200).tolist()
-    course = torch.stack([event_probability(logits, edges, day) for day in days])
-    assert (course.diff(dim=0) > 0).all()
-    halfway = 1 - event_probability(logits, edges, 65)  # between days 30 and 100: the geometric mean of both survivals
-    ends = survival(logits)
-    torch.testing.assert_close(halfway, (ends[:, 0] * ends[:, 1]).sqrt(), rtol=1e-12, atol=1e-12)
-
-
-def test_risk_is_the_mean_probability_over_time() -> None:
-    logits, edges = hazards(5), bin_edges(EDGES, "")
-    middle = [(i + 0.5) * 1825 / 5_000 for i in range(5_000)]
-    wanted = torch.stack([event_probability(logits, edges, day) for day in middle]).mean(0)
-    torch.testing.assert_close(risk(logits, edges), wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_risk_orders_people_and_keeps_to_its_bounds() -> None:
-    edges = bin_edges(EDGES, "")
-    raised = hazards(5).detach()
-    for bin_number in range(BINS):
-        more = raised.clone()
-        more[:, bin_number] += 0.1
-        assert (risk(more, edges) > risk(raised, edges)).all()
-    for logit, wanted in ((-1e4, 0.0), (1e4, 1.0), (-200.0, 0.0)):
-        got = risk(torch.full((1, BINS), logit), edges)
-        assert got.item() == pytest.approx(wanted, abs=2e-2 if logit > 0 else 1e-6)
+def test_who_survived_all_bins_has_the_whole_hazard_as_likelihood() -> None:
+    logits = hazards(3)
+    survived = hazard_nll(logits, *people(*[(5000, False)] * 3), bin_edges(EDGES, ""))
+    torch.testing.assert_close(cumulative_hazard(logits)[:, -1], survived, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -154,8 +128,7 @@ def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
     edges = bin_edges(EDGES, "")
     logits = torch.tensor([[-500.0] * BINS, [500.0] * BINS], dtype=dtype, requires_grad=True)
     outcomes = people((50, True), (5000, False))
-    values = [hazard_nll(logits, *outcomes, edges), survival(logits), event_probability(logits, edges, 400)]
-    values.append(risk(logits, edges))
+    values = [hazard_nll(logits, *outcomes, edges), cumulative_hazard(logits)]
     for value in values:
         assert value.dtype == torch.float32
         assert value.isfinite().all()
@@ -167,9 +140,7 @@ def test_gradients_are_those_of_the_values() -> None:
     outcomes, edges = people((50, True), (50, False), (5000, False), (30, True)), bin_edges(EDGES, "")
     logits = hazards(4)
     assert torch.autograd.gradcheck(lambda x: hazard_nll(x, *outcomes, edges), (logits,))
-    assert torch.autograd.gradcheck(survival, (logits,))
-    assert torch.autograd.gradcheck(lambda x: event_probability(x, edges, 400), (logits,))
-    assert torch.autograd.gradcheck(lambda x: risk(x, edges), (logits,))
+    assert torch.autograd.gradcheck(cumulative_hazard, (logits,))
 
 
 def test_a_person_counts_in_a_batch_as_alone() -> None:
@@ -180,10 +151,10 @@ def test_a_person_counts_in_a_batch_as_alone() -> None:
         alone = hazard_nll(logits[i : i + 1], durations[i : i + 1], observed[i : i + 1], edges)
         torch.testing.assert_close(whole[i : i + 1], alone, rtol=1e-12, atol=1e-12)
     none = hazards(0)
-    for empty in (hazard_nll(none, *people(), edges), event_probability(none, edges, 365), risk(none, edges)):
-        assert empty.shape == (0,)
-        assert torch.autograd.grad(empty.sum(), none)[0].shape == (0, BINS)
-    assert survival(none).shape == (0, BINS)
+    empty = hazard_nll(none, *people(), edges)
+    assert empty.shape == (0,)
+    assert torch.autograd.grad(empty.sum(), none)[0].shape == (0, BINS)
+    assert cumulative_hazard(none).shape == (0, BINS)
 
 
 def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one() -> None:
@@ -197,7 +168,7 @@ def test_thousands_of_people_and_edges_that_fp32_cannot_hold() -> None:
     durations, observed = torch.full((num,), 0.1), torch.arange(num) % 2 == 0
     logits = torch.zeros(num, 2, dtype=F64)
     got = hazard_nll(logits, durations, observed, torch.tensor([0, 0.1, 0.3], dtype=F64))
-    assert got.tolist() == pytest.approx([math.log(2)] * num)  # the event in the first bin, or that bin survived
+    assert got.tolist() == pytest.approx([math.log(2)] * num)  # the outcome in the first bin, or that bin survived
 
 
 @pytest.mark.parametrize("days", [[], [0], [0, 0], [0, 5, 3], [-1, 5], [0, math.nan], [0, math.inf]])
@@ -206,9 +177,3 @@ def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
         bin_edges(days, "model.bins")
     assert caught.value.where == "model.bins"
     assert caught.value.fix
-
-
-@pytest.mark.parametrize("horizon", [-1, 1826])
-def test_a_horizon_beyond_the_bins_is_refused(horizon: float) -> None:
-    with pytest.raises(RecipeError, match="from day 0 to day 1825"):
-        event_probability(hazards(1), bin_edges(EDGES, ""), horizon)

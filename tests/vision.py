@@ -1,4 +1,4 @@
-"""Small images and samples for tests of vision-language models; token ids are written as numbers."""
+"""Small images, samples and models for tests of vision-language models; token ids are written as numbers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from unpad.interchange.preprocess import Image, Prepared, Special, preprocess
+from unpad.models import build_model, model_config
+from unpad.models.vision_language import VisionLanguage
 
 VOCAB, IMAGE, PATCH = 60, 59, 2
 Row = tuple[str, Sequence[tuple[int, int]], str]  # prompt, grid of each of its images, answer
@@ -47,3 +50,26 @@ def prepare(rows: Sequence[Row], patch: int = PATCH, seed: int = 0, **options: A
     ]
     settings = {"special": Special(IMAGE), "vocab_size": VOCAB, "answers": [row[2] for row in rows], **options}
     return preprocess(encode, images, [row[0] for row in rows], **settings)
+
+
+def tiny(
+    vision: dict[str, Any] | None = None,
+    language: dict[str, Any] | None = None,
+    dtype: torch.dtype = torch.float64,
+    **fields: Any,
+) -> VisionLanguage:
+    """A model small enough to compare every gradient of, in evaluation mode; `fields` are of the recipe's `model`."""
+    section = {
+        "kind": "vision_language", "image_id": IMAGE,
+        "vision": {"width": 8, "blocks": 2, "heads": 2, "hidden": 12, "patch": PATCH, **(vision or {})},
+        "language": {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **(language or {})},
+        **fields,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = build_model(model_config(section), VOCAB)
+    assert isinstance(model, VisionLanguage)
+    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    for head in model.pruners.values():  # of a decided opinion, for some tokens and against others
+        head.to_logit.weight.data.mul_(4)
+    return model.to(dtype).eval()

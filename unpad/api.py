@@ -19,8 +19,9 @@ from unpad.errors import PlanError
 from unpad.loader import load_micro, load_steps
 from unpad.plan.plan import Plan
 from unpad.plan.plan import plan as make_plan
-from unpad.recipe import PlanSettings, checked
+from unpad.recipe_training import PlanSettings
 from unpad.run import LoadedRun, load
+from unpad.section import checked
 from unpad.train import free_folder
 from unpad.train import train as run_training
 

@@ -33,7 +33,7 @@ class EventSets:
         history: the sets of every sequence, num_seqs runs over num_sets; a patient may have none.
         times: (num_sets,) float32, days from the landmark, negative before it; never falls within a patient.
         durations: (num_seqs,) float32, days from the landmark to the end of observation; None without such labels.
-        observed: (num_seqs,) bool, whether observation ended with the event, and not by censoring; beside `durations`.
+        observed: (num_seqs,) bool, whether observation ended with the outcome, not by censoring; beside `durations`.
     """
 
     values: Tensor
@@ -116,6 +116,11 @@ class RaggedBatch:
     @property
     def num_seqs(self) -> int:
         return self.layout.num_seqs
+
+    @property
+    def attended(self) -> Layout | PaddedLayout:
+        """What attention runs over: the tokens, or the sets of every patient and one readout."""
+        return self.layout if self.events is None else build_layout((self.events.history.lengths() + 1).cpu().numpy())
 
     @property
     def num_targets(self) -> int:
@@ -235,25 +240,40 @@ def make_batch(
 
 
 def from_sequences(
-    sequences: Sequence[Sequence[int]], loss_masks: Sequence[Sequence[bool]] | None = None
+    sequences: Sequence[Sequence[int] | np.ndarray],
+    loss_masks: Sequence[Sequence[bool] | np.ndarray] | None = None,
+    seq_ids: np.ndarray | None = None,
 ) -> RaggedBatch:
     """Build a batch for next-token prediction: inputs are tokens[:-1], labels tokens[1:], within each sequence.
 
     Args:
         sequences: token ids; a sequence of n tokens gives n - 1 positions, and an empty one gives none.
         loss_masks: per sequence and token, whether predicting that token counts; all tokens by default.
+        seq_ids: (num_seqs,) corpus ids.
     """
-    masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
+    masks = loss_masks if loss_masks is not None else [np.ones(len(s), np.bool_) for s in sequences]
     assert all(len(m) == len(s) for m, s in zip(masks, sequences, strict=True)), (
         "a mask differs from its sequence in length"
     )
-    inputs = [t for s in sequences for t in s[:-1]]
-    labels = [t for s in sequences for t in s[1:]]
-    counted = [bool(m) for mask in masks for m in mask[1:]]
-    lengths = [max(len(s) - 1, 0) for s in sequences]
-    return make_batch(
-        np.array(inputs, np.int64), np.array(labels, np.int64), np.array(counted, np.bool_), np.array(lengths, np.int64)
-    )
+    inputs = _flat([s[:-1] for s in sequences], np.int64)
+    labels = _flat([s[1:] for s in sequences], np.int64)
+    counted = _flat([m[1:] for m in masks], np.bool_)
+    return make_batch(inputs, labels, counted, np.array([max(len(s) - 1, 0) for s in sequences], np.int64), seq_ids)
+
+
+def from_prompts(sequences: Sequence[Sequence[int] | np.ndarray], seq_ids: np.ndarray | None = None) -> RaggedBatch:
+    """Build a batch of sequences that are read to their last token, and of which nothing is predicted.
+
+    Arguments as in `from_sequences`.
+    """
+    ids = _flat(sequences, np.int64)
+    nothing = np.zeros_like(ids)
+    return make_batch(ids, nothing, nothing.astype(np.bool_), np.array([len(s) for s in sequences], np.int64), seq_ids)
+
+
+def _flat(parts: Sequence[Sequence[int] | np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """Runs end to end, (total,); there may be none, or empty ones."""
+    return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in parts)])
 
 
 def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:

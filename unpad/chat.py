@@ -9,10 +9,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from unpad import recipe
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.generate import stream
 from unpad.models.decoder import Decoder
+from unpad.recipe_data import Template
+from unpad.recipe_training import Generate
 from unpad.run import generation_precision, load
 from unpad.sources.example import Turn
 from unpad.step import Precision
@@ -30,7 +31,7 @@ NAMES = [command.split()[0] for command in COMMANDS]
 
 
 def prompt_ids(
-    turns: Sequence[Turn], template: recipe.Template, tokenizer: Tokenizer, longest: int, reserve: int
+    turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
 ) -> list[int]:
     """Encode the newest part of a conversation that leaves room for a reply, up to where the reply begins.
 
@@ -46,7 +47,7 @@ def prompt_ids(
 
 
 def fit(
-    turns: Sequence[Turn], template: recipe.Template, tokenizer: Tokenizer, longest: int, reserve: int
+    turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
 ) -> tuple[list[int], int]:
     """Return what `prompt_ids` does, and how many old turns were left out; a system turn always stays."""
     first = next(i for i, turn in enumerate(turns) if turn.role != "system")
@@ -79,8 +80,8 @@ class Conversation:
         self,
         model: Decoder,
         tokenizer: Tokenizer,
-        template: recipe.Template,
-        settings: recipe.Generate,
+        template: Template,
+        settings: Generate,
         *,
         precision: Precision = "fp32",
         system: str = "",
@@ -158,8 +159,8 @@ def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 def chat(
     model: Decoder,
     tokenizer: Tokenizer,
-    template: recipe.Template,
-    settings: recipe.Generate,
+    template: Template,
+    settings: Generate,
     *,
     read_line: Callable[[str], str],
     write: Callable[[str], None],

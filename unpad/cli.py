@@ -286,7 +286,8 @@ def check(
 ) -> None:
     """Name every row that cannot be used, with file:line, code and fix. Exit code 3 when there is one."""
     from unpad.errors import RecipeError, nearest
-    from unpad.sources.check import KINDS, check
+    from unpad.recipe_data import KINDS
+    from unpad.sources.check import check
 
     _debug(debug)
     if kind not in (None, *KINDS):
@@ -300,7 +301,7 @@ def check(
 @recipes_app.callback(epilog="Example: unpad recipes")
 def recipes(context: typer.Context) -> None:
     """List the packaged recipes."""
-    from unpad.recipe import RECIPES, recipe_names
+    from unpad.recipe_file import RECIPES, recipe_names
 
     if context.invoked_subcommand is None:
         for name in recipe_names():
@@ -312,7 +313,7 @@ def recipes(context: typer.Context) -> None:
 def copy(name: str, file: Path) -> None:
     """Write an editable copy of a packaged recipe."""
     from unpad.errors import RecipeError
-    from unpad.recipe import find_recipe
+    from unpad.recipe_file import find_recipe
     from unpad.storage import write_atomic
 
     if file.exists():
@@ -356,10 +357,10 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Measure speed, padding, memory and quality of every way to batch, on this machine and your data."""
-    from unpad.bench import QUICK, Effort, bench
+    from unpad.bench import FULL, QUICK, bench
 
     _debug(debug)
-    table = bench(recipe, overrides or [], QUICK if quick else Effort())
+    table = bench(recipe, overrides or [], QUICK if quick else FULL)
     if as_json:
         _print_json(table.to_json())
     else:

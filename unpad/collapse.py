@@ -24,7 +24,8 @@ from unpad import checkpoint
 from unpad.data import Data
 from unpad.errors import CollapseError
 from unpad.latent import LatentModel, Reading, Sample, draw_sample, read_latent
-from unpad.recipe import CollapseSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_training import CollapseSettings
 
 Action = Literal["save", "stop", "recover"]
 LIGHTS = ("green", "yellow", "orange")  # by the number of signs; a confirmed collapse is red

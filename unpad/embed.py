@@ -31,20 +31,20 @@ class Vectors:
         patient: (num_rows,) int64, index of the patient in the data.
         embedding: (num_rows, dim) float32.
         set_index: (num_rows,) int32, counted from 0 in every patient; None where a row is a patient.
-        time: (num_rows,) float32, days from the landmark, not a number for a set of facts; beside `set_index`.
+        days_from_landmark: (num_rows,) float32, not a number for a set of facts; beside `set_index`.
     """
 
     patient: np.ndarray
     embedding: np.ndarray
     set_index: np.ndarray | None = None
-    time: np.ndarray | None = None
+    days_from_landmark: np.ndarray | None = None
 
 
 def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> list[str]:
     """Write the vectors of patients to a parquet file and say what is in it.
 
-    Its columns are the patient's id as the data has it, for sets `set_index` and `time` (days from the landmark, null
-    for facts), for patients what `predicted` adds, and `embedding`, a list of equally many fp32 numbers in every row.
+    Its columns are the patient's id as the data has it, for sets `set_index` and `days_from_landmark` (null for facts),
+    for patients what `predicted` adds, and `embedding`, a list of equally many fp32 numbers in every row.
 
     Args:
         path: of the data, in the form that the run was trained on; None is the run's own.
@@ -61,7 +61,8 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     name = _id_name(run.recipe)
     columns = {name: pa.array(data.ids[found.patient])}
     if found.set_index is not None:
-        columns |= {"set_index": pa.array(found.set_index), "time": pa.array(found.time, from_pandas=True)}
+        columns["set_index"] = pa.array(found.set_index)
+        columns["days_from_landmark"] = pa.array(found.days_from_landmark, from_pandas=True)
     else:
         columns |= predicted(run, data, known=path is None)
     flat = pa.array(found.embedding.reshape(-1))
@@ -79,8 +80,9 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
 def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
     """Columns of what the model says of every patient, and of what is known.
 
-    `probability` of the event where the model learned to classify; `risk`, the hazard added up over all bins, where it
-    learned hazards; of the run's own data `split`, train or holdout, and `label`, 0, 1 or null where it is not known.
+    `probability` of the outcome where the model learned to classify; `risk`, the hazard added up over all bins, where
+    it learned hazards; of the run's own data `split`, train or holdout, and `label`, 0, 1 or null where it is not
+    known.
 
     Args:
         known: whether the data is the run's own.
@@ -165,5 +167,5 @@ def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
         return Vectors(patient, embedding)
     first = np.searchsorted(patient, patient)
     set_index = (np.arange(len(patient)) - first).astype(np.int32)
-    time = np.where(data.sets.timeless, np.float32(np.nan), np.concatenate(times)[order])
-    return Vectors(patient, embedding, set_index, time)
+    days = np.where(data.sets.timeless, np.float32(np.nan), np.concatenate(times)[order])
+    return Vectors(patient, embedding, set_index, days)

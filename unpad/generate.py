@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad import recipe
-from unpad.batch import RaggedBatch, make_batch
+from unpad.batch import RaggedBatch, from_prompts
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.layout import Layout
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.linear import keep_copies
+from unpad.recipe_training import Generate
 from unpad.step import Precision, autocast
 from unpad.tokens.tokenizer import DecodeStream, Tokenizer
 
@@ -50,7 +50,7 @@ def complete(
     model: Decoder,
     tokenizer: Tokenizer,
     prompts: Prompts,
-    settings: recipe.Generate,
+    settings: Generate,
     precision: Precision = "fp32",
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
@@ -66,7 +66,7 @@ def complete(
 def generate(
     model: Decoder,
     prompts: Prompts,
-    settings: recipe.Generate,
+    settings: Generate,
     *,
     eos_id: int,
     banned: Sequence[int] = (),
@@ -108,7 +108,7 @@ def stream(
     model: Decoder,
     tokenizer: Tokenizer,
     prompt_ids: Sequence[int],
-    settings: recipe.Generate,
+    settings: Generate,
     precision: Precision = "fp32",
     index: int = 0,
 ) -> Iterator[str]:
@@ -145,13 +145,13 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
     return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
 
 
-def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate) -> np.ndarray:
+def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate) -> np.ndarray:
     """Most tokens each prompt may be continued by, (num_prompts,) int64: every position predicts one token."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     return np.minimum(settings.max_new_tokens, model.config.longest - lengths + 1)
 
 
-def _why_finished(num_ids: int, limit: int, settings: recipe.Generate) -> Finished:
+def _why_finished(num_ids: int, limit: int, settings: Generate) -> Finished:
     if num_ids < limit:
         return "eos"
     return "length" if limit == settings.max_new_tokens else "context"
@@ -192,9 +192,7 @@ def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache,
     if isinstance(prompts, RaggedBatch):
         batch = prompts.to(_device(model))
     else:
-        ids = np.array([token for prompt in prompts for token in prompt], np.int64)
-        lengths = np.array([len(prompt) for prompt in prompts], np.int64)
-        batch = make_batch(ids, np.zeros_like(ids), np.zeros(ids.size, np.bool_), lengths).to(_device(model))
+        batch = from_prompts(prompts).to(_device(model))
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
     hidden = model(batch, cache)
@@ -226,7 +224,7 @@ def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
 def _steps(
     model: Decoder,
     prompts: Prompts,
-    settings: recipe.Generate,
+    settings: Generate,
     eos_id: int,
     banned: Sequence[int],
     indices: Sequence[int] | None,
@@ -243,7 +241,7 @@ def _steps(
     return _sample_steps(model, prompts, settings, eos_id, banned, indices)
 
 
-def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate) -> None:
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate) -> None:
     longest = model.config.longest
     if not model.config.causal:
         raise RecipeError(
@@ -276,7 +274,7 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Ge
 def _sample_steps(
     model: Decoder,
     prompts: Prompts,
-    settings: recipe.Generate,
+    settings: Generate,
     eos_id: int,
     banned: Sequence[int],
     indices: Sequence[int],
@@ -320,7 +318,7 @@ class _Scores:
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: recipe.Generate, banned: Sequence[int]
+        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate, banned: Sequence[int]
     ) -> None:
         self._model, self._penalty = model, settings.repetition_penalty
         self._banned = torch.tensor(sorted(set(banned)), dtype=torch.int64, device=_device(model))
@@ -356,7 +354,7 @@ class _Scores:
             self._used = self._used[rows.to(self._used.device)]
 
 
-def sample(logits: Tensor, settings: recipe.Generate, uniform: Tensor) -> Tensor:
+def sample(logits: Tensor, settings: Generate, uniform: Tensor) -> Tensor:
     """Draw a token per row from softmax(logits / temperature), cut to the top_k likeliest and then to top_p.
 
     top_p keeps the smallest set of likeliest tokens whose share of what top_k left reaches it
@@ -422,7 +420,7 @@ class _Beams:
 
 
 def _beam_steps(
-    model: Decoder, prompts: Prompts, settings: recipe.Generate, eos_id: int, banned: Sequence[int]
+    model: Decoder, prompts: Prompts, settings: Generate, eos_id: int, banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Search for the text of highest log probability per token; yield each prompt's once it is known.
 

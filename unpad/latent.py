@@ -18,7 +18,7 @@ from torch import Tensor
 from unpad.batch import RaggedBatch
 from unpad.data import Data
 from unpad.plan.plan import Micro
-from unpad.recipe import CollapseSettings
+from unpad.recipe_training import CollapseSettings
 
 SEED = 77  # keeps the draw of the sample apart from others of the run's seed
 

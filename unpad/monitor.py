@@ -1,7 +1,7 @@
 """What a run says while it trains: the progress line, metrics and timing files, TensorBoard and the report page.
 
 `metrics.jsonl` and `metrics.csv` hold only what data and seeds determine, so that a run and the same run killed and
-resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `events.jsonl` is a diary.
+resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `events.jsonl` is a log.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Monitor:
         log_every: updates between lines where there is no terminal.
         grad_norm_warning: a larger gradient norm is marked and warned of.
         total_steps: last step of the whole run, None while unknown.
-        verbose: a line for every step and every event.
+        verbose: a line for every step and every log entry.
 
     Raises:
         DiskError: a file cannot be opened, or later written.
@@ -167,7 +167,7 @@ class Monitor:
         self._screen.start()
 
     def resume(self, step: int) -> None:
-        """Cut metrics, timing and TensorBoard back to the records of steps up to `step`; the diary keeps everything.
+        """Cut metrics, timing and TensorBoard back to the records of steps up to `step`; the log keeps everything.
 
         A row of exactly `step` that is reported again is not written twice, so it does not matter on which side of the
         checkpoint an evaluation fell.

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from unpad.errors import RecipeError, nearest
-from unpad.recipe import Ramp, Weight
+from unpad.recipe_training import Ramp, Weight
 
 LAST = 10**9  # an update after every ramp
 WEIGHTS = {"cross_entropy": 1.0}  # of models that say nothing

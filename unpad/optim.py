@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import RecipeError
-from unpad.recipe import Optim, ParameterGroup
+from unpad.recipe_training import Optim, ParameterGroup
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> int:

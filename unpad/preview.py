@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unpad import storage
+from unpad.data import family_of
 from unpad.errors import RecipeError
 from unpad.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.monitor import Timers
@@ -21,8 +22,10 @@ from unpad.objective import Objective
 from unpad.optim import make_optimizer
 from unpad.plan.ledger import Ledger
 from unpad.plan.plan import Micro, Plan, plan
-from unpad.plan.report import StrategyRow, compare, histogram_lines, plot, to_json
-from unpad.recipe import PlanSettings, Stage, load_recipe
+from unpad.plan.report import StrategyRow, Units, compare, histogram_lines, plot, to_json
+from unpad.recipe import Stage
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import PlanSettings
 from unpad.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
 from unpad.step import train_step
 
@@ -51,7 +54,9 @@ class StagePreview:
     """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for.
 
     Args:
-        patients: whether sequences are patients and tokens their events, of whom one target each is learned.
+        units: what a sequence and its tokens are.
+        attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
+            cut, and one target each is learned.
     """
 
     name: str
@@ -61,7 +66,8 @@ class StagePreview:
     epochs: int
     settings: PlanSettings
     lr: float
-    patients: bool
+    units: Units
+    attends: bool
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
@@ -79,7 +85,7 @@ class Preview:
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
-            part = to_json(stage.rows, stage.lengths, stage.settings, stage.lr)
+            part = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)
             for row, values in zip(stage.rows, part["strategies"], strict=True):
                 if not row.refused:
                     trial = stage.trials[row.name]
@@ -87,7 +93,7 @@ class Preview:
             stages.append({"name": stage.name, "epochs": stage.epochs, **part})
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in self.stages])
-        whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr)
+        whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
         positions = self.setup.data.positions
         corpus = {"tokens": int(positions.sum()), "documents": len(positions)}
         return {**whole, "corpus": corpus, "stages": stages}
@@ -109,11 +115,12 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
     setup = prepare_setup(recipe, Path(), None, Timers())
     stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, 0).size]
     if not stages:
-        raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
+        fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
+        raise RecipeError("no stage has data to train on", where="stages", fix=fix)
     if picture is not None:
         rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in stages])
-        storage.write_atomic(picture, plot(rows, lengths, attention=not stages[0].patients))
+        storage.write_atomic(picture, plot(rows, lengths, stages[0].attends, stages[0].units))
     return Preview(setup, stages)
 
 
@@ -128,8 +135,8 @@ def _stage(setup: Setup, stage: Stage) -> StagePreview:
             trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
-    patients = setup.data.family == "events"
-    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, patients)
+    units, attends = Units(*family_of(recipe).UNITS), setup.data.attended is None
+    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, units, attends)
 
 
 def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
@@ -181,15 +188,14 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 
 
 def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
-    sequences, tokens = ("patients", "events") if stage.patients else ("sequences", "tokens")
+    units, num_tokens = stage.units, int(stage.lengths.sum())
     console.print(
-        f"\n{stage.name}: {len(stage.lengths):,} {sequences}, {int(stage.lengths.sum()):,} {tokens}", markup=False
+        f"\n{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}", markup=False
     )
     for line in histogram_lines(stage.lengths):
         console.print("  " + line, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    # Patients are never cut, and their model attends within sets and over sets: a plan cannot count its cells.
-    own = ("patients", "events", "dropped") if stage.patients else ("trained", "context", "cut", "dropped", "attention")
+    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*units, "dropped")
     for title in ("strategy", "padding", "steps", *own, "corr", "memory", f"{stage.epochs} ep."):
         table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in stage.rows:
@@ -204,12 +210,12 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
         return [row.name, "refused"]
     trial = stage.trials[row.name]
     ledger = row.ledger
-    if stage.patients:
-        counts = [*_trained_patients(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
-        own = [_short(count) for count in counts]
-    else:
+    if stage.attends:
         own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
         own.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
+    else:
+        counts = [*_trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
+        own = [_short(count) for count in counts]
     return [
         row.name + (" *" if row.name == stage.settings.strategy else ""),
         f"{row.pad_share:.1%}",
@@ -221,8 +227,8 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
     ]
 
 
-def _trained_patients(ledger: Ledger) -> tuple[int, int]:
-    """Patients that are trained on and their events: with a target per patient, all their other events are context."""
+def _trained_whole(ledger: Ledger) -> tuple[int, int]:
+    """Sequences that are trained on and their tokens: with one target each, all their other tokens are context."""
     return ledger.sequences.get("whole", 0), ledger.tokens("trained") + ledger.tokens("context")
 
 
@@ -241,56 +247,58 @@ def _duration(seconds: float) -> str:
 
 def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
-    advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr)["advice"]
+    advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)["advice"]
     size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
     measured = "memory and time: measured on one micro-batch and one step of each."
-    if stage.patients:
-        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
-        lines += _patient_lines(chosen.ledger, setup)
-    else:
+    if stage.attends:
         lines = [
             "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
             f"lengths of neighbouring steps. {measured}",
-            *_token_lines(chosen.ledger, setup),
+            *_token_lines(chosen.ledger, setup, stage.units),
         ]
+    else:
+        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
+        lines += _sequence_lines(chosen.ledger, setup, stage.units)
     lines += [
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
         f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
         f"learning rate for batches of {stage.settings.batch_size}: {rate['low']:.1e} to {rate['high']:.1e}"
         f" ({rate['why']})",
-        _memory_advice(stage.trials[chosen.name]),
+        _memory_advice(stage.trials[chosen.name], stage.units),
     ]
     return lines
 
 
-def _token_lines(ledger: Ledger, setup: Setup) -> list[str]:
+def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
     lines = []
     for column, reason, tokens, share, sequences, first in ledger.rows():
         where = ", ".join(setup.data.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
-        lines.append(f"  {column:<10}{reason:<15}{tokens:>12,} tokens {share:6.1%} of {sequences:,} sequences  {where}")
+        counts = f"{tokens:>12,} {units.tokens} {share:6.1%} of {sequences:,} {units.sequences}"
+        lines.append(f"  {column:<10}{reason:<15}{counts}  {where}")
     return lines
 
 
-def _patient_lines(ledger: Ledger, setup: Setup) -> list[str]:
-    """Patients by fate, each with all their events."""
-    patients, events = _trained_patients(ledger)
-    lines = [f"  {'trained':<10}{'whole':<15}{patients:>12,} patients with {events:,} events"] if patients else []
-    for column, reason, events, _, patients, first in ledger.rows():
+def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
+    """Sequences by fate, each with all its tokens."""
+    sequences, tokens = units
+    num, inside = _trained_whole(ledger)
+    lines = [f"  {'trained':<10}{'whole':<15}{num:>12,} {sequences} with {inside:,} {tokens}"] if num else []
+    for column, reason, inside, _, num, first in ledger.rows():
         if column == "dropped":
             where = ", ".join(setup.data.where(i) for i in first[:3])
-            lines.append(f"  {column:<10}{reason:<15}{patients:>12,} patients with {events:,} events  {where}")
+            lines.append(f"  {column:<10}{reason:<15}{num:>12,} {sequences} with {inside:,} {tokens}  {where}")
     return lines
 
 
-def _memory_advice(trial: Trial) -> str:
+def _memory_advice(trial: Trial, units: Units) -> str:
     per_token = max(trial.peak_bytes - trial.base_bytes, 0) / max(trial.largest_tokens, 1)
     if per_token == 0:
-        return f"a micro-batch of {trial.largest_tokens:,} tokens needs no memory beyond what is in use"
+        return f"a micro-batch of {trial.largest_tokens:,} {units.tokens} needs no memory beyond what is in use"
     free = available_memory()
     largest = int(0.8 * free / per_token)
     return (
-        f"a token of a micro-batch takes {per_token / 1024:.0f} KiB: with {free / 2**30:.1f} GiB free, "
+        f"{units.tokens} of a micro-batch take {per_token / 1024:.0f} KiB each: with {free / 2**30:.1f} GiB free, "
         f"plan.tokens_per_micro can be up to about {largest:,}"
     )

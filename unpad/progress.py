@@ -14,7 +14,9 @@ from unpad import checkpoint, storage
 from unpad.collapse import CollapseState
 from unpad.errors import ResumeError
 from unpad.optim import optimizer_tensors
-from unpad.recipe import Recipe, Stage, differences, load_recipe, may_change_on_resume
+from unpad.recipe import Recipe, Stage
+from unpad.recipe_changes import differences, may_change_on_resume
+from unpad.recipe_file import load_recipe
 from unpad.run import COMMAND, RECIPE, put_weights, read_command
 from unpad.setup import Setup, resolved, stage_sequences
 from unpad.step import LossScaler

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from unpad.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences
 from unpad.errors import ProofError
-from unpad.layout import Layout, PaddedLayout, build_layout
+from unpad.layout import Layout, PaddedLayout
 from unpad.native import library
 from unpad.nn.attention import by_definition, kernel_names
 from unpad.objective import Objective
-from unpad.recipe import Weight
+from unpad.recipe_training import Weight
 from unpad.step import accumulate, autocast
 
 EXACT = 1e-10
@@ -301,9 +301,7 @@ def kernels_of(model: nn.Module, variant: Variant, dtype: torch.dtype, device: t
     head_dim = getattr(model.config, "head_dim", None)  # a model without attention runs no kernel of ours
     names: set[str] = set()
     for batch in variant.micros:
-        # A model of patients attends over their sets and one readout each.
-        layout = batch.layout if batch.events is None else build_layout((batch.events.history.lengths() + 1).numpy())
-        names |= set() if head_dim is None else kernel_names(dtype, device, layout, head_dim)
+        names |= set() if head_dim is None else kernel_names(dtype, device, batch.attended, head_dim)
     return ", ".join(sorted(names))
 
 

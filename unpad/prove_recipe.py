@@ -15,7 +15,8 @@ from unpad.monitor import Timers
 from unpad.nn.attention import kernel_names
 from unpad.plan.plan import Micro, plan
 from unpad.prove import Certificate, Variant, certify
-from unpad.recipe import PlanSettings, load_recipe, strategy_names
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import PlanSettings, strategy_names
 from unpad.setup import Setup, prepare_setup, stage_sequences
 
 # fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
@@ -126,7 +127,6 @@ def _kernels_of_run(setup: Setup) -> set[str]:
     head_dim = getattr(setup.model.config, "head_dim", None)
     if head_dim is None:
         return set()
-    lengths = np.unique(np.minimum(setup.data.positions, _longest(setup)))
-    if setup.data.family == "events":  # whose model attends over the sets of a patient and one readout
-        lengths = np.unique(np.diff(setup.data.sets.sets_of)) + 1  # type: ignore[attr-defined]
+    attended = setup.data.attended
+    lengths = np.unique(np.minimum(setup.data.positions, _longest(setup)) if attended is None else attended)
     return kernel_names(dtype, setup.device, build_layout(lengths[lengths > 0]), head_dim)

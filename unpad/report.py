@@ -219,18 +219,18 @@ def _images(found: dict[str, Any]) -> str:
     return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"
 
 
-def _events(run: History) -> str:
+def _log(run: History) -> str:
     """Tables of where the time went, of the environment, and of everything else that happened."""
-    known = {event["kind"]: event for event in run.events}
+    known = {entry["kind"]: entry for entry in run.events}
     timers = [
         [row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"]
         for row in known.get("timers", {"rows": []})["rows"]
     ]
-    log = [event for event in run.events if event["kind"] not in ("environment", "timers")]
-    rows = [[_clock(event["time"]), event["kind"].replace("_", " "), _details(event)] for event in log]
+    log = [entry for entry in run.events if entry["kind"] not in ("environment", "timers")]
+    rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
     return (
         _table("Where the time went", ["Part", "Seconds", "Share"], timers, 1)
-        + _table("Events", ["Time", "Event", "Details"], rows, 3)
+        + _table("Log", ["Time", "Entry", "Details"], rows, 3)
         + _table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
     )
 
@@ -239,17 +239,17 @@ def _clock(time: str) -> str:
     return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _pairs(event: dict[str, Any]) -> list[list[str]]:
+def _pairs(entry: dict[str, Any]) -> list[list[str]]:
     def text(value: Any) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
-    return [[key, text(value)] for key, value in event.items() if key not in ("time", "kind")]
+    return [[key, text(value)] for key, value in entry.items() if key not in ("time", "kind")]
 
 
-def _details(event: dict[str, Any]) -> str:
-    """The event's message, or its fields; nested ones, such as a ledger, are left to events.jsonl."""
-    flat = {key: value for key, value in event.items() if not isinstance(value, dict | list)}
-    return event.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
+def _details(entry: dict[str, Any]) -> str:
+    """The entry's message, or its fields; nested ones, such as a ledger, are left to events.jsonl."""
+    flat = {key: value for key, value in entry.items() if not isinstance(value, dict | list)}
+    return entry.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
 
 
 def run_state(folder: Path, events: list[dict[str, Any]]) -> str:
@@ -305,7 +305,7 @@ def write_report(folder: Path) -> Path:
 {latent_section(run.latent, run.recipe)}
 {_evaluations(run)}
 {_evaluation(folder, run.recipe)}
-{_events(run)}
+{_log(run)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>
 """

@@ -49,7 +49,7 @@ def describe_events(found: dict[str, Any]) -> str:
 
 
 def _calibration(bins: list[dict[str, float]]) -> str:
-    """Observed against predicted share of patients with the event, in bins of equally many patients."""
+    """Observed against predicted share of patients with the outcome, in bins of equally many patients."""
     columns = {name: 100 * np.array([b[name] for b in bins]) for name in ("predicted", "observed", "low", "high")}
     x = columns["predicted"]
     ranges = [(np.array([x[i], x[i]]), np.array([columns["low"][i], columns["high"][i]])) for i in range(len(x))]
@@ -60,7 +60,7 @@ def _calibration(bins: list[dict[str, float]]) -> str:
         # Dots without a line: bins are apart, and what lies between them was not measured.
         Line("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
     ]
-    unit = "patients with the event, % by predicted probability, %"
+    unit = "patients with the outcome, % by predicted probability, %"
     return plot("Calibration", lines, size=(WIDTH, 340), zero=True, unit=unit, over="predicted", begin=even[0])
 
 
@@ -68,7 +68,7 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
     false, true = 100 * np.array(roc).T
     recall, precision = 100 * np.array(precision_recall).T
     whole = np.array([0.0, 100.0])
-    share = 100 * counts["with_event"] / (counts["with_event"] + counts["without_event"])
+    share = 100 * counts["with_outcome"] / (counts["with_outcome"] + counts["without_outcome"])
     chance = [Line("stage", [(whole, whole)], "chance"), Line("stage", [(whole, np.full(2, share))], "chance")]
     return [
         plot(
@@ -105,7 +105,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     height = below + ROW * len(rows) + 30
     marks = ticks(min(days.min(), -1.0), max(days.max(), 0.0), 8)
     low, high = marks[0], marks[-1]
-    levels = ticks(0.0, max([*one["probability"], 0.01]), 3)  # of a rare event all of them are small
+    levels = ticks(0.0, max([*one["probability"], 0.01]), 3)  # of a rare outcome all of them are small
 
     def across(day: float) -> float:
         return left + (day - low) / (high - low) * (RIGHT - left)
@@ -115,7 +115,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     body += _dots(one, days, rows, across, below)
     rarer = len(codes) - len(rows)
     more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
-    outcome = "the event came" if one["event"] else "no event"
+    outcome = "the outcome came" if one["outcome"] else "the outcome did not come"
     unit = f"{one['p']:.1%} in the end; {outcome}{more}"
     legend = "".join(
         f'<span><i class="{css}"></i>{label}</span>'

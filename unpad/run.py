@@ -21,8 +21,11 @@ from unpad.generate import complete, stream
 from unpad.history import read_rows
 from unpad.models import build_model, model_config
 from unpad.objective import Objective
-from unpad.recipe import Generate, Recipe, checked, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import Generate
 from unpad.report import run_state
+from unpad.section import checked
 from unpad.sources.example import Turn
 from unpad.step import Precision, choose_precision
 from unpad.tokens.encode import encode_prompt
@@ -56,10 +59,8 @@ class LoadedRun:
             RecipeError: the run is not one of texts.
         """
         if TOKENIZER not in self.files:
-            what, fix = "this run classifies images and writes no text", f"use `unpad infer {self.folder} --image FILE`"
-            if "events" in family_of(self.recipe).KINDS:
-                what, fix = "this run is one of patients and writes no text", f"use `unpad embed {self.folder}`"
-            raise RecipeError(what, where=str(self.folder), fix=fix)
+            what, fix = family_of(self.recipe).NO_TEXT
+            raise RecipeError(what, where=str(self.folder), fix=fix.format(run=self.folder))
         return load_tokenizer(self.files[TOKENIZER])
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
@@ -239,10 +240,5 @@ def what_next(folder: Path) -> list[str]:
     """What to type after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = load_recipe(str(folder / RECIPE))
-    if "events" in family_of(recipe).KINDS:
-        use = f"unpad embed {name} --out vectors.parquet"
-    elif recipe.data.images or recipe.data.vqa:
-        use = f"unpad infer {name} --image FILE" + (" --question TEXT" if recipe.data.vqa else "")
-    else:
-        use = f"unpad chat {name}" if recipe.data.chat else f"unpad generate {name} --prompt TEXT"
+    use = family_of(recipe).next_command(recipe, name)
     return [f"next:  {use}", f"       unpad eval {name}", f"       unpad report {name}"]

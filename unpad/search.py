@@ -29,7 +29,8 @@ from unpad.errors import (
 )
 from unpad.evaluate.metrics import HeldOut
 from unpad.evaluate.run import evaluate_run
-from unpad.recipe import differences, parse_recipe
+from unpad.recipe_changes import differences
+from unpad.recipe_file import parse_recipe
 from unpad.run import RECIPE
 from unpad.search_metric import direction, judge
 from unpad.search_space import Choice, Space, check_space, split_fields, written

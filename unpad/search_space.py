@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unpad.errors import RecipeError
-from unpad.recipe import Recipe, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import resolved
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d+)?|\.\d+)([eE][-+]?\d+)?")

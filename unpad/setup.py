@@ -21,7 +21,8 @@ from unpad.objective import Objective
 from unpad.optim import Epochs, check_schedule, freeze, make_optimizer
 from unpad.plan.mix import draw
 from unpad.plan.plan import Plan, plan
-from unpad.recipe import PlanSettings, Recipe, Stage
+from unpad.recipe import Recipe, Stage
+from unpad.recipe_training import PlanSettings
 from unpad.run import find_run, open_files
 from unpad.step import choose_precision
 
@@ -201,7 +202,7 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
     lengths = setup.data.lengths((recipe.train.seed, epoch))
     longest = setup.model.config.longest
-    if setup.data.family == "events":  # their context is a mere bound, and padding up to it would fill the memory
+    if setup.data.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
         longest = min(longest, max(int(lengths.max(initial=1)), 1))
     known = {
         "seed": recipe.train.seed,

@@ -104,6 +104,13 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad."""
+    if named := os.environ.get("UNPAD_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unpad"
+
+
 def make_folder(path: Path) -> None:
     """Create a folder and its parents so that they survive a power cut; an existing folder is fine.
 

@@ -1,10 +1,9 @@
-"""Time to an event in discrete time, with people whose observation ends before it.
+"""Time to an outcome in discrete time, with people whose observation ends before it.
 
 Time is cut into bins at `edges` in days from the landmark, and a model gives the logit of the hazard of every bin: of
-the probability to have the event in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
-Narasimhan 2019, arXiv 1805.00917). A bin ends with its right edge: an event on an edge belongs to the bin before it,
-one at the landmark or earlier to the first. Within a bin the hazard is constant, as Kvamme and Borgan (2019, arXiv
-1910.06724) interpolate.
+the probability to have the outcome in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
+Narasimhan 2019, arXiv 1805.00917). A bin ends with its right edge: an outcome on an edge belongs to the bin before it,
+one at the landmark or earlier to the first.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ def bin_edges(days: Sequence[float], where: str) -> Tensor:
 def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tensor) -> Tensor:
     """Negative log-likelihood of what was observed of every person, in nats.
 
-    An event in bin k: the bins before it were survived, and k was not. Censored within bin k: the bins before it were
-    survived, and of k nothing is known; on the right edge of a bin: it was survived as well. Observed beyond the last
-    edge, whatever happened then: all bins were survived.
+    The outcome in bin k: the bins before it were survived, and k was not. Censored within bin k: the bins before it
+    were survived, and of k nothing is known; on the right edge of a bin: it was survived as well. Observed beyond the
+    last edge, whatever happened then: all bins were survived.
 
     Args:
         logits: (num, bins), of the hazards.
         durations: (num,) days from the landmark to the end of observation.
-        observed: (num,) bool, whether that end was the event.
+        observed: (num,) bool, whether that end was the outcome.
         edges: (bins + 1,).
 
     Returns:
@@ -67,49 +66,11 @@ def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tenso
     return nll.sum(1).masked_fill(durations.isnan(), math.nan)
 
 
-def survival(logits: Tensor) -> Tensor:
-    """Probability to be without the event at the end of each bin, (num, bins) in fp32 or wider, never rising.
+def cumulative_hazard(logits: Tensor) -> Tensor:
+    """Hazard added up to the end of each bin, (num, bins) in fp32 or wider, never falling: minus the logarithm of the
+    probability to be without the outcome until then.
 
     Args:
         logits: (num, bins), of the hazards.
     """
-    return F.logsigmoid(-widened(logits)).cumsum(1).exp()
-
-
-def event_probability(logits: Tensor, edges: Tensor, horizon: float) -> Tensor:
-    """Probability of the event between the first edge and `horizon`, (num,) in fp32 or wider.
-
-    Args:
-        logits: (num, bins), of the hazards.
-        edges: (bins + 1,).
-        horizon: days from the landmark; within a bin the logarithm of survival falls linearly.
-
-    Raises:
-        RecipeError: the horizon lies outside of the bins, about which the hazards say nothing.
-    """
-    first, last = float(edges[0]), float(edges[-1])
-    if not first <= horizon <= last:
-        raise RecipeError(
-            f"a horizon of {horizon:g} days, where hazards reach from day {first:g} to day {last:g}",
-            fix="choose a horizon within the bins, or train with an edge at or beyond it",
-        )
-    logits = widened(logits)
-    start, end = edges.to(logits)[:-1], edges.to(logits)[1:]
-    passed = ((horizon - start) / (end - start)).clamp(0, 1)  # (bins,) share of each bin before the horizon
-    return -(F.logsigmoid(-logits) * passed).sum(1).expm1()
-
-
-def risk(logits: Tensor, edges: Tensor) -> Tensor:
-    """Expected share of the time between the first edge and the last that the event takes away, (num,) in [0, 1]:
-    1 - (mean time without the event) / (last edge - first edge). Orders people for concordance.
-
-    Args:
-        logits: (num, bins), of the hazards.
-        edges: (bins + 1,).
-    """
-    logs = F.logsigmoid(-widened(logits))  # (num, bins) logarithm of the share of each bin's people who survive it
-    reached = F.pad(logs.cumsum(1)[:, :-1], (1, 0)).exp()
-    # Mean of exp(logs * s) over s from 0 to 1; logs is 0 where a hazard is too small for the dtype.
-    within = torch.where(logs < 0, logs.expm1() / torch.where(logs < 0, logs, 1), 1)
-    days = edges.to(logs).diff()
-    return 1 - (reached * within * days).sum(1) / days.sum()
+    return -F.logsigmoid(-widened(logits)).cumsum(1)

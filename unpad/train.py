@@ -35,7 +35,8 @@ from unpad.progress import (
     save_checkpoint,
     write_run_files,
 )
-from unpad.recipe import Recipe, Stage, load_recipe
+from unpad.recipe import Recipe, Stage
+from unpad.recipe_file import load_recipe
 from unpad.run import RECIPE, RUNS, find_run, newest_weights, open_files, put_weights
 from unpad.setup import (
     Setup,
@@ -121,13 +122,7 @@ def train(
         setup = prepare_setup(recipe, folder, open_files(recipe, folder) if exists else None, timers)
         with timers("build"):
             check_stages(setup)
-        if not locked:
-            storage.make_folder(folder)
-            stack.enter_context(storage.RunLock(folder))
-            _holds_run(folder, resume=False)  # another process may have begun one there meanwhile
-        for place in (folder, folder / CHECKPOINTS):
-            if place.is_dir():
-                storage.clean_leftovers(place)
+        _take_folder(folder, locked, stack)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         if state is None and recipe.train.init_from:
             notes.append(_start_from(setup, find_run(recipe.train.init_from)))
@@ -158,6 +153,17 @@ def _holds_run(folder: Path, resume: bool) -> bool:
         fix = "continue it with --resume, or choose another --out"
         raise RecipeError("the directory holds a run already", where=str(folder), fix=fix)
     return exists
+
+
+def _take_folder(folder: Path, locked: bool, stack: ExitStack) -> None:
+    """Make and lock the directory of a new run, for as long as the stack lasts; remove what a killed one left half."""
+    if not locked:
+        storage.make_folder(folder)
+        stack.enter_context(storage.RunLock(folder))
+        _holds_run(folder, resume=False)  # another process may have begun one there meanwhile
+    for place in (folder, folder / CHECKPOINTS):
+        if place.is_dir():
+            storage.clean_leftovers(place)
 
 
 def _start_from(setup: Setup, start: Path) -> str:

@@ -31,7 +31,8 @@ from unpad.errors import RecipeError, SourceError
 from unpad.evaluate.metrics import every_micro
 from unpad.layout import Layout
 from unpad.plan.plan import plan
-from unpad.recipe import PlanSettings, Recipe, strategy_names
+from unpad.recipe import Recipe
+from unpad.recipe_training import PlanSettings, strategy_names
 from unpad.sources.tables import alias
 
 CLINICAL = Path(__file__).parents[3] / "shared" / "data" / "clinical"
@@ -241,6 +242,7 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     }  # fmt: skip
     assert data.ids.tolist() == list(expected), "in the order of their ids"
     batch = data.load(micro_of(data, range(len(data.ids))))
+    assert batch.attended.lengths().tolist() == data.attended.tolist(), "sets and a readout"
     assert batch.events is not None
     assert batch.events.durations is not None
     assert batch.events.observed is not None

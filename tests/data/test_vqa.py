@@ -21,7 +21,8 @@ from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.models import model_config
 from unpad.plan.plan import Micro
 from unpad.prove_recipe import prove_recipe
-from unpad.recipe import Recipe, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import load_recipe
 from unpad.setup import resolved
 from unpad.train import train
 

@@ -123,7 +123,7 @@ def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_c
 
 def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger() -> None:
     labels, p = sample(60, ties=False)
-    # As well calibrated as bins can be: each holds as many events as it expects, within one.
+    # As well calibrated as bins can be: each holds as many outcomes as it expects, within one.
     labels = np.zeros(60)
     for b in range(NUM_BINS):
         mine = np.flatnonzero(calibration_bins(p) == b)

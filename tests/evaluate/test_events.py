@@ -22,7 +22,7 @@ from unpad.evaluate.events import count, describe, evaluate, held_out, predict, 
 from unpad.evaluate.metrics import metric_lines
 from unpad.evaluate.sets import score_sets, summarise_sets
 from unpad.plan.plan import Micro
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 CPU = torch.device("cpu")
 ONE, MANY = PlanSettings(tokens_per_micro=1), PlanSettings(tokens_per_micro=300)
@@ -67,7 +67,7 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     counts = count(found, labelled=True)
     assert sum(list(counts.values())[:3]) == sum(list(counts.values())[3:]) == 40
     assert counts["of_unknown_outcome"] == 6
-    assert counts["observed_until_the_event"] == sum(data.outcome(seq)[1] for seq in range(40)) > 0
+    assert counts["observed_until_the_outcome"] == sum(data.outcome(seq)[1] for seq in range(40)) > 0
     assert metrics["auroc"].value == binary.auroc(found.labels[known], found.p[known])
     labels, p = found.labels[known], found.p[known]
     assert metrics["calibration_error"] == binary.measured(
@@ -83,7 +83,7 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
     unlabelled = summarise(predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU), False, True)
     assert list(unlabelled) == ["concordance"]
     found = predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU)
-    assert list(count(found, labelled=False)) == ["observed_until_the_event", "censored"]
+    assert list(count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
     found = predict(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY, CPU)
     assert count(found, labelled=False) == {}
 
@@ -213,7 +213,7 @@ def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
     data = draw(80)
     found = predict(Guess(), data, np.arange(80), MANY, CPU)
     chosen = courses(Guess(), data, np.arange(80), found.p, found.labels, found.num_sets)
-    assert [course["event"] for course in chosen] == [True, True, False, False]
+    assert [course["outcome"] for course in chosen] == [True, True, False, False]
     readable = (found.num_sets >= 3) & (found.labels == 1)
     assert chosen[0]["p"] == pytest.approx(found.p[readable].max(), abs=1e-4)
     facts = found.p[::3].round(4).tolist()  # every third patient begins with facts that have no time

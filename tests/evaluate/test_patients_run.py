@@ -22,7 +22,9 @@ from unpad.evaluate.events import predict, summarise
 from unpad.evaluate.sets import score_sets, summarise_sets
 from unpad.models import model_config
 from unpad.models.set_sequence import SetSequence
-from unpad.recipe import EventLabels, EventSettings, EventSource, PlanSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import EventLabels, EventSettings, EventSource
+from unpad.recipe_training import PlanSettings
 from unpad.train import train
 
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
@@ -104,9 +106,9 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     sets = tmp_path / "sets.parquet"
     assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
     table = pq.read_table(sets)
-    assert table.column_names == ["id", "set_index", "time", "embedding"]
+    assert table.column_names == ["id", "set_index", "days_from_landmark", "embedding"]
     first = [index == 0 for index in table["set_index"].to_pylist()]
-    assert [day is None for day in table["time"].to_pylist()] == first, "ages have no time"
+    assert [day is None for day in table["days_from_landmark"].to_pylist()] == first, "ages have no time"
     assert list(known) == ["id", "probability", "risk", "split", "label", "embedding"]
     assert list(found) == ["id", "probability", "risk", "embedding"], "of others neither side nor label is known"
 

@@ -19,7 +19,8 @@ from unpad.loader import load_micro, load_steps
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.plan.plan import plan
-from unpad.recipe import PlanSettings, load_recipe, strategy_names
+from unpad.recipe_file import load_recipe
+from unpad.recipe_training import PlanSettings, strategy_names
 
 CPU = torch.device("cpu")
 

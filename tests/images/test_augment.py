@@ -16,7 +16,7 @@ from unpad.images.augment import augment
 from unpad.images.patches import prepare
 from unpad.plan.plan import plan
 from unpad.prove_recipe import prove_recipe
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 ALL = {"flip": 0.5, "shift": 0.2, "scale": 1.0, "zoom": 0.5, "color": 0.3, "erase": 0.5}
 

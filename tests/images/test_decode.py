@@ -25,7 +25,7 @@ from PIL import Image, ImageOps
 
 import unpad
 from unpad.images.decode import FIXES, MAX_METADATA, MAX_PIXELS, NOTES, ImageError, decode, probe
-from unpad.recipe import Data
+from unpad.recipe_data import Data
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile
 from unpad.sources.images import ImageExample, read, read_bytes

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from unpad.images.patches import prepare, unpatch
 from unpad.images.sizes import grid_of
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 IMAGENET = ImageSettings(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 

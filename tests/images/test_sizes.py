@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from unpad.errors import RecipeError
 from unpad.images.sizes import detail, grid_of
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 SIDES = st.integers(1, 16_384)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.vision import IMAGE, PATCH, VOCAB, Row, prepare
+from tests.vision import IMAGE, PATCH, VOCAB, Row, prepare, tiny
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.generate import advance, generate, prefill
@@ -17,7 +17,7 @@ from unpad.models import build_model, model_config
 from unpad.models.vision_language import Mode, VisionLanguage
 from unpad.native import library
 from unpad.prove_reference import plain_pass
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 from unpad.step import accumulate
 
 WIDTH, BLOCKS = 16, 3
@@ -52,20 +52,10 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def merging(merge: str | None, mode: Mode | None = None, prune: str = "none", **fields: Any) -> VisionLanguage:
-    section = {
-        "kind": "vision_language", "image_id": IMAGE,
-        "vision": {"width": 8, "blocks": 2, "heads": 2, "hidden": 12, "patch": PATCH, "positions": "grid"},
-        "language": {"width": WIDTH, "blocks": BLOCKS, "heads": 2, "hidden": 24, "context": 96},
+    model = tiny(
+        {"positions": "grid"}, {"width": WIDTH, "blocks": BLOCKS, "heads": 2, "context": 96},
         **({} if merge is None else {"merge": {**MERGES[merge], **fields}}), **PRUNES[prune],
-    }  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(model_config(section), VOCAB)
-    assert isinstance(model, VisionLanguage)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    for head in model.pruners.values():
-        head.to_logit.weight.data.mul_(4)
-    model = model.double().eval()
+    )  # fmt: skip
     model.mode = mode
     return model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.vision import IMAGE, PATCH, VOCAB, Row, prepare
+from tests.vision import IMAGE, VOCAB, Row, prepare, tiny
 from unpad.batch import RaggedBatch, from_sequences
 from unpad.errors import RecipeError
 from unpad.generate import advance, generate, prefill
@@ -23,7 +23,7 @@ from unpad.native import library
 from unpad.nn.block import Stream
 from unpad.nn.prune_pass import PrunePass
 from unpad.prove_reference import plain_pass
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 from unpad.step import accumulate
 
 WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1
@@ -53,23 +53,9 @@ CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 def pruned(mode: str | None = None, positions: str = "rotary", blocks: int = BLOCKS, **prune: Any) -> VisionLanguage:
-    section = {
-        "kind": "vision_language", "image_id": IMAGE,
-        "vision": {"width": 8, "blocks": 1, "heads": 2, "hidden": 12, "patch": PATCH, "positions": "grid"},
-        "language": {
-            "width": WIDTH, "blocks": blocks, "heads": HEADS, "kv_heads": KV_HEADS, "hidden": 24, "context": 64,
-            "positions": positions,
-        },
-        "prune": {"layers": [0, 2], "inner": 8, "heads": 2, **prune},
-    }  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(model_config(section), VOCAB)
-    assert isinstance(model, VisionLanguage)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    for head in model.pruners.values():  # of a decided opinion, for some tokens and against others
-        head.to_logit.weight.data.mul_(4)
-    model = model.double().eval()
+    sizes = {"width": WIDTH, "blocks": blocks, "heads": HEADS, "kv_heads": KV_HEADS, "positions": positions}
+    heads = {"layers": [0, 2], "inner": 8, "heads": 2, **prune}
+    model = tiny({"blocks": 1, "positions": "grid"}, sizes, prune=heads)
     model.mode = mode
     return model
 

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from tests.vision import GRIDS, IMAGE, PATCH, ROWS, VOCAB, encode, picture, prepare
+from tests.vision import GRIDS, IMAGE, ROWS, VOCAB, encode, picture, prepare, tiny
 from unpad.batch import RaggedBatch, from_padded, from_sequences
 from unpad.errors import RecipeError, SourceError
 from unpad.generate import advance, generate
 from unpad.interchange.preprocess import Special, preprocess
-from unpad.models import build_model, model_config
+from unpad.models import model_config
 from unpad.models.decoder import Decoder
 from unpad.models.vision_language import VisionLanguage
 from unpad.native import library
@@ -31,7 +31,7 @@ from unpad.nn.cache import KeyValueCache
 from unpad.nn.tower import Tower, TowerConfig
 from unpad.objective import WEIGHTS
 from unpad.optim import freeze
-from unpad.recipe import Generate
+from unpad.recipe_training import Generate
 from unpad.step import accumulate
 
 LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
@@ -62,26 +62,6 @@ def _positions_of_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("unpad.nn.positions")
     module.GridPositions = GridPositions  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "unpad.nn.positions", module)
-
-
-def tiny(
-    vision: dict[str, Any] | None = None,
-    language: dict[str, Any] | None = None,
-    dtype: torch.dtype = torch.float64,
-    **fields: Any,
-) -> VisionLanguage:
-    section = {
-        "kind": "vision_language", "image_id": IMAGE,
-        "vision": {"width": 8, "blocks": 2, "heads": 2, "hidden": 12, "patch": PATCH, **(vision or {})},
-        "language": {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **(language or {})},
-        **fields,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(model_config(section), VOCAB)
-    assert isinstance(model, VisionLanguage)
-    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype).eval()
 
 
 def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:

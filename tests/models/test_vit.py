@@ -36,6 +36,8 @@ def pack_images(images: Sequence[Tensor], labels: Sequence[int] | None, patch: i
     """Images (channels, height, width), whose sides are multiples of `patch`, as a batch."""
     num_values = (images[0].shape[0] if len(images) else 3) * patch**2
     grid = [(image.shape[1] // patch, image.shape[2] // patch) for image in images]
+    # Shown at their own size, or shrunk to a third.
+    sizes = [[patch * side * (1 + 2 * (i % 2)) for side in sides] for i, sides in enumerate(grid)]
     lengths = np.array([rows * columns for rows, columns in grid], np.int64)
     total = int(lengths.sum())
     return RaggedBatch(
@@ -48,8 +50,7 @@ def pack_images(images: Sequence[Tensor], labels: Sequence[int] | None, patch: i
         inputs_embeds=torch.cat([torch.zeros(0, num_values), *(cut_patches(image, patch) for image in images)]),
         seq_labels=None if labels is None else torch.tensor(labels, dtype=torch.int64),
         grid=torch.tensor(grid, dtype=torch.int64).reshape(-1, 2),
-        # Shown at their own size, or shrunk to a third.
-        image_sizes=torch.tensor([[patch * side * (1 + 2 * (i % 2)) for side in one] for i, one in enumerate(grid)]).reshape(-1, 2),
+        image_sizes=torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
     )
 
 
@@ -156,8 +157,8 @@ def test_permuting_images_permutes_results() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_and_no_bit_crosses_between_images(kind: str) -> None:
-    batch = random_images()
     model = tiny_vit(**KINDS[kind]).eval()
+    batch = random_images(channels=model.config.channels)
     pixels = batch.inputs_embeds.double().requires_grad_()
     model.classify(replace(batch, inputs_embeds=pixels))[3].square().sum().backward()
     start, stop = batch.layout.cu_seqlens[3:5].tolist()
@@ -186,7 +187,7 @@ def test_what_padding_holds_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_without_images_is_legal(kind: str) -> None:
     model = tiny_vit(**KINDS[kind], token_drop=0.5).train()
-    empty = random_images().select([])
+    empty = random_images(channels=model.config.channels).select([])
     for batch in (empty, empty.pad()):
         assert model(batch).shape == (0, 16)
         assert model.classify(batch).shape == (0, CLASSES)

@@ -11,7 +11,7 @@ from tests.conftest import random_batch, tiny_model
 from unpad.nn.linear import Linear, _completed, computing_copy, keep_copies
 from unpad.objective import WEIGHTS
 from unpad.optim import make_optimizer
-from unpad.recipe import Optim
+from unpad.recipe_training import Optim
 from unpad.step import train_step
 
 BF16 = torch.bfloat16

@@ -8,7 +8,7 @@ from unpad.plan.plan import Plan, plan
 from unpad.plan.report import length_correlation
 from unpad.plan.strategies import bucket, budget
 from unpad.plan.strategies.rows import best_fit_decreasing
-from unpad.recipe import PlanSettings, strategy_names
+from unpad.recipe_training import PlanSettings, strategy_names
 
 LENGTHS = st.lists(st.integers(0, 60), max_size=60)
 ALL = tuple(strategy_names())

@@ -20,7 +20,7 @@ from unpad.plan.report import (
     plot,
     to_json,
 )
-from unpad.recipe import PlanSettings, strategy_names
+from unpad.recipe_training import PlanSettings, strategy_names
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(4, 0.7, 600), 2, 400).astype(np.int64)
 

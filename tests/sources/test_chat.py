@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from unpad.recipe import Data, Source
+from unpad.recipe_data import Data, Source
 from unpad.sources.chat import read
 from unpad.sources.example import Example
 from unpad.sources.files import expand

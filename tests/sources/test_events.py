@@ -16,7 +16,7 @@ import pytest
 from tests.event_tables import FIRST_ID, Row, draw_rows, opened, put, put_folder, put_meds, table
 from tests.shell import Shell
 from unpad.errors import RecipeError, SourceError, UnpadError
-from unpad.recipe import EventSettings, EventSource
+from unpad.recipe_data import EventSettings, EventSource
 from unpad.sources.check import check
 from unpad.sources.events import EventTable, join, read_source
 from unpad.sources.tables import alias

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from unpad.errors import SourceError
-from unpad.recipe import Source
+from unpad.recipe_data import Source
 from unpad.sources.files import expand, guess_encoding
 
 

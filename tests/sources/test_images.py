@@ -16,7 +16,7 @@ from PIL import Image
 
 from unpad.errors import SourceError
 from unpad.images.decode import ImageError, decode
-from unpad.recipe import Data, Source
+from unpad.recipe_data import Data, Source
 from unpad.sources.example import BadRow
 from unpad.sources.images import ImageExample, content_key, expand, read, read_bytes
 from unpad.sources.split import assign

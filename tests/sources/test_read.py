@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from unpad.errors import SourceError
-from unpad.recipe import Data, Source
+from unpad.recipe_data import Data, Source
 from unpad.sources.check import check
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile, expand

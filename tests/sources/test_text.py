@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from unpad.recipe import Data, Source
+from unpad.recipe_data import Data, Source
 from unpad.sources.example import BadRow, Example
 from unpad.sources.files import expand
 from unpad.sources.text import read

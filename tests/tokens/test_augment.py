@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.errors import SourceError
-from unpad.recipe import Augment
+from unpad.recipe_data import Augment
 from unpad.sources.example import Example, Turn
 from unpad.tokens.augment import PACKAGED_SYNONYMS, augment, load_synonyms, with_copies
 from unpad.tokens.words import segment

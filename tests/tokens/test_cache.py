@@ -197,14 +197,3 @@ def test_sealed_bytes_come_back_or_are_refused(tmp_path: Path) -> None:
         read, reason = cache.read_sealed(path)
         assert read is None
         assert reason
-
-
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UNPAD_CACHE", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cache.cache_folder() == Path("/home/someone/.cache/unpad")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/tmp/x")
-    assert cache.cache_folder() == Path("/var/tmp/x/unpad")
-    monkeypatch.setenv("UNPAD_CACHE", "/fast/cache")
-    assert cache.cache_folder() == Path("/fast/cache")

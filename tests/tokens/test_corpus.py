@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.errors import SourceError
-from unpad.recipe import Recipe, parse_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_file import parse_recipe
 from unpad.sources.example import Turn
 from unpad.sources.read import read_file
 from unpad.tokens import corpus
@@ -250,7 +251,7 @@ def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
     recipe = folder / "recipe.json"
     recipe.write_text(make_recipe(folder).model_dump_json())
     code = (
-        "import json, sys; from pathlib import Path; from unpad.recipe import parse_recipe; "
+        "import json, sys; from pathlib import Path; from unpad.recipe_file import parse_recipe; "
         "from unpad.tokens.corpus import prepare; "
         "print(prepare(parse_recipe(json.loads(Path(sys.argv[1]).read_text())))[0].fingerprint())"
     )

@@ -3,9 +3,12 @@
 A model file says `DATA = "text"`, and `data/text.py` then has
 
     KINDS                      sections of the recipe's `data` that it reads
+    UNITS                      what people call a sequence, and what its length counts
     FILES                      names of the files a run keeps so that it can be used without its data
     num_outputs(files)         channels of the model's head: vocabulary or classes
     open_data(recipe, kept)    a `Data`; `kept` are the files of an earlier run, None makes them
+    next_command(recipe, run)  what to type to use a run of it
+    NO_TEXT                    what to tell who asks a run of it for text, and the fix; where FILES has no tokenizer
 
 and `evaluate/text.py` measures a model on it.
 """
@@ -22,6 +25,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.plan.plan import Micro
 from unpad.recipe import Recipe
+from unpad.recipe_data import KINDS
 
 
 class Data(Protocol):
@@ -31,6 +35,8 @@ class Data(Protocol):
         family: name of the file in `data/` and in `evaluate/`.
         kinds: sections of the recipe's `data` that it reads; a stage may use some of them.
         positions: positions the model sees per sequence.
+        attended: how many vectors of a sequence attend to each other, where those are not its positions; None where
+            they are. The model's context is then a mere bound, and a plan cannot count the cells of attention.
         kind: index into `kinds`.
         source: index into `weights`.
         split: 0 training, 1 held out.
@@ -55,6 +61,9 @@ class Data(Protocol):
 
     @property
     def positions(self) -> np.ndarray: ...
+
+    @property
+    def attended(self) -> np.ndarray | None: ...
 
     @property
     def kind(self) -> np.ndarray: ...
@@ -124,7 +133,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
         SourceError: the data cannot be used.
     """
     family = family_of(recipe)
-    given = [name for name in ("text", "chat", "images", "vqa", "events") if getattr(recipe.data, name)]
+    given = [name for name in KINDS if getattr(recipe.data, name)]
     for name in given:
         if name not in family.KINDS:
             kind = recipe.model["kind"]

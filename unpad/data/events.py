@@ -1,7 +1,7 @@
 """Patients as runs of events that form sets.
 
-A sequence is a patient and a position one event; a patient without any is still one, who has a label or a time to an
-event. Everything is in memory as flat arrays, so that a batch is a few gathers. How rows become histories:
+A sequence is a patient and a position one event; a patient without any is still one, who has a label or a time to the
+outcome. Everything is in memory as flat arrays, so that a batch is a few gathers. How rows become histories:
 `histories.py`; who takes part: `sources/patients.py`.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +30,17 @@ from unpad.sources.events import EventRows, EventTable
 from unpad.sources.example import BadRow
 from unpad.sources.labels import Clock, LabelTable
 from unpad.sources.patients import Cohort, read_cohort, refuse_nobody, refuse_unlearnable
+from unpad.sources.places import resolve_path
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN
 from unpad.sources.tables import alias
 from unpad.storage import sha256_file
 
 KINDS = ("events",)
+UNITS = ("patients", "events")
 CODES = "events.json"
 FILES = (CODES,)
+NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +82,8 @@ class EventData:
     bad: list[BadRow]
     num_sorted: int
     has_end: bool
-
-    @property
-    def family(self) -> str:
-        return "events"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "events"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
     def weights(self) -> list[float]:
@@ -110,6 +107,11 @@ class EventData:
     def positions(self) -> np.ndarray:
         return np.diff(self.sets.events_of)
 
+    @cached_property
+    def attended(self) -> np.ndarray:
+        """The sets of every patient and one readout, (num_patients,)."""
+        return np.diff(self.sets.sets_of) + 1
+
     def lengths(self, draw: tuple[int, int]) -> np.ndarray:
         return self.positions
 
@@ -123,7 +125,7 @@ class EventData:
 
     @cached_property
     def num_targets(self) -> np.ndarray:
-        """One per patient of whom there is anything to learn: a label, a time to an event, or the events themselves."""
+        """One per patient of whom there is anything to learn: a label, the time to the outcome, or the events."""
         told = self.positions > 0
         if self.labels is not None:
             told = told | (self.labels >= 0)
@@ -239,7 +241,7 @@ class EventData:
             lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
             lines += self._one_sided()
         if cohort.duration is not None and cohort.observed is not None:
-            lines.append(f"{int(cohort.observed.sum()):,} observed until the event, followed for a median of "
+            lines.append(f"{int(cohort.observed.sum()):,} observed until the outcome, followed for a median of "
                          f"{np.median(cohort.duration) if len(cohort.duration) else 0:,.6g} days")  # fmt: skip
         if not self.has_end:
             lines.append(
@@ -291,6 +293,11 @@ def num_outputs(files: dict[str, bytes]) -> int:
     return len(load_codes(files[CODES]).names)
 
 
+def next_command(recipe: Recipe, run: str) -> str:
+    """What to type to use a run of it."""
+    return f"unpad embed {run} --out vectors.parquet"
+
+
 # --------------------------------------------------------------------------- reading
 
 
@@ -319,7 +326,7 @@ def _make(
     events: Events, clock: Clock, counts: dict[str, int], bad: list[BadRow], num_rows: int,
 ) -> EventData:  # fmt: skip
     """Number the codes, form sets and cut them."""
-    settings, resolve, num = recipe.events, recipe.resolve_path, len(cohort.person)
+    settings, num = recipe.events, len(cohort.person)
     in_training = cohort.split[events.patient] == TRAIN
     known = load_codes(kept[CODES]) if kept else histories.learn_codes(events, rows.names, in_training, settings)
     events, skipped, unknown = histories.number_codes(events, rows, known, settings)
@@ -331,7 +338,7 @@ def _make(
         sets = histories.form_sets(events, num, settings, clock, rows.sets is not None)
     vectors, without = None, list[str]()
     if settings.code_embeddings is not None:
-        vectors, without = read_vectors(resolve(settings.code_embeddings), known.names)
+        vectors, without = read_vectors(resolve_path(recipe.data, settings.code_embeddings), known.names)
     ids = rows.patients.take(pa.array(cohort.person)).to_numpy(zero_copy_only=False)
     whole = all(part.whole_ids for part in rows.parts) and are_whole(pa.array(ids, pa.string()))  # labels name others
     sources = np.bincount(events.patient * len(rows.parts) + rows.source[events.row], minlength=num * len(rows.parts))
@@ -368,7 +375,7 @@ def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], .
     """Every file that was read, as messages name it, and its sha256."""
     settings = recipe.events
     more = [settings.labels.path if settings.labels else None, settings.split, settings.code_embeddings]
-    paths = [recipe.resolve_path(path) for path in more if path is not None]
+    paths = [resolve_path(recipe.data, path) for path in more if path is not None]
     files = {file.shown: file.path for part in parts for file in part.table.files}
     return tuple((shown, sha256_file(path)) for shown, path in {**files, **{str(path): path for path in paths}}.items())
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unpad.errors import SourceError
-from unpad.recipe import EventSettings
+from unpad.recipe_data import EventSettings
 from unpad.sources.events import EventRows
 from unpad.sources.example import BadRow
 from unpad.sources.labels import Clock

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -27,15 +28,19 @@ from unpad.images.sizes import Grid, detail, grid_of, scaled_grid
 from unpad.layout import build_layout
 from unpad.models import model_config
 from unpad.plan.plan import Micro
-from unpad.recipe import ImageSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import ImageSettings
 from unpad.sources.example import BadRow
 from unpad.sources.images import ImageExample, content_key, expand, read_all, read_bytes
+from unpad.sources.places import resolve_path
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign
 
 KINDS = ("images",)
+UNITS = ("images", "patches")
 CLASSES = "classes.json"
 FILES = (CLASSES,)
+NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
 DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
 DECODERS = 4  # threads: decoding and resizing leave the interpreter's lock
 WITH_OPACITY = 4  # channels
@@ -94,18 +99,16 @@ class ImageData:
     bad: list[BadRow]
     left_out: int
     cache: PixelCache
-
-    @property
-    def family(self) -> str:
-        return "images"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "images"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @cached_property
     def positions(self) -> np.ndarray:
         return self.grids.prod(1)
+
+    @property
+    def attended(self) -> np.ndarray | None:
+        return None
 
     @cached_property
     def kind(self) -> np.ndarray:
@@ -273,6 +276,11 @@ def num_outputs(files: dict[str, bytes]) -> int:
     return len(read_classes(files))
 
 
+def next_command(recipe: Recipe, run: str) -> str:
+    """What to type to use a run of it."""
+    return f"unpad infer {run} --image FILE"
+
+
 def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
     """Names of the classes of a run, in the order of the model's outputs."""
     return tuple(json.loads(files[CLASSES])["classes"])
@@ -285,7 +293,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
         SourceError: a file is missing or unusable, bad images are refused, there is nothing to train on, or an image
             has a class that the run does not know.
     """
-    files = expand(recipe.data.images, recipe.resolve_path)
+    files = expand(recipe.data.images, partial(resolve_path, recipe.data))
     found = [read_all(file, recipe.data) for file in files]
     listed = [(example, file.source) for file, (examples, _) in zip(files, found, strict=True) for example in examples]
     bad = [row for _, rows in found for row in rows]

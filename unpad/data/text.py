@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,11 +12,13 @@ from unpad.batch import RaggedBatch, from_sequences
 from unpad.loader import load_micro
 from unpad.plan.plan import Micro
 from unpad.recipe import Recipe
-from unpad.tokens.corpus import KINDS, CorpusReport, TokenSet, prepare
+from unpad.sources.read import KINDS
+from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["FILES", "KINDS", "TextData", "num_outputs", "open_data"]
+__all__ = ["FILES", "KINDS", "UNITS", "TextData", "next_command", "num_outputs", "open_data"]
 
+UNITS = ("sequences", "tokens")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 
@@ -30,18 +33,16 @@ class TextData:
     tokens: TokenSet
     tokenizer: Tokenizer
     report: CorpusReport
-
-    @property
-    def family(self) -> str:
-        return "text"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "text"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @cached_property
     def positions(self) -> np.ndarray:
         return np.maximum(self.tokens.lengths - 1, 0)
+
+    @property
+    def attended(self) -> np.ndarray | None:
+        return None
 
     def lengths(self, draw: tuple[int, int]) -> np.ndarray:
         return self.positions
@@ -106,6 +107,11 @@ class TextData:
 def num_outputs(files: dict[str, bytes]) -> int:
     """Size of the vocabulary of a run."""
     return load_tokenizer(files[TOKENIZER]).vocab_size
+
+
+def next_command(recipe: Recipe, run: str) -> str:
+    """What to type to use a run of it."""
+    return f"unpad chat {run}" if recipe.data.chat else f"unpad generate {run} --prompt TEXT"
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> TextData:

@@ -12,23 +12,26 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import blake2b
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from unpad.batch import RaggedBatch, make_batch
+from unpad.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
 from unpad.errors import RecipeError
 from unpad.images.augment import augment
 from unpad.images.patches import prepare, unpatch
 from unpad.models import model_config
 from unpad.plan.plan import Micro
-from unpad.recipe import ImageSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import ImageSettings
 from unpad.sources.example import BadRow, Example, Turn
 from unpad.sources.files import expand
 from unpad.sources.images import ImageExample
+from unpad.sources.places import resolve_path
 from unpad.sources.read import apply_policy, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN, assign
 from unpad.sources.vqa import VqaExample, read_all
@@ -37,6 +40,7 @@ from unpad.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 
 KINDS = ("vqa",)
+UNITS = ("questions", "positions")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 
@@ -81,14 +85,8 @@ class VqaData:
     bad: list[BadRow]
     left_out: int
     cache: PixelCache
-
-    @property
-    def family(self) -> str:
-        return "vqa"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        return KINDS
+    family: ClassVar[str] = "vqa"
+    kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @cached_property
     def num_patches(self) -> np.ndarray:
@@ -99,6 +97,10 @@ class VqaData:
     @cached_property
     def positions(self) -> np.ndarray:
         return np.diff(self.rows.offsets) - 1 + self.num_patches
+
+    @property
+    def attended(self) -> np.ndarray | None:
+        return None
 
     def lengths(self, draw: tuple[int, int]) -> np.ndarray:
         return self.positions
@@ -183,26 +185,18 @@ class VqaData:
     def _batch(self, seq_ids: Sequence[int], patches: Sequence[np.ndarray], answered: bool) -> RaggedBatch:
         """One flat run of rows with the patches of their images, in order; up to the answer, or with it."""
         rows = [self._row(seq, answered) for seq in seq_ids]
-        # With an answer the last token is only a label; a prompt has no labels, and its last token is read.
-        end = -1 if answered else None
-        lengths = np.array([len(ids[:end]) for ids, _ in rows], np.int64)
-        nothing = np.zeros(0, np.int64)
-        inputs = np.concatenate([nothing, *(ids[:end] for ids, _ in rows)])
-        labels = np.concatenate([nothing, *(ids[1:] for ids, _ in rows)]) if answered else np.zeros_like(inputs)
-        counts = np.concatenate([nothing.astype(np.bool_), *(mask[1:] for _, mask in rows)])
-        loss_mask = counts if answered else np.zeros(inputs.size, np.bool_)
-        batch = make_batch(inputs, labels, loss_mask, lengths, np.array(seq_ids, np.int64))
+        ids, counts, numbers = [ids for ids, _ in rows], [mask for _, mask in rows], np.array(seq_ids, np.int64)
+        batch = from_sequences(ids, counts, numbers) if answered else from_prompts(ids, numbers)
+        lengths = batch.layout.lengths().numpy()
         first = np.cumsum(lengths) - lengths + self.rows.place
         places = [start + np.arange(self.num_patches[seq]) for start, seq in zip(first, seq_ids, strict=True)]
         images = [self.examples[seq].images for seq in seq_ids]
-        owners = np.repeat(np.arange(len(images)), [len(row) for row in images])
+        grids = self.grids[[image for row in images for image in row]].reshape(-1, 2)
         return replace(
             batch,
-            media=image_batch(
-                patches, self.grids[[image for row in images for image in row]].reshape(-1, 2), 3 * self.patch**2
-            ),
-            media_index=torch.from_numpy(np.concatenate([nothing, *places])),
-            media_seqs=torch.from_numpy(owners.astype(np.int64)),
+            media=image_batch(patches, grids, 3 * self.patch**2),
+            media_index=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places])),
+            media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(row) for row in images])),
         )
 
     def _row(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -241,6 +235,11 @@ def num_outputs(files: dict[str, bytes]) -> int:
     return load_tokenizer(files[TOKENIZER]).vocab_size
 
 
+def next_command(recipe: Recipe, run: str) -> str:
+    """What to type to use a run of it."""
+    return f"unpad infer {run} --image FILE --question TEXT"
+
+
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     """Read the questions of a recipe and look at their images.
 
@@ -255,7 +254,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     apply_policy(bad, len(examples) + len(bad), recipe.data)
     keep = [i for i, example in enumerate(examples) if example.split != "test"]
     used = [examples[i] for i in keep]
-    files = expand(recipe.data.vqa, recipe.resolve_path)
+    files = expand(recipe.data.vqa, partial(resolve_path, recipe.data))
     refuse_empty(len(used), "vqa", files)
     declared = np.array([DECLARED[example.split] for example in used], np.int8)
     keys = np.array([_content_key(example, images) for example in used], np.uint64)
@@ -312,7 +311,7 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
     images: list[ImageExample] = []
     source: list[int] = []
     bad: list[BadRow] = []
-    for file in expand(recipe.data.vqa, recipe.resolve_path):
+    for file in expand(recipe.data.vqa, partial(resolve_path, recipe.data)):
         rows, pictures, faults = read_all(file, recipe.data)
         shifted = [replace(row, images=tuple(image + len(images) for image in row.images)) for row in rows]
         examples, images, bad = examples + shifted, images + pictures, bad + faults
@@ -334,7 +333,7 @@ def _tokenizer(recipe: Recipe, kept: dict[str, bytes] | None, training: list[Vqa
     if kept is not None:
         return load_tokenizer(kept[TOKENIZER])
     if recipe.tokenizer.path is not None:
-        return open_tokenizer_file(recipe.resolve_path(recipe.tokenizer.path))
+        return open_tokenizer_file(resolve_path(recipe.data, recipe.tokenizer.path))
     texts = (turn.content for example in training for turn in _turns(example))
     return train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
 

@@ -1,4 +1,4 @@
-"""What the predicted probability of an event is worth: ranking, calibration, survival.
+"""What the predicted probability of an outcome is worth: ranking, calibration, survival.
 
 Every measure takes weights (..., num), how often each patient counts, and returns (...): one value without weights, and
 one per resample of the bootstrap, which reads a block of resamples in one pass over the sorted scores. All in fp64;
@@ -64,11 +64,11 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False) ->
 
 
 def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Probability that a patient with the event scores higher than one without; equal scores count half.
+    """Probability that a patient with the outcome scores higher than one without; equal scores count half.
 
     Args:
         labels: (num,) 0 or 1.
-        scores: (num,), higher where the event is likelier.
+        scores: (num,), higher where the outcome is likelier.
         weights: (..., num), each patient's number; ones by default.
 
     Hanley and McNeil (1982), "The meaning and use of the area under a receiver operating characteristic curve".
@@ -79,7 +79,7 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Mean precision over the patients with the event, each at its own score as the threshold.
+    """Mean precision over the patients with the outcome, each at its own score as the threshold.
 
     Arguments as in `auroc`. Without interpolation, as `sklearn.metrics.average_precision_score`.
     """
@@ -105,7 +105,7 @@ def precision_recall_points(labels: np.ndarray, scores: np.ndarray) -> np.ndarra
 
 
 def _by_score(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Weight of the patients with and without the event at every different score, lowest first, each (..., scores)."""
+    """Weight of the patients with and without the outcome at every score, lowest first, each (..., scores)."""
     order = np.argsort(scores, kind="stable")
     ordered = np.asarray(scores, np.float64)[order]
     first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])
@@ -154,7 +154,7 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     """Mean distance between predicted and observed share over bins of patients; arguments as in `brier`.
 
     Naeini et al. (2015), "Obtaining well calibrated probabilities using Bayesian binning", with bins of equal size:
-    where an event is rare, bins of equal width hold nearly everyone in the first.
+    where an outcome is rare, bins of equal width hold nearly everyone in the first.
     """
     member = calibration_bins(p)[:, None] == np.arange(NUM_BINS)
     gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
@@ -163,7 +163,7 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
 
 
 def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """What to add to the logit of every probability so that as many events are expected as came, (...).
+    """What to add to the logit of every probability so that as many outcomes are expected as came, (...).
 
     Calibration in the large: above 0 where the probabilities are too low on the whole, below 0 where they are too high.
     The slope stays 1. It does not exist where all outcomes are equal. Arguments as in `brier`.
@@ -234,17 +234,17 @@ def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
 def concordance(
     risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Share of comparable pairs of patients in which the one whose event came first has the higher risk.
+    """Share of comparable pairs of patients in which the one whose outcome came first has the higher risk.
 
-    A pair is comparable when the event of one was seen before the observation of the other ended, or at the moment
-    when the other was censored; two events at once are not. Equal risks count half. Counted in n log² n operations and
-    without a loop over pairs: two different ranks differ first at exactly one binary digit, so pairs are counted digit
-    by digit, by running sums over patients in the order of time.
+    A pair is comparable when the outcome of one was seen before the observation of the other ended, or at the moment
+    when the other was censored; two outcomes at once are not. Equal risks count half. Counted in n log² n operations
+    and without a loop over pairs: two different ranks differ first at exactly one binary digit, so pairs are counted
+    digit by digit, by running sums over patients in the order of time.
 
     Args:
-        risk: (num,), higher where the event is expected sooner.
-        durations: (num,) time to the event or to the end of observation.
-        observed: (num,) bool, whether it was the event.
+        risk: (num,), higher where the outcome is expected sooner.
+        durations: (num,) time to the outcome or to the end of observation.
+        observed: (num,) bool, whether it was the outcome.
         weights: (..., num) as in `auroc`.
 
     Harrell et al. (1982), "Evaluating the yield of medical tests".
@@ -252,7 +252,7 @@ def concordance(
     observed = np.asarray(observed, bool)
     weights = np.ones(len(risk)) if weights is None else weights
     rank = np.unique(risk, return_inverse=True)[1]
-    # At equal times censoring comes after the event; then comparable means: strictly later in this order.
+    # At equal times censoring comes after the outcome; then comparable means: strictly later in this order.
     time = 2 * np.unique(durations, return_inverse=True)[1] + ~observed
     comparable = _later(weights, np.zeros_like(rank), time, observed, None)
     equal = _later(weights, rank, time, observed, None)

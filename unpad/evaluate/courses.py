@@ -17,16 +17,16 @@ FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a
 def courses(
     model: Any, data: Any, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
 ) -> list[dict[str, Any]]:
-    """The patients with and without the event that the model was surest of, and those it was most wrong about.
+    """The patients with and without the outcome that the model was surest of, and those it was most wrong about.
 
     Args:
         seq_ids: (num_patients,) of the data, to choose from.
-        p: (num_patients,) probability of the event.
+        p: (num_patients,) probability of the outcome.
         labels, num_sets: (num_patients,).
 
     Returns:
-        What JSON can hold, per patient; patients are named by their place here and by nothing else. `event` says
-        whether the event came, `days` are those of the sets, None of facts without a time, `events` are [set, name of
+        What JSON can hold, per patient; patients are named by their place here and by nothing else. `outcome`
+        says whether it came, `days` are those of the sets, None of facts without a time, `events` are [set, name of
         the code, standardised value or None].
     """
     events = data.positions[seq_ids]
@@ -39,7 +39,7 @@ def courses(
     was_training = model.training
     model.eval()
     try:
-        return [_course(model, data, int(seq_ids[i])) | {"event": bool(labels[i]), "p": _short(p[i])} for i in chosen]
+        return [_course(model, data, int(seq_ids[i])) | {"outcome": bool(labels[i]), "p": _short(p[i])} for i in chosen]
     finally:
         model.train(was_training)
 

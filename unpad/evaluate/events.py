@@ -1,4 +1,4 @@
-"""What a model of patients is worth: the event that it predicts, the sets that it rebuilds, the set it expects next.
+"""What a model of patients is worth: the outcome that it predicts, the sets that it rebuilds, the set it expects next.
 
 `held_out` and `evaluate` are what training and `unpad eval` call. Intervals are bootstraps over patients, because sets
 of one patient are not independent. Patients whose outcome is not known have no part in measures of the prediction.
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from unpad import storage
 from unpad.errors import SourceError
@@ -20,9 +19,10 @@ from unpad.evaluate import binary
 from unpad.evaluate.courses import courses
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, once_each, slots
 from unpad.evaluate.sets import score_sets, summarise_sets
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 from unpad.report import EVALUATION, write_report
 from unpad.run import LoadedRun
+from unpad.survival import cumulative_hazard
 
 UNKNOWN = -1  # the label of a patient whose outcome is not known
 JUDGES = (
@@ -40,12 +40,12 @@ class Predictions:
     """What a model says of patients, each (num_patients, ...).
 
     Args:
-        log_p: (num_patients, 2) float64, log probabilities of no event and of the event.
+        log_p: (num_patients, 2) float64, log probabilities that the outcome does not come, and that it does.
         labels: int64, 0, 1, or -1 where the outcome is not known.
-        risk: float64, higher where the event is expected sooner: the hazard added up over time where the model trains
-            hazards, else the log probability of the event.
-        durations: float64, days to the event or to the end of observation; not a number where not known.
-        observed: bool, whether it was the event; beside `durations`.
+        risk: float64, higher where the outcome is expected sooner: the hazard added up over time where the model trains
+            hazards, else the log probability of the outcome.
+        durations: float64, days to the outcome or to the end of observation; not a number where not known.
+        observed: bool, whether it was the outcome; beside `durations`.
         num_sets: int64.
     """
 
@@ -58,7 +58,7 @@ class Predictions:
 
     @property
     def p(self) -> np.ndarray:
-        """Probability of the event, (num_patients,)."""
+        """Probability of the outcome, (num_patients,)."""
         return np.exp(self.log_p[:, 1])
 
     @property
@@ -75,7 +75,7 @@ class Predictions:
 
 @torch.no_grad()
 def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> Predictions:
-    """Predict the event of patients, in the model's own precision; no result depends on the batching.
+    """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
 
     Args:
         data: whose batches hold what is known of the outcomes, as of `data/events.py`.
@@ -88,9 +88,9 @@ def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, 
         batch, at = data.load(micro).to(device), slot[micro.seq_ids]
         log_p[at] = model.classify(batch).double().log_softmax(-1).cpu().numpy()
         hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
-        # Added up, -log(1 - hazard) orders patients as the probability of an event by the last edge does, and still
-        # tells them apart where that is 1 to all digits.
-        risk[at] = log_p[at, 1] if hazards is None else F.softplus(hazards.double()).sum(-1).cpu().numpy()
+        # Orders patients as the probability of the outcome by the last edge does, and still tells them apart where that
+        # is 1 to all digits.
+        risk[at] = log_p[at, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1].cpu().numpy()
         num_sets[at] = batch.events.history.lengths().cpu().numpy()
         if batch.seq_labels is not None:
             labels[at] = batch.seq_labels.cpu().numpy()
@@ -148,7 +148,7 @@ def _term_sums(
 
 
 def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
-    """Measures of what the model was trained on: of the event (`summarise`), and of sets (`sets.summarise_sets`).
+    """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
 
     What the report draws is written to the run as `evaluation.json`; no patient is named in it.
 
@@ -181,22 +181,22 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
 
 
 def count(found: Predictions, labelled: bool) -> dict[str, int]:
-    """Patients by what is known of them: by label where the data has `labelled` them, by times to the event where they
-    have such."""
+    """Patients by what is known of them: by label where the data has `labelled` them, by times to the outcome where
+    they have such."""
     counts: dict[str, int] = {}
     if labelled:
-        names = {1: "with_event", 0: "without_event", UNKNOWN: "of_unknown_outcome"}
+        names = {1: "with_outcome", 0: "without_outcome", UNKNOWN: "of_unknown_outcome"}
         counts = {name: int((found.labels == label).sum()) for label, name in names.items()}
     timed = ~np.isnan(found.durations)
     if timed.any():
-        counts["observed_until_the_event"] = int((timed & found.observed).sum())
+        counts["observed_until_the_outcome"] = int((timed & found.observed).sum())
         counts["censored"] = int((timed & ~found.observed).sum())
     return counts
 
 
 def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
     """`loss`, `auroc`, `average_precision`, `brier`, `accuracy` beside `prevalence`, `calibration_error` with
-    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the event are known.
+    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
 
     Args:
         classifies: whether probabilities were trained, and there are labels to compare them with.
@@ -260,5 +260,5 @@ def _thin(points: np.ndarray) -> list[list[float]]:
 def _surest_wrong(found: Predictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:
     wrong = np.where(found.known, np.abs(found.p - found.labels), 0.0)
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
-    came = ("did not come", "came")
-    return [f"{data.where(int(seq_ids[i]))}: {found.p[i]:.0%} for an event that {came[found.labels[i]]}" for i in worst]
+    came = ("an outcome that did not come", "an outcome that came")
+    return [f"{data.where(int(seq_ids[i]))}: {found.p[i]:.0%} for {came[found.labels[i]]}" for i in worst]

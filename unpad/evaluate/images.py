@@ -12,7 +12,7 @@ import torch
 from unpad import storage
 from unpad.data.images import ImageData
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 from unpad.report import EVALUATION, write_report
 from unpad.run import LoadedRun
 

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from unpad.data import Data
 from unpad.plan.pieces import TargetCount
 from unpad.plan.plan import Micro, plan
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 NUM_RESAMPLES = 1000
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two

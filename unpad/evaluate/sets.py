@@ -13,7 +13,7 @@ from unpad.batch import RaggedBatch
 from unpad.evaluate.binary import ranks, recall_at_k
 from unpad.evaluate.metrics import Metric, every_micro, interval, once_each, resample, slots
 from unpad.nn.segments import real_tokens
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 NUM_CODES = 12  # codes that are told apart
 RECALLS = (5, 10)

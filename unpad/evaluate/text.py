@@ -18,7 +18,7 @@ from unpad.data.text import TextData
 from unpad.evaluate.metrics import HeldOut, Metric, every_micro, interval, resample, slots
 from unpad.evaluate.replies import accuracy, answer, with_keywords
 from unpad.layout import Layout
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 from unpad.run import LoadedRun
 
 

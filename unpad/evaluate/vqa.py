@@ -17,7 +17,7 @@ from unpad.evaluate.text import per_sequence
 from unpad.evaluate.vqa_accuracy import vqa_accuracy
 from unpad.evaluate.vqa_kept import kept_metrics, mean_of, mode_metrics
 from unpad.generate import complete
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 from unpad.report import EVALUATION, write_report
 from unpad.report_vqa import to_json
 from unpad.run import LoadedRun

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unpad.images.sizes import Grid
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 
 def augment(
@@ -87,7 +87,7 @@ def _recolour(pixels: NDArray[np.float32], settings: ImageSettings, drawn: NDArr
 
 
 def _erase(pixels: NDArray[np.float32], most: float, drawn: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Paint an opaque rectangle of (channels, height, width) in one colour; its sides are up to `most` of the image's."""
+    """Paint an opaque rectangle of (channels, height, width) in one colour, its sides up to `most` of the image's."""
     colour = np.ones(len(pixels), np.float32)
     colour[:3] = 2 * drawn[4:] - 1
     inside = np.ones(pixels.shape[1:], bool)

@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from unpad import storage
-from unpad.tokens.cache import cache_folder
 
 NUM_IMAGES = 1500
 VERSION = 1  # of what is drawn; a change makes a new folder
@@ -34,7 +33,7 @@ def drawn_folder() -> Path:
 
     The manifests are written last, so a folder that was left half drawn is drawn again.
     """
-    folder = cache_folder() / f"drawn-{VERSION}"
+    folder = storage.cache_folder() / f"drawn-{VERSION}"
     if not (folder / "shapes_vqa.jsonl").is_file():
         _draw_all(folder)
     return folder

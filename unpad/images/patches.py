@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unpad.images.sizes import Grid
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 
 def prepare(pixels: NDArray[np.uint8], grid: Grid, patch: int, settings: ImageSettings) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unpad.errors import RecipeError
-from unpad.recipe import ImageSettings
+from unpad.recipe_data import ImageSettings
 
 COPY_SIDE = 64  # pixels of the grey copy whose detail is measured
 EDGE = 16.0  # grey levels between neighbours; a smaller step is shading or noise more than a line

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unpad.batch import RaggedBatch, make_batch
+from unpad.batch import RaggedBatch, from_prompts, from_sequences
+from unpad.data.images import image_batch
 from unpad.errors import SourceError
-from unpad.layout import build_layout
 from unpad.nn.tower import Tower
 
 Image = tuple[np.ndarray, tuple[int, int]]  # patches (rows * columns, 3 * patch * patch), and (rows, columns)
@@ -94,13 +94,16 @@ def preprocess(
         spans.append(own_spans)
     if aligned:
         _check_aligned(spans, ids)
-    batch = _with_media(_text(prompts, endings, ids, answers is not None), images, special.image)
+    pairs, seq_ids = list(zip(prompts, endings, strict=True)), np.array(ids, np.int64)
+    counted = [[False] * len(prompt) + [True] * len(ending) for prompt, ending in pairs]
+    samples = [prompt + ending for prompt, ending in pairs]
+    text = from_prompts(samples, seq_ids) if answers is None else from_sequences(samples, counted, seq_ids)
+    batch = _with_images(text, images, special.image)
     features = None
     if tower is not None and batch.media is not None:
         with torch.no_grad():
             features = tower(batch.media)
     # The token before the answer is the first that predicts a part of it.
-    pairs = zip(prompts, endings, strict=True)
     answer_spans = None if answers is None else tuple((len(p) - 1, len(p) + len(e) - 2) for p, e in pairs)
     return Prepared(batch, tuple(spans), answer_spans, features)
 
@@ -196,47 +199,16 @@ def _listed(values: Sequence[object]) -> str:
     return ", ".join(map(str, values)) or "none"
 
 
-def _text(prompts: list[list[int]], endings: list[list[int]], ids: list[int], has_answers: bool) -> RaggedBatch:
-    """The samples as text with placeholders: inputs and labels of next-token prediction, or whole prompts."""
-    samples = [prompt + ending for prompt, ending in zip(prompts, endings, strict=True)]
-    last = -1 if has_answers else None  # nothing follows the last token of an answer
-    inputs = [id for sample in samples for id in sample[:last]]
-    labels = [id for sample in samples for id in sample[1:]] if has_answers else [0] * len(inputs)
-    lengths = [len(sample[:last]) for sample in samples]
-    counted = [at >= len(prompt) - 1 for prompt, n in zip(prompts, lengths, strict=True) for at in range(n)]
-    return make_batch(
-        np.array(inputs, np.int64),
-        np.array(labels, np.int64),
-        np.array(counted, np.bool_) & has_answers,
-        np.array(lengths, np.int64),
-        np.array(ids, np.int64),
-    )
-
-
-def _with_media(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
+def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
     """Give a batch of text its images, whose placeholders stand in the same order."""
     flat = [image for own in images for image in own]
     if not flat:
         return batch
     assert batch.input_ids is not None, "made from text"
-    lengths = np.array([len(patches) for patches, _ in flat], np.int64)
-    total = int(lengths.sum())
-    starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    nothing = torch.zeros(total, dtype=torch.int64)
-    media = RaggedBatch(
-        layout=build_layout(lengths),
-        position_ids=torch.from_numpy(np.arange(total) - starts),
-        input_ids=None,
-        labels=nothing,
-        loss_mask=nothing.bool(),
-        target_index=nothing[:0],
-        inputs_embeds=torch.from_numpy(np.concatenate([patches for patches, _ in flat]).astype(np.float32)),
-        grid=torch.tensor([grid for _, grid in flat], dtype=torch.int64),
-    )
-    owners = np.repeat(np.arange(len(images)), [len(own) for own in images])
+    patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
     return replace(
         batch,
-        media=media,
+        media=image_batch(patches, grids, patches[0].shape[1]),
         media_index=(batch.input_ids == image_id).nonzero().flatten(),
-        media_seqs=torch.from_numpy(owners),
+        media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(own) for own in images])),
     )

@@ -20,7 +20,7 @@ from unpad.nn.block import init_weights
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.segments import segment_mean
-from unpad.recipe import Section
+from unpad.section import Section
 
 CHANNELS = (16, 32, 64, 128)
 

@@ -31,7 +31,7 @@ from unpad.nn.set_belief import Belief, Prior, Update, states_before
 from unpad.nn.set_decoder import SetDecoder
 from unpad.nn.set_encoder import EventEmbedding, Latent, SetEncoder
 from unpad.nn.set_history import Course, History, lay_out_course
-from unpad.recipe import Ramp
+from unpad.recipe_training import Ramp
 from unpad.set_losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.survival import bin_edges
 
@@ -66,7 +66,7 @@ class Config(BlockConfig):
     free_bits: float = Field(0.03, ge=0, description="Nats per dimension and set that the latent carries free of cost.")
     positive_weight: float = Field(1.0, gt=0, description="Weight of a patient of class 1; one of class 0 has 1.")
     bins: list[float] | None = Field(
-        None, description="Edges in days from the landmark of the bins of time to event; default no hazards."
+        None, description="Edges in days from the landmark of the bins of time to the outcome; default no hazards."
     )
     code_vectors: int | None = Field(
         None, ge=1, description="Length of the vectors that codes come with; default codes are learned."
@@ -236,7 +236,7 @@ class SetSequence(nn.Module):
         """Terms over the batch's patients, sets and events.
 
         - classification: cross-entropy of known classes, smoothed and weighted; over patients of known class
-        - hazard: likelihood of the time to event; over patients with a duration
+        - hazard: likelihood of the time to the outcome; over patients with a duration
         - reconstruction: distance of made sets from the sets' embedded events, which get no gradient from it, of all
           levels, the deeper the heavier; over sets
         - made_code: likelihood of an event's code by the made event nearest to it; over events

@@ -31,7 +31,8 @@ from unpad.nn.prune_pass import PrunePass, Watch
 from unpad.nn.tower import Tower, TowerConfig
 from unpad.nn.visual import Visual, cells, check_places, placed, runs_at
 from unpad.prune_losses import keep_terms
-from unpad.recipe import Section, Weight
+from unpad.recipe_training import Weight
+from unpad.section import Section
 
 DATA = "vqa"
 Mode = Literal["origin", "merge_only", "soft", "hard"]

@@ -16,7 +16,7 @@ from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.prune import scale_values
 from unpad.nn.rope import Rotary, rotate
-from unpad.recipe import Section
+from unpad.section import Section
 
 
 class BlockConfig(Section):

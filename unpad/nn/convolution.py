@@ -113,7 +113,8 @@ class ConvolutionalStem(nn.Module):
         Returns:
             (total_tokens, width) in the computing dtype.
         """
-        x = pixels.unflatten(1, (self.colours, self.patch, self.patch)).permute(0, 2, 3, 1)  # (total_tokens, side, side, channels)
+        cells = pixels.unflatten(1, (self.colours, self.patch, self.patch))
+        x = cells.permute(0, 2, 3, 1)  # (total_tokens, side, side, channels)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             cells = convolution(with_borders(x, beside).permute(0, 3, 1, 2))
             x = F.max_pool2d(cells, 2).permute(0, 2, 3, 1)

@@ -20,7 +20,7 @@ from unpad.layout import Layout
 from unpad.nn.merge import Merged, PoolMerger, QuestionMerger, SimilarityMerger, TopMerger, keep_best, num_merged
 from unpad.nn.segments import segment_place
 from unpad.nn.visual import Visual, is_question
-from unpad.recipe import Section
+from unpad.section import Section
 
 
 class MergeConfig(Section):

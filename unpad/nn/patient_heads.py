@@ -1,4 +1,4 @@
-"""What becomes of a patient: one of two classes, and the time to an event."""
+"""What becomes of a patient: one of two classes, and the time to the outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PatientHeads(nn.Module):
 
     Args:
         width: channels of the hidden state.
-        edges: (bins + 1,) of the bins of time to event, from `survival.bin_edges`; None: there is no such head.
+        edges: (bins + 1,) of the bins of time to the outcome, from `survival.bin_edges`; None: there is no such head.
         positive_weight: what the loss of a patient of class 1 is multiplied by; a rare class then weighs more, and
             predicted probabilities are too high by as much.
         dropout: share of the hidden state that training sets to zero.

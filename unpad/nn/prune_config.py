@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from unpad.recipe import Ramp, Section, Weight
+from unpad.recipe_training import Ramp, Weight
+from unpad.section import Section
 
 
 class DiscriminatorConfig(Section):

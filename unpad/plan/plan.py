@@ -14,7 +14,7 @@ import numpy as np
 from unpad.plan.grouping import Grouping, sum_runs
 from unpad.plan.ledger import Ledger, entry
 from unpad.plan.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,20 @@ from unpad.plan.ledger import Ledger
 from unpad.plan.pieces import TargetCount
 from unpad.plan.plan import Plan, plan
 from unpad.plan.strategies import bucket
-from unpad.recipe import PlanSettings, strategy_names
+from unpad.recipe_training import PlanSettings, strategy_names
 
 BARS = " ▏▎▍▌▋▊▉█"
 BLUE = "#3b6ea5"
+
+
+class Units(NamedTuple):
+    """What people call a sequence and what its length counts, in the plural: `UNITS` of a family of data."""
+
+    sequences: str = "sequences"
+    tokens: str = "tokens"
+
+
+TEXT = Units()
 
 
 @dataclass(frozen=True)
@@ -159,18 +169,18 @@ class RateAdvice:
     why: str
 
 
-def advise_batch_size(num_sequences: int, lengths: np.ndarray) -> Advice:
+def advise_batch_size(num_sequences: int, lengths: np.ndarray, units: Units = TEXT) -> Advice:
     """2, 4, 8 or 16 sequences for corpora below 100, 500, 1001 and above; says when batching will not help."""
     value = 2 if num_sequences < 100 else 4 if num_sequences < 500 else 8 if num_sequences <= 1000 else 16
     if num_sequences < 50:
-        return Advice(value, False, f"{num_sequences} sequences are too few for batching to help")
+        return Advice(value, False, f"{num_sequences} {units.sequences} are too few for batching to help")
     shortest, longest = int(np.min(lengths)), int(np.max(lengths))
     if shortest == longest:
-        return Advice(value, False, f"all sequences have {longest} tokens: there is no padding to save")
-    return Advice(value, True, f"{num_sequences} sequences of {shortest} to {longest} tokens")
+        return Advice(value, False, f"all {units.sequences} have {longest} {units.tokens}: there is no padding to save")
+    return Advice(value, True, f"{num_sequences} {units.sequences} of {shortest} to {longest} {units.tokens}")
 
 
-def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8) -> WidthAdvice:
+def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units = TEXT) -> WidthAdvice:
     """8, 16 or 32 for a median length below 50, up to 100 and above, with the pad share that each width gives."""
     lengths = np.asarray(lengths).astype(np.int64)
     lengths = lengths[lengths > 0]
@@ -182,10 +192,10 @@ def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8) -> WidthAdvice
         cells = int((grouping.pad_to * np.diff(grouping.micro_offsets)).sum())
         shares[width] = 1 - int(lengths.sum()) / cells if cells else 0.0
     value = 8 if median < 50 else 16 if median <= 100 else 32
-    return WidthAdvice(value, shares, f"median length {median:g} tokens")
+    return WidthAdvice(value, shares, f"median length {median:g} {units.tokens}")
 
 
-def advise_lr(lr: float, batch_size: int) -> RateAdvice:
+def advise_lr(lr: float, batch_size: int, units: Units = TEXT) -> RateAdvice:
     """Range of learning rates for batches of `batch_size` sequences, given one that works for single sequences.
 
     From lr to lr * sqrt(batch_size) up to 4 sequences, so lr to 2 * lr at 4; beyond, both ends grow with the square
@@ -194,7 +204,8 @@ def advise_lr(lr: float, batch_size: int) -> RateAdvice:
     """
     high = lr * math.sqrt(batch_size)
     low = lr if batch_size <= 4 else high / 2
-    return RateAdvice(low, high, f"square-root rule for {batch_size} sequences per update; not applied by itself")
+    why = f"square-root rule for {batch_size} {units.sequences} per update; not applied by itself"
+    return RateAdvice(low, high, why)
 
 
 # --------------------------------------------------------------------------- pictures and JSON
@@ -224,7 +235,7 @@ def histogram_lines(lengths: np.ndarray, bins: int = 12, width: int = 40) -> lis
     return lines
 
 
-def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = True) -> bytes:
+def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = True, units: Units = TEXT) -> bytes:
     """PNG of the length histogram, the pad share and the attention cells of each strategy.
 
     Args:
@@ -248,11 +259,11 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = Tru
         align="edge",
         color=blue,
     )
-    left.set(title="Length of sequences", xlabel="tokens", ylabel="sequences")
+    left.set(title=f"Length of {units.sequences}", xlabel=units.tokens, ylabel=units.sequences)
     left.yaxis.set_major_locator(MaxNLocator(integer=True))
     shares = middle.bar(names, [100 * row.pad_share for row in rows], color=blue)
     middle.bar_label(shares, fmt="{:.1f}", padding=2)
-    middle.set(title="Padding", ylabel="% of computed tokens")
+    middle.set(title="Padding", ylabel=f"% of computed {units.tokens}")
     for right in rest:
         _plot_attention(right, rows)
     for axes in (left, middle, *rest):
@@ -283,9 +294,15 @@ def _plot_attention(axes: Any, rows: Sequence[StrategyRow]) -> None:
 
 
 def to_json(
-    rows: Sequence[StrategyRow], lengths: np.ndarray, settings: PlanSettings, lr: float | None = None
+    rows: Sequence[StrategyRow],
+    lengths: np.ndarray,
+    settings: PlanSettings,
+    lr: float | None = None,
+    units: Units = TEXT,
 ) -> dict[str, Any]:
     """The report as JSON values; `ledger` is that of the recipe's own strategy, nan becomes null.
+
+    Names of fields say sequences and tokens whatever the data is; `units` says what these are.
 
     Args:
         rows: from `compare`.
@@ -295,16 +312,17 @@ def to_json(
     lengths = np.asarray(lengths)
     chosen = next((row for row in rows if row.name == settings.strategy), None)
     advice: dict[str, Any] = {
-        "batch_size": asdict(advise_batch_size(len(lengths), lengths)),
-        "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size)),
+        "batch_size": asdict(advise_batch_size(len(lengths), lengths, units)),
+        "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size, units)),
     }
     if lr is not None:
-        advice["lr"] = asdict(advise_lr(lr, settings.batch_size))
+        advice["lr"] = asdict(advise_lr(lr, settings.batch_size, units))
     return {
         "strategies": [_row_json(row) for row in rows],
         "ledger": chosen.ledger.to_json() if chosen else None,
         "lengths": _lengths_json(lengths),
         "advice": advice,
+        "units": units._asdict(),
     }
 
 

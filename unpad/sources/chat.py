@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from unpad.recipe import Data
+from unpad.recipe_data import Data
 from unpad.sources.example import BadRow, Example, Turn
 from unpad.sources.files import SourceFile
 from unpad.sources.jsonlines import RowFault, excerpt, type_name

@@ -5,7 +5,9 @@ from itertools import islice
 from pathlib import Path
 
 from unpad.errors import RecipeError, SourceError
-from unpad.recipe import Data, EventSource, Recipe, Source, load_recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import Data, EventSource, Source
+from unpad.recipe_file import load_recipe
 from unpad.sources import chat, images, vqa
 from unpad.sources.event_files import looks_like_events
 from unpad.sources.example import BadRow
@@ -16,7 +18,6 @@ from unpad.sources.read import read_file
 from unpad.sources.rows import rows
 from unpad.sources.tables import column_names
 
-KINDS = ("text", "chat", "images", "vqa", "events")
 PEEK_ROWS = 20
 
 
@@ -69,7 +70,7 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
     tables of events, which are read with the columns that it names, and joined with its labels.
 
     Args:
-        kind: text, chat, images, vqa or events; None tells each file's by its first rows or columns.
+        kind: one of KINDS; None tells each file's by its first rows or columns.
 
     Raises:
         SourceError: there is no such file, or it cannot be read; or what is wrong with tables of events concerns no
@@ -147,7 +148,7 @@ def _read(kind: str, file: SourceFile, data: Data) -> tuple[int, list[BadRow]]:
     if kind == "vqa":
         questions, _, bad = vqa.read_all(file, data)
         return len(questions), bad
-    examples, bad = read_file("chat" if kind == "chat" else "text", file, data)
+    examples, bad = read_file(kind, file, data)
     return len(examples), bad
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from unpad.errors import SourceError
-from unpad.recipe import EventSource
+from unpad.recipe_data import EventSource
 from unpad.sources import columns
 from unpad.sources.columns import Faults
 from unpad.sources.files import list_paths, natural_key

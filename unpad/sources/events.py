@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from unpad.errors import RecipeError
-from unpad.recipe import EventSettings, EventSource
+from unpad.recipe_data import EventSettings, EventSource
 from unpad.sources import columns
 from unpad.sources.columns import Faults
 from unpad.sources.event_files import AUTO, declared_sides, find_files, number, read_splits

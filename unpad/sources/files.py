@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from unpad.errors import SourceError
-from unpad.recipe import Source
+from unpad.recipe_data import Source
 
 Format = Literal["text", "json", "jsonl", "parquet"]
 

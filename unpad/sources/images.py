@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from unpad.errors import SourceError
 from unpad.images.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
-from unpad.recipe import Data, Source
+from unpad.recipe_data import Data, Source
 from unpad.sources import files
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile, natural_key

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from unpad.errors import RecipeError
-from unpad.recipe import EventSettings
+from unpad.recipe_data import EventSettings
 from unpad.sources import columns
 from unpad.sources.columns import PER_DAY, Faults
 from unpad.sources.event_files import ID_NAMES, number

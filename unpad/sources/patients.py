@@ -1,13 +1,14 @@
 """Who takes part, from which landmark on, with which label, and on which side of the split.
 
 A patient is at risk at the landmark: history is what happened until then, the label what happened after it. With a
-horizon, a patient whose event came within it has label 1, one who was watched for longer label 0, and one whom nobody
+horizon, a patient whose outcome came within it has label 1, one who was watched for longer label 0, and one whom nobody
 watched that long is censored and has none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -15,11 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from unpad.errors import RecipeError, SourceError
-from unpad.recipe import EventLabels, EventSettings, Recipe
+from unpad.recipe import Recipe
+from unpad.recipe_data import EventLabels, EventSettings
 from unpad.sources.event_files import TEST, check_sides, read_splits
 from unpad.sources.events import EventRows, join, read_source
 from unpad.sources.example import BadRow
 from unpad.sources.labels import Clock, LabelTable, clock_of, read_labels
+from unpad.sources.places import resolve_path
 from unpad.sources.split import TRAIN, UNDECLARED, assign
 
 
@@ -33,7 +36,7 @@ class Cohort:
         label: (num_patients,) int64, 0, 1, or -1 where it is not known; None where the recipe has none.
         duration: (num_patients,) float64, days from the landmark to the end of observation, 0 where that is not known;
             None where the recipe has none.
-        observed: (num_patients,) bool, whether observation ended with the event; None with `duration`.
+        observed: (num_patients,) bool, whether observation ended with the outcome; None with `duration`.
         split: (num_patients,) uint8, 0 training, 1 held out.
         label_row: (num_patients,) int64, index into the table of labels, -1 where there is none.
         left_out: why others take no part -> how many.
@@ -75,7 +78,7 @@ def read_cohort(recipe: Recipe) -> tuple[EventRows, LabelTable | None, Cohort, C
         RecipeError: settings do not fit the tables, or an outcome is among the facts.
     """
     _refuse_outcomes(recipe)
-    settings, resolve = recipe.events, recipe.resolve_path
+    settings, resolve = recipe.events, partial(resolve_path, recipe.data)
     parts = [read_source(source, settings, resolve) for source in recipe.data.events]
     clock = clock_of(parts, settings)
     labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
@@ -98,7 +101,7 @@ def _refuse_outcomes(recipe: Recipe) -> None:
         return
     told = {labels.label, labels.time, labels.event, labels.duration} - {None}
     for source in recipe.data.events:
-        same = recipe.resolve_path(source.path).resolve() == recipe.resolve_path(labels.path).resolve()
+        same = resolve_path(recipe.data, source.path).resolve() == resolve_path(recipe.data, labels.path).resolve()
         leaks = [name for name in source.static if same and name in told]
         if leaks:
             what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
@@ -109,12 +112,12 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     """Refuse to train on what teaches nothing of the outcome.
 
     Raises:
-        RecipeError: there are times to an event, and nothing makes labels or bins of them.
+        RecipeError: there are times to an outcome, and nothing makes labels or bins of them.
         SourceError: nobody is left to train on, or all of them have one label and the recipe trains to classify.
     """
     labels = recipe.events.labels
     if labels is not None and labels.event is not None and labels.horizon is None and recipe.model.get("bins") is None:
-        fix = "set events.labels.horizon to predict whether the event comes within it, or model.bins to predict when"
+        fix = "set events.labels.horizon to predict whether the outcome comes within it, or model.bins to predict when"
         raise RecipeError("nothing learns the outcome", where="events.labels", fix=fix)
     if not (cohort.split == TRAIN).any():
         refuse_nobody(recipe, cohort)

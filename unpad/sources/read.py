@@ -2,21 +2,23 @@
 
 import re
 from collections.abc import Sequence
-from typing import Literal
 
 from unpad.errors import SourceError
-from unpad.recipe import Data
+from unpad.recipe_data import Data
 from unpad.sources import chat, text
 from unpad.sources.example import BadRow, Example
 from unpad.sources.files import SourceFile
 
-Kind = Literal["text", "chat"]
-
+READERS = {"text": text.read, "chat": chat.read}  # by kind of data
+KINDS = tuple(READERS)
 MAX_SHOWN = 20
 
 
-def read_file(kind: Kind, file: SourceFile, data: Data) -> tuple[list[Example], list[BadRow]]:
+def read_file(kind: str, file: SourceFile, data: Data) -> tuple[list[Example], list[BadRow]]:
     """Read one file to the end; every row is in exactly one of the two lists.
+
+    Args:
+        kind: one of KINDS.
 
     Raises:
         SourceError: the file cannot be opened or read.
@@ -24,7 +26,7 @@ def read_file(kind: Kind, file: SourceFile, data: Data) -> tuple[list[Example], 
     used: list[Example] = []
     bad: list[BadRow] = []
     try:
-        for item in (chat if kind == "chat" else text).read(file, data):
+        for item in READERS[kind](file, data):
             if isinstance(item, Example):
                 used.append(item)
             else:

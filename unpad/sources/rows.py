@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from unpad.recipe import Data
+from unpad.recipe_data import Data
 from unpad.sources.example import BadRow, Example, Split
 from unpad.sources.files import HEAD_BYTES, SourceFile
 from unpad.sources.jsonlines import RowFault, read_array, read_lines, type_name, wrong_encoding

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unpad import storage
-from unpad.tokens.cache import cache_folder
 
 NUM_PATIENTS = 800
 VERSION = 1  # of what is drawn; a change makes a new folder
@@ -29,7 +28,7 @@ def simulated_folder() -> Path:
 
     The second is written last, so a folder that was left half drawn is drawn again.
     """
-    folder = cache_folder() / f"simulated-{VERSION}"
+    folder = storage.cache_folder() / f"simulated-{VERSION}"
     if not (folder / "patients" / "patients.parquet").is_file():
         storage.make_folder(folder)
         storage.make_folder(folder / "patients")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from unpad.recipe import Data
+from unpad.recipe_data import Data
 from unpad.sources.example import BadRow, Example, Turn
 from unpad.sources.files import SourceFile
 from unpad.sources.jsonlines import RowFault, type_name

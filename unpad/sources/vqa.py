@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import SourceError
-from unpad.recipe import Data
+from unpad.recipe_data import Data
 from unpad.sources.example import BadRow
 from unpad.sources.files import SourceFile
 from unpad.sources.images import Found, ImageExample, Split, checked_path, declared_split, examine

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from unpad import recipe
 from unpad.errors import SourceError
+from unpad.recipe_data import Augment
 from unpad.sources.example import Example, Turn
 from unpad.tokens.words import Segmenter
 
@@ -32,7 +32,7 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff
 
 def with_copies(
     examples: Sequence[Example],
-    settings: recipe.Augment,
+    settings: Augment,
     words: Segmenter,
     synonyms: Mapping[str, Sequence[str]],
     seed: int,
@@ -48,7 +48,7 @@ def with_copies(
 
 def augment(
     example: Example,
-    settings: recipe.Augment,
+    settings: Augment,
     words: Segmenter,
     synonyms: Mapping[str, Sequence[str]],
     seed: int,
@@ -130,7 +130,7 @@ def _group_fault(group: list[str]) -> str:
 
 
 def _change_text(
-    text: str, settings: recipe.Augment, words: Segmenter, synonyms: Mapping[str, Sequence[str]], draws: random.Random
+    text: str, settings: Augment, words: Segmenter, synonyms: Mapping[str, Sequence[str]], draws: random.Random
 ) -> str:
     """Change the stretches between markers: clause order, then synonyms, deletion and insertion word by word."""
     units: list[str] = []

@@ -46,13 +46,6 @@ DTYPES = {
 TOKEN_DTYPES = ("<u2", "<u4")
 
 
-def cache_folder() -> Path:
-    """Where tokens are kept: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad."""
-    if named := os.environ.get("UNPAD_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unpad"
-
-
 def make_key(*parts: object) -> str:
     """Hexadecimal sha256 of JSON values; equal values give equal keys in any process."""
     return sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True))

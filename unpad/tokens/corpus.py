@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +21,13 @@ from unpad.recipe import Recipe
 from unpad.sources.example import BadRow, Example
 from unpad.sources.files import SourceFile, expand
 from unpad.sources.leaks import LeakReport, report
-from unpad.sources.read import Kind, apply_policy, read_file, refuse_empty
+from unpad.sources.places import resolve_path
+from unpad.sources.read import KINDS, apply_policy, read_file, refuse_empty
 from unpad.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign, content_key
-from unpad.storage import sha256, sha256_file
+from unpad.storage import cache_folder, sha256, sha256_file
 from unpad.tokens.augment import load_synonyms, with_copies
 from unpad.tokens.cache import (
     Shard,
-    cache_folder,
     code_key,
     make_key,
     open_shard,
@@ -37,11 +38,11 @@ from unpad.tokens.cache import (
     write_shard,
 )  # fmt: skip
 from unpad.tokens.encode import LOSS_ROLES, encode_examples, reserved_texts
-from unpad.tokens.token_set import KINDS, Part, TokenSet, build_token_set, rows_of
+from unpad.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.tokens.words import segment
 
-__all__ = ["KINDS", "CorpusReport", "TokenSet", "prepare"]
+__all__ = ["CorpusReport", "TokenSet", "prepare"]
 
 DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
 
@@ -100,7 +101,7 @@ class CorpusReport:
 class _File:
     """A source file; `key` is the hash of everything that decides which examples it yields."""
 
-    kind: Kind
+    kind: str
     file: SourceFile
     source: int
     sha256: str
@@ -148,14 +149,14 @@ def prepare(
     recipe: Recipe,
     *,
     tokenizer: Tokenizer | None = None,
-    kinds: Sequence[Kind] = KINDS,
+    kinds: Sequence[str] = KINDS,
     cache: Path | None = None,
 ) -> tuple[TokenSet, Tokenizer, CorpusReport]:
     """Read, split, tokenize and encode a recipe's data, or open what an earlier call left in the cache.
 
     Args:
         tokenizer: used as it is; None opens or builds the recipe's, from the training parts of all `kinds`.
-        kinds: text, chat or both.
+        kinds: some of KINDS.
         cache: folder of the cache; default `cache_folder()`.
 
     Raises:
@@ -181,7 +182,7 @@ def prepare(
     with work.stage("encode"):
         parts = _originals(work, tokenizer) + _copies(work, tokenizer)
     with work.stage("open"):
-        weights = [source.weight for source in (*recipe.data.text, *recipe.data.chat)]
+        weights = [source.weight for kind in KINDS for source in getattr(recipe.data, kind)]
         hashes = [(str(file.file.path), file.sha256) for file in work.files]
         tokens = build_token_set(parts, weights, hashes, (recipe.data.holdout, recipe.train.seed))
     with work.stage("leaks"):
@@ -219,12 +220,12 @@ def _report(
 # --------------------------------------------------------------------------- files and rows
 
 
-def _list_files(recipe: Recipe, kinds: Sequence[Kind]) -> list[_File]:
+def _list_files(recipe: Recipe, kinds: Sequence[str]) -> list[_File]:
     data = recipe.data
     files = []
     for kind in kinds:
-        first = 0 if kind == "text" else len(data.text)
-        for file in expand(data.text if kind == "text" else data.chat, recipe.resolve_path):
+        first = sum(len(getattr(data, before)) for before in KINDS[: KINDS.index(kind)])
+        for file in expand(getattr(data, kind), partial(resolve_path, data)):
             digest = _hash(file.path)
             key = make_key(digest, kind, file.format, file.field, data.separator if file.format == "text" else None)
             files.append(_File(kind, file, first + file.source, digest, key))
@@ -302,7 +303,7 @@ def _split(work: _Work) -> list[np.ndarray]:
 def _stored_tokenizer(work: _Work) -> Tokenizer | None:
     """The recipe's tokenizer file, or the one built from this very corpus before."""
     if work.recipe.tokenizer.path is not None:
-        return open_tokenizer_file(work.recipe.resolve_path(work.recipe.tokenizer.path))
+        return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
     data, damage = read_sealed(_tokenizer_path(work))
     if damage:
         work.events.append(f"cache: the tokenizer of this corpus {damage}; it is built again")
@@ -360,7 +361,8 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
     augment, seed = work.recipe.augment, work.recipe.train.seed
     if not augment.multiplier:
         return []
-    synonyms = load_synonyms(work.recipe.resolve_path(augment.synonyms_file) if augment.synonyms_file else None)
+    named = augment.synonyms_file
+    synonyms = load_synonyms(resolve_path(work.recipe.data, named) if named else None)
     settings = [augment.model_dump(mode="json", exclude={"synonyms_file"}), sorted(synonyms.items()), seed]
     parts = []
     for index, file in enumerate(work.files):

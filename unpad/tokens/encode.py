@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from unpad.recipe import Template
+from unpad.recipe_data import Template
 from unpad.sources.example import Example, Turn
 from unpad.tokens.tokenizer import Tokenizer
 

@@ -8,10 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from unpad.sources.read import Kind
 from unpad.tokens.cache import Shard, make_key
-
-KINDS: tuple[Kind, ...] = ("text", "chat")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +18,7 @@ class Part:
     Args:
         path: the source file today.
         data_key: hash of what the shard was made from, code apart.
-        kind: index into KINDS.
+        kind: index into KINDS of `sources/read.py`.
         source: index into the weights of the corpus.
         split: (rows,) uint8, 0 training, 1 held out.
     """
@@ -42,7 +39,7 @@ class TokenSet:
 
     Args:
         lengths: tokens, BOS and EOS included; a sequence of n tokens has n - 1 positions.
-        kind: index into KINDS.
+        kind: index into KINDS of `sources/read.py`.
         source: index into `weights`.
         split: 0 training, 1 held out.
         copy: 0 for an original, else the number of the augmented copy.

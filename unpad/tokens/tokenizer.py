@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from unpad import recipe
+from unpad import recipe_data
 from unpad.errors import RecipeError, SourceError
 from unpad.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 
@@ -67,7 +67,7 @@ class Tokenizer(Protocol):
         """Return what a run saves as tokenizer.json: equal tokenizers give equal bytes."""
 
 
-def train_tokenizer(settings: recipe.Tokenizer, texts: Iterable[str], reserved: Sequence[str]) -> Tokenizer:
+def train_tokenizer(settings: recipe_data.Tokenizer, texts: Iterable[str], reserved: Sequence[str]) -> Tokenizer:
     """Build a vocabulary from the training texts; equal texts in equal order give an equal tokenizer.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unpad.plan.grouping import Grouping, offsets_of, shuffled
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unpad.plan.grouping import Grouping, shuffled
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 JITTER = 0.05  # share of a piece's length; moves sequences between neighbouring batches from epoch to epoch
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from unpad.plan.grouping import Grouping
 from unpad.plan.strategies import dynamic
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from unpad.plan.grouping import Grouping, runs_within
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 # Pieces after the end of a step that one of its own may trade places with.
 WINDOW = 64

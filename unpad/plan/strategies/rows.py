@@ -8,7 +8,7 @@ import numpy as np
 
 from unpad.errors import PlanError
 from unpad.plan.grouping import Grouping, follow, offsets_of, runs_within
-from unpad.recipe import PlanSettings
+from unpad.recipe_training import PlanSettings
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
