@@ -236,6 +236,7 @@ def image_batch(sizes: list[tuple[int, int]], seed: int = 0) -> RaggedBatch:
         layout=build_layout(lengths), position_ids=torch.from_numpy(positions), input_ids=None, labels=nothing,
         loss_mask=nothing.bool(), target_index=nothing[:0],
         inputs_embeds=torch.randn(total, 12, generator=generator), seq_labels=torch.arange(len(sizes)) % 3,
+        image_sizes=torch.arange(2 * len(sizes)).reshape(-1, 2),
         grid=torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
     )  # fmt: skip
 

@@ -85,6 +85,7 @@ class RaggedBatch:
         seq_labels: (num_seqs,) int64, a class for every sequence, where sequences and not tokens are the targets.
         grid: (num_seqs, 2) int64, rows and columns of patches of every image; position_ids then count row by row, and
             keep doing so for the patches that are left when some are dropped.
+        image_sizes: (num_seqs, 2) int64, height and width in pixels of every image, before it became patches.
         media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
         media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
         media_seqs: (media.num_seqs,) int64, the sequence of this run that each image stands in.
@@ -101,6 +102,7 @@ class RaggedBatch:
     seq_ids: Tensor | None = None
     seq_labels: Tensor | None = None
     grid: Tensor | None = None
+    image_sizes: Tensor | None = None
     media: RaggedBatch | None = None
     media_index: Tensor | None = None
     media_seqs: Tensor | None = None
@@ -149,6 +151,7 @@ class RaggedBatch:
             seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
             seq_labels=None if self.seq_labels is None else self.seq_labels[list(seqs)],
             grid=None if self.grid is None else self.grid[list(seqs)],
+            image_sizes=None if self.image_sizes is None else self.image_sizes[list(seqs)],
             events=None if self.events is None else self.events.select(seqs),
         )
         return self._with_media(chosen, seqs, tokens).to(self.position_ids.device)
@@ -198,6 +201,7 @@ class RaggedBatch:
             seq_ids=self.seq_ids,
             seq_labels=self.seq_labels,
             grid=self.grid,
+            image_sizes=self.image_sizes,
             media=self.media,
             media_index=None if self.media_index is None else cells[self.media_index],
             media_seqs=self.media_seqs,
@@ -306,6 +310,7 @@ def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
         seq_ids=joined("seq_ids"),
         seq_labels=joined("seq_labels"),
         grid=joined("grid"),
+        image_sizes=joined("image_sizes"),
         media=concatenate(media) if media else None,
         media_index=joined("media_index", first_token),
         media_seqs=joined("media_seqs", first_seq),

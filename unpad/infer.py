@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from unpad.data import family_of
-from unpad.data.images import image_batch, read_classes
+from unpad.data.images import WITH_OPACITY, image_batch, read_classes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluate.vqa import answer, answer_shown
 from unpad.images.decode import NOTES, ImageError, decode
 from unpad.images.patches import prepare
-from unpad.images.sizes import detail, grid_of
+from unpad.images.sizes import Grid, detail, grid_of
 from unpad.run import LoadedRun
 from unpad.show import Kept, refuse_unshowable
 from unpad.sources.files import natural_key
@@ -94,17 +94,17 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
         fix = "ask it something with --question" if kind == "vision_language" else "use a run of `unpad train images`"
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
     classes = read_classes(run.files)
-    waiting: list[tuple[Path, np.ndarray, tuple[int, int], tuple[str, ...]]] = []
+    waiting: list[_Read] = []
     results: dict[Path, Answer] = {}
     tokens = 0
     for path in paths:
         try:
-            patches, grid, notes = _read(run, path)
+            image = _read(run, path)
         except (ImageError, OSError) as error:
             results[path] = Answer(path, fault=_fault(error))
             continue
-        waiting.append((path, patches, grid, notes))
-        tokens += len(patches)
+        waiting.append(image)
+        tokens += len(image.patches)
         if tokens >= run.recipe.plan.tokens_per_micro:
             results |= _classify_batch(run, waiting, classes, top)
             waiting, tokens = [], 0
@@ -161,29 +161,42 @@ def to_csv(answers: Sequence[Answer]) -> str:
     return out.getvalue()
 
 
-def _read(run: LoadedRun, path: Path) -> tuple[np.ndarray, tuple[int, int], tuple[str, ...]]:
-    decoded = decode(path.read_bytes())
+@dataclass(frozen=True)
+class _Read:
+    """An image as the model reads it; `size` is its height and width in pixels."""
+
+    path: Path
+    patches: np.ndarray
+    grid: Grid
+    size: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+def _read(run: LoadedRun, path: Path) -> _Read:
+    settings, config = run.recipe.images, run.model.config
+    decoded = decode(path.read_bytes(), config.channels == WITH_OPACITY)
     height, width = decoded.pixels.shape[:2]
-    settings, patch = run.recipe.images, run.model.config.patch
     content = detail(decoded.pixels) if settings.size == "adaptive" else None
-    grid = grid_of(width, height, patch, settings, content)
-    return prepare(decoded.pixels, grid, patch, settings), grid, decoded.notes
+    grid = grid_of(width, height, config.patch, settings, content)
+    patches = prepare(decoded.pixels, grid, config.patch, settings)
+    return _Read(path, patches, grid, (height, width), decoded.notes)
 
 
 @torch.inference_mode()
 def _classify_batch(
     run: LoadedRun,
-    waiting: Sequence[tuple[Path, np.ndarray, tuple[int, int], tuple[str, ...]]],
+    waiting: Sequence[_Read],
     classes: tuple[str, ...],
     top: int,
 ) -> dict[Path, Answer]:
-    grids = np.array([grid for _, _, grid, _ in waiting], np.int64).reshape(-1, 2)
-    batch = image_batch([patches for _, patches, _, _ in waiting], grids, run.model.config.patch)
+    grids = np.array([image.grid for image in waiting], np.int64).reshape(-1, 2)
+    num_values = run.model.config.channels * run.model.config.patch**2
+    batch = image_batch([image.patches for image in waiting], grids, num_values, [image.size for image in waiting])
     p = run.model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
     return {
-        path: Answer(path, tuple((classes[c], float(p[i, c])) for c in order[i]), notes=notes)
-        for i, (path, _, _, notes) in enumerate(waiting)
+        image.path: Answer(image.path, tuple((classes[c], float(p[i, c])) for c in order[i]), notes=image.notes)
+        for i, image in enumerate(waiting)
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 
 from tests.toy import quiet, rows
+from unpad.batch import RaggedBatch
 from unpad.data import open_data
 from unpad.data.images import ImageData
 from unpad.errors import RecipeError, SourceError, UnpadError
@@ -92,7 +94,7 @@ def test_a_batch_holds_what_each_image_has_alone(tmp_path: Path) -> None:
     assert batch.num_targets == 4
     for place, seq in enumerate(ids):
         one, alone = batch.select([place]), data.alone(seq, 0, int(data.positions[seq]), 0)
-        for name in ("inputs_embeds", "position_ids", "grid", "seq_labels", "seq_ids"):
+        for name in ("inputs_embeds", "position_ids", "grid", "image_sizes", "seq_labels", "seq_ids"):
             assert torch.equal(getattr(one, name), getattr(alone, name)), name
     again = data.load(micro_of(data, ids))
     assert batch.inputs_embeds is not None
@@ -189,7 +191,13 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
 
 
 @pytest.mark.parametrize(
-    "model", [{**SMALL, "stem": [8]}, {**SMALL, "pool": "attention"}, {"kind": "cnn", "patch": 32}]
+    "model",
+    [
+        {**SMALL, "stem": [8]},
+        {**SMALL, "pool": "attention", "channels": 4, "size_embed": True},
+        {"kind": "cnn", "patch": 32},
+        {"kind": "cnn", "patch": 32, "channels": 4},
+    ],
 )
 def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) -> None:
     images = {"size": "square", "square": 32} if model["kind"] == "cnn" else {}
@@ -199,18 +207,19 @@ def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) ->
     assert any(line.name == "plan pack = alone" for line in certificate.lines)
 
 
-def test_patches_of_another_image_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["inputs_embeds", "image_sizes"])
+def test_patches_and_sizes_of_another_image_are_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     right = ImageData.load
 
-    def shifted(self: ImageData, micro: Micro) -> Any:
+    def shifted(self: ImageData, micro: Micro) -> RaggedBatch:
         batch = right(self, micro)
-        assert batch.inputs_embeds is not None
-        from dataclasses import replace
-
-        return replace(batch, inputs_embeds=batch.inputs_embeds.roll(1, 0))
+        return replace(batch, **{what: getattr(batch, what).roll(1, 0)})
 
     monkeypatch.setattr(ImageData, "load", shifted)
     recipe = recipe_of(write_folder(tmp_path / "pictures"))
+    recipe = recipe.model_copy(update={"model": {**recipe.model, "size_embed": True}})
     certificate = prove_recipe(write_recipe(tmp_path / "r.yaml", recipe), [])
     assert "plan pack = alone" in [line.name for line in certificate.lines if line.passed is False]
 

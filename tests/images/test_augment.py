@@ -112,6 +112,24 @@ def test_one_rectangle_of_one_colour_is_erased() -> None:
     assert 0.04 < np.mean(shares) < 0.09  # a quarter of each side
 
 
+def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
+    rng = np.random.default_rng(3)
+    patches = rng.uniform(-1, 1, (6, 4 * 64)).astype(np.float32)
+    colours = np.ascontiguousarray(patches.reshape(6, 4, 64)[:, :3]).reshape(6, -1)
+    settings = ImageSettings(flip=1.0, shift=0.3, zoom=0.5, color=0.5, erase=0.5)
+    for seed in range(5):
+        both = augment(patches, (2, 3), 8, settings, np.random.default_rng(seed)).reshape(6, 4, 64)
+        alone = augment(colours, (2, 3), 8, settings, np.random.default_rng(seed)).reshape(6, 3, 64)
+        np.testing.assert_array_equal(both[:, :3], alone)
+    moved = ImageSettings(flip=1.0, color=0.5)
+    both = augment(patches, (2, 3), 8, moved, np.random.default_rng(0))
+    mirrored = patches.reshape(2, 3, 4, 8, 8)[:, ::-1, 3, :, ::-1]
+    np.testing.assert_array_equal(both.reshape(2, 3, 4, 8, 8)[:, :, 3], mirrored)
+    erased = augment(np.full_like(patches, -1), (2, 3), 8, ImageSettings(erase=1.0), np.random.default_rng(1))
+    opacity = erased.reshape(6, 4, 64)[:, 3]
+    assert set(np.unique(opacity)) == {-1.0, 1.0}, "what hides is opaque"
+
+
 def test_nothing_asked_for_changes_nothing() -> None:
     patches = prepare(picture(2, 3), (2, 3), 4, ImageSettings())
     before = patches.copy()

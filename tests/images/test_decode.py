@@ -404,6 +404,26 @@ def test_a_transparent_grey_or_colour_is_white_at_any_depth() -> None:
         assert decode(content).pixels[0].tolist() == [[v] * 3 for v in (0, 255, 170, 255)]
 
 
+def test_opacity_comes_as_a_fourth_channel_beside_the_same_colours() -> None:
+    picture = Image.new("RGBA", (3, 2), (200, 100, 50, 0))
+    picture.putpixel((1, 0), (10, 20, 30, 128))
+    picture.putpixel((2, 1), (1, 2, 3, 255))
+    grey = Image.new("LA", (3, 2), (40, 7))
+    palette = Image.new("P", (3, 2), 1)
+    palette.putpalette([9, 9, 9, 8, 8, 8])
+    one_clear = png(4, 1, 16, 0, bytes([0, 0, 85, 85, 170, 170, 255, 255]), chunk(b"tRNS", b"\x55\x55"))
+    for content, opacity in (
+        (encoded(picture, "PNG"), [[0, 128, 0], [0, 0, 255]]),
+        (encoded(grey, "PNG"), [[7] * 3] * 2),
+        (encoded(palette, "PNG", transparency=1), [[0] * 3] * 2),
+        (one_clear, [[255, 0, 255, 255]]),
+        (encoded(Image.new("RGB", (3, 2), "red"), "JPEG"), [[255] * 3] * 2),
+    ):
+        found = decode(content, opacity=True).pixels
+        assert found[:, :, 3].tolist() == opacity
+        assert np.array_equal(found[:, :, :3], decode(content).pixels)
+
+
 def test_numbers_without_a_range_are_no_picture() -> None:
     signed = encoded(Image.new("I;16", (8, 8), 1), "TIFF", tiffinfo={339: 2})
     for content in (encoded(Image.new("F", (8, 8), 1), "TIFF"), encoded(Image.new("I", (8, 8), 1), "TIFF"), signed):

@@ -48,6 +48,21 @@ def test_resizing_averages_what_a_pixel_covers() -> None:
     assert abs(small.astype(int) - 127).max() < 8
 
 
+def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one() -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (10, 12, 4), np.uint8)
+    pixels[:, :6, 3] = 0
+    settings = ImageSettings(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    both = prepare(pixels, (2, 3), 8, settings).reshape(6, 4, 64)
+    colours = prepare(np.ascontiguousarray(pixels[:, :, :3]), (2, 3), 8, settings).reshape(6, 3, 64)
+    assert np.array_equal(both[:, :3], colours), "what is transparent keeps its colour"
+    assert both[0, 3].max() == -1.0
+    opaque = prepare(np.full((8, 8, 4), 255, np.uint8), (1, 1), 8, ImageSettings())
+    assert np.array_equal(opaque, np.ones((1, 256), np.float32))
+    shown = unpatch(both.reshape(6, 256), (2, 3), 8, settings)
+    assert np.array_equal(shown, unpatch(colours.reshape(6, 192), (2, 3), 8, settings))
+
+
 def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
     settings = ImageSettings(size="letterbox", square=32, mean=(0.2, 0.4, 0.6))
     for pixels, inner in ((np.full((20, 40, 3), 250, np.uint8), np.s_[8:24, :]),

@@ -26,15 +26,18 @@ SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]
 
 
 def cut_patches(image: Tensor, patch: int) -> Tensor:
-    """The patches of an image (3, rows * patch, columns * patch), row by row, (rows * columns, 3 * patch * patch)."""
+    """The patches of an image (channels, rows * patch, columns * patch), row by row, (rows * columns, num_values)."""
     rows, columns = image.shape[1] // patch, image.shape[2] // patch
-    cells = image.reshape(3, rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
-    return cells.reshape(rows * columns, 3 * patch * patch)
+    cells = image.reshape(-1, rows, patch, columns, patch).permute(1, 3, 0, 2, 4)
+    return cells.reshape(rows * columns, -1)
 
 
 def pack_images(images: Sequence[Tensor], labels: Sequence[int] | None, patch: int) -> RaggedBatch:
-    """Images (3, height, width), whose sides are multiples of `patch`, as a batch."""
+    """Images (channels, height, width), whose sides are multiples of `patch`, as a batch."""
+    num_values = (images[0].shape[0] if len(images) else 3) * patch**2
     grid = [(image.shape[1] // patch, image.shape[2] // patch) for image in images]
+    # Shown at their own size, or shrunk to a third.
+    sizes = [[patch * side * (1 + 2 * (i % 2)) for side in sides] for i, sides in enumerate(grid)]
     lengths = np.array([rows * columns for rows, columns in grid], np.int64)
     total = int(lengths.sum())
     return RaggedBatch(
@@ -44,15 +47,16 @@ def pack_images(images: Sequence[Tensor], labels: Sequence[int] | None, patch: i
         labels=torch.zeros(total, dtype=torch.int64),
         loss_mask=torch.zeros(total, dtype=torch.bool),
         target_index=torch.zeros(0, dtype=torch.int64),
-        inputs_embeds=torch.cat([torch.zeros(0, 3 * patch * patch), *(cut_patches(image, patch) for image in images)]),
+        inputs_embeds=torch.cat([torch.zeros(0, num_values), *(cut_patches(image, patch) for image in images)]),
         seq_labels=None if labels is None else torch.tensor(labels, dtype=torch.int64),
         grid=torch.tensor(grid, dtype=torch.int64).reshape(-1, 2),
+        image_sizes=torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
     )
 
 
-def random_images(sizes: Sequence[tuple[int, int]] = SIZES) -> RaggedBatch:
+def random_images(sizes: Sequence[tuple[int, int]] = SIZES, channels: int = 3) -> RaggedBatch:
     generator = torch.Generator().manual_seed(5)
-    images = [torch.randn(3, rows * PATCH, columns * PATCH, generator=generator) for rows, columns in sizes]
+    images = [torch.randn(channels, rows * PATCH, columns * PATCH, generator=generator) for rows, columns in sizes]
     return pack_images(images, [i % CLASSES for i in range(len(sizes))], PATCH)
 
 
@@ -101,6 +105,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "mean": {},
     "attention": {"pool": "attention", "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1},
     "convolutions": {"stem": (4,)},
+    "opacity and size": {"stem": (4,), "channels": 4, "size_embed": True},
+    "opacity": {"channels": 4},
 }
 
 
@@ -109,7 +115,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_images_of_all_sizes_in_one_batch_equal_each_alone(kind: str, native: bool) -> None:
     model = tiny_vit(**KINDS[kind]).eval()
     model.label_smoothing = 0.1
-    batch = random_images()
+    batch = random_images(channels=model.config.channels)
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
     if native:
         _assert_all_ways_equal(model, batch, alone)
@@ -128,6 +134,17 @@ def _assert_all_ways_equal(model: Vit, batch: RaggedBatch, alone: list[RaggedBat
     assert_same(model, alone, split)
 
 
+def test_the_size_of_an_image_is_known_however_it_is_shown() -> None:
+    model, blind, batch = tiny_vit(size_embed=True).eval(), tiny_vit().eval(), random_images()
+    assert batch.image_sizes is not None
+    sizes = batch.image_sizes.clone()
+    sizes[2, 1] += 1
+    other = replace(batch, image_sizes=sizes)
+    changed = (model.classify(other) - model.classify(batch)).abs().amax(1) > 1e-9
+    assert changed.tolist() == [i == 2 for i in range(batch.num_seqs)]
+    assert torch.equal(blind.classify(other), blind.classify(batch))
+
+
 def test_permuting_images_permutes_results() -> None:
     model, batch, order = tiny_vit(pool="attention").eval(), random_images(), [3, 0, 6, 5, 1, 4, 2]
     hidden, logits, nll = outputs(model, batch)
@@ -140,8 +157,8 @@ def test_permuting_images_permutes_results() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_gradient_and_no_bit_crosses_between_images(kind: str) -> None:
-    batch = random_images()
     model = tiny_vit(**KINDS[kind]).eval()
+    batch = random_images(channels=model.config.channels)
     pixels = batch.inputs_embeds.double().requires_grad_()
     model.classify(replace(batch, inputs_embeds=pixels))[3].square().sum().backward()
     start, stop = batch.layout.cu_seqlens[3:5].tolist()
@@ -170,7 +187,7 @@ def test_what_padding_holds_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_without_images_is_legal(kind: str) -> None:
     model = tiny_vit(**KINDS[kind], token_drop=0.5).train()
-    empty = random_images().select([])
+    empty = random_images(channels=model.config.channels).select([])
     for batch in (empty, empty.pad()):
         assert model(batch).shape == (0, 16)
         assert model.classify(batch).shape == (0, CLASSES)

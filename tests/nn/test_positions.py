@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unpad.batch import to_padded
 from unpad.layout import Layout, PaddedLayout, build_layout
-from unpad.nn.positions import GridPositions
+from unpad.nn.positions import MAX_DOUBLINGS, GridPositions, SizeEmbedding
 
 WIDTH = 16
 
@@ -155,3 +155,17 @@ def test_any_width_has_positions_and_both_maps_are_trained() -> None:
         for linear in (module.row, module.column):
             assert linear.weight.grad is not None
             assert linear.weight.grad.abs().max() > 0
+
+
+def test_sizes_are_linear_in_logarithms_between_powers_of_two() -> None:
+    torch.manual_seed(0)
+    embed = SizeEmbedding(6).double()
+    height, width = embed.height.weight.t(), embed.width.weight.t()  # (powers of two, 6)
+    sizes = torch.tensor([[1, 1], [16, 32], [24, 1], [0, 100_000]])
+    part = math.log2(24) - 4
+    expected = torch.stack([
+        height[0] + width[0], height[4] + width[5], (1 - part) * height[4] + part * height[5] + width[0],
+        height[0] + width[MAX_DOUBLINGS],
+    ])  # fmt: skip
+    torch.testing.assert_close(embed(sizes), expected, rtol=1e-12, atol=1e-12)
+    assert embed(sizes[:0]).shape == (0, 6)

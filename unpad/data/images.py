@@ -18,13 +18,12 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from PIL import Image
 
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
 from unpad.images.augment import augment
 from unpad.images.decode import NOTES, ImageError, decode
-from unpad.images.patches import prepare
+from unpad.images.patches import prepare, resize
 from unpad.images.sizes import Grid, detail, grid_of, scaled_grid
 from unpad.layout import build_layout
 from unpad.models import model_config
@@ -44,6 +43,7 @@ FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
 DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
 DECODERS = 4  # threads: decoding and resizing leave the interpreter's lock
+WITH_OPACITY = 4  # channels
 CHUNK = 64  # images whose sizes a thread finds at a time
 
 
@@ -80,6 +80,7 @@ class ImageData:
         split: (num_images,) uint8.
         grids: (num_images, 2) int64, rows and columns of patches.
         patch: side of a patch, in pixels.
+        channels: of a pixel, 4 with opacity.
         read_rows: images looked at; bad: those that cannot be used; left_out: those of a split named test.
     """
 
@@ -91,6 +92,7 @@ class ImageData:
     grids: np.ndarray
     settings: ImageSettings
     patch: int
+    channels: int
     weights: list[float]
     file_hashes: tuple[tuple[str, str], ...]
     read_rows: int
@@ -154,15 +156,13 @@ class ImageData:
         assert np.array_equal(micro.stops - micro.starts, grids.prod(1)), "an image is never cut"
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
             patches = list(pool.map(partial(self._changed, micro.draw), ids.tolist(), map(tuple, grids.tolist())))
-        batch = image_batch(patches, grids, self.patch, self.labels[ids], ids)
+        batch = self._batch(patches, grids, ids)
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
         rows, columns = self.grids[seq_id].tolist()
-        patches = [prepare(pixels_of(self.examples[seq_id]), (rows, columns), self.patch, self.settings)]
-        one = slice(seq_id, seq_id + 1)
-        ids = np.array([seq_id])
-        return image_batch(patches, self.grids[one], self.patch, self.labels[one], ids)
+        patches = [prepare(self._pixels(seq_id), (rows, columns), self.patch, self.settings)]
+        return self._batch(patches, self.grids[[seq_id]], np.array([seq_id]))
 
     def where(self, seq_id: int) -> str:
         return self.examples[seq_id].where
@@ -195,6 +195,13 @@ class ImageData:
     def describe_outputs(self) -> str:
         return f"{len(self.classes)} classes"
 
+    def _batch(self, patches: list[np.ndarray], grids: np.ndarray, ids: np.ndarray) -> RaggedBatch:
+        sizes = [(self.examples[i].height, self.examples[i].width) for i in ids.tolist()]
+        return image_batch(patches, grids, self.channels * self.patch**2, sizes, self.labels[ids], ids)
+
+    def _pixels(self, image: int) -> np.ndarray:
+        return pixels_of(self.examples[image], self.channels == WITH_OPACITY)
+
     def _changed(self, draw: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, changed as this epoch draws where the image is one to train on."""
         patches = self._patches(image, grid)
@@ -203,37 +210,38 @@ class ImageData:
         return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*draw, image]))
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
-        """The patches of an image, (num_patches, 3 * patch * patch) float32."""
+        """The patches of an image, (num_patches, channels * patch * patch) float32."""
         if self.settings.draws_sizes and self.split[image] == TRAIN:
-            pixels = self.cache.get(image, lambda: self._shrunk(pixels_of(self.examples[image])))
+            pixels = self.cache.get(image, lambda: self._shrunk(self._pixels(image)))
             return prepare(pixels, grid, self.patch, self.settings)
-        return self.cache.get(image, lambda: prepare(pixels_of(self.examples[image]), grid, self.patch, self.settings))
+        return self.cache.get(image, lambda: prepare(self._pixels(image), grid, self.patch, self.settings))
 
     def _shrunk(self, pixels: np.ndarray) -> np.ndarray:
         """An image at the largest size that any epoch draws, or as it is where that is larger still."""
         height, width = pixels.shape[:2]
         rows, columns = scaled_grid(width, height, 1 + self.settings.scale, self.patch, self.settings)
-        size = min(width, columns * self.patch), min(height, rows * self.patch)
-        return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS))
+        return resize(pixels, min(height, rows * self.patch), min(width, columns * self.patch))
 
 
 def image_batch(
     patches: Sequence[np.ndarray],
     grids: np.ndarray,
-    patch: int,
+    num_values: int,
+    sizes: Sequence[tuple[int, int]] | None = None,
     labels: np.ndarray | None = None,
     seq_ids: np.ndarray | None = None,
 ) -> RaggedBatch:
     """One flat run of the patches of several images.
 
     Args:
-        patches: per image (rows * columns, 3 * patch * patch) float32, row by row, as `prepare` made them.
+        patches: per image (rows * columns, num_values) float32, row by row, as `prepare` made them.
         grids: (num_images, 2) int, rows and columns.
+        sizes: height and width of every image in pixels.
         labels: (num_images,) class of every image, None where none is known.
     """
     lengths = grids.prod(1)
     first = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = np.concatenate([np.zeros((0, 3 * patch * patch), np.float32), *patches])
+    flat = np.concatenate([np.zeros((0, num_values), np.float32), *patches])
     total = int(lengths.sum())
     nothing = torch.zeros(total, dtype=torch.int64)
     return RaggedBatch(
@@ -247,17 +255,18 @@ def image_batch(
         seq_ids=None if seq_ids is None else torch.from_numpy(np.asarray(seq_ids, np.int64)),
         seq_labels=None if labels is None else torch.from_numpy(np.asarray(labels, np.int64)),
         grid=torch.from_numpy(np.asarray(grids, np.int64)),
+        image_sizes=None if sizes is None else torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
     )
 
 
-def pixels_of(example: ImageExample) -> np.ndarray:
-    """Decode a listed image, (height, width, 3) uint8.
+def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
+    """Decode a listed image, (height, width, 3) uint8, or 4 channels with opacity.
 
     Raises:
         ImageError: its coded pixels are damaged, which only decoding shows; names the file.
     """
     try:
-        return decode(read_bytes(example)).pixels
+        return decode(read_bytes(example), opacity).pixels
     except ImageError as error:
         raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
 
@@ -311,6 +320,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
         grids=grids,
         settings=settings,
         patch=config.patch,
+        channels=config.channels,
         weights=[source.weight for source in recipe.data.images],
         file_hashes=tuple((example.where, example.sha256) for example in used),
         read_rows=num_rows,

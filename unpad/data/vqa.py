@@ -194,7 +194,7 @@ class VqaData:
         grids = self.grids[[image for row in images for image in row]].reshape(-1, 2)
         return replace(
             batch,
-            media=image_batch(patches, grids, self.patch),
+            media=image_batch(patches, grids, 3 * self.patch**2),
             media_index=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *places])),
             media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(row) for row in images])),
         )

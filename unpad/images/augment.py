@@ -21,15 +21,15 @@ def augment(
     rectangle of one random colour (Zhong et al. 2017, arXiv 1708.04896).
 
     Args:
-        patches: (rows * columns, 3 * patch * patch), as `patches.prepare` made them; not written to.
+        patches: (rows * columns, channels * patch * patch), as `patches.prepare` made them; not written to.
 
     Returns:
         The same shape.
     """
     rows, columns = grid
-    cut = patches.reshape(rows, columns, 3, patch, patch)
+    cut = patches.reshape(rows, columns, -1, patch, patch)
     pixels: NDArray[np.float32]  # (channel, y, x)
-    pixels = cut.transpose(2, 0, 3, 1, 4).reshape(3, rows * patch, columns * patch)
+    pixels = cut.transpose(2, 0, 3, 1, 4).reshape(-1, rows * patch, columns * patch)
     # Everything is drawn whatever is asked for, so that one setting changes nothing of another.
     mirrored, places, tint = rng.random() < settings.flip, rng.uniform(-1, 1, 2), rng.uniform(-1, 1, 3)
     factor, erased = (1 + settings.zoom) ** rng.uniform(-1, 1), rng.random(7)
@@ -39,15 +39,15 @@ def augment(
         for axis, place in ((1, places[0]), (2, places[1])):
             pixels = _move(pixels, axis, place * settings.shift, factor)
     if settings.color:
-        pixels = _recolour(pixels, settings, tint)
+        pixels = np.concatenate([_recolour(pixels[:3], settings, tint), pixels[3:]])
     if settings.erase:
         pixels = _erase(pixels, settings.erase, erased)
-    back = pixels.astype(np.float32).reshape(3, rows, patch, columns, patch).transpose(1, 3, 0, 2, 4)
+    back = pixels.astype(np.float32).reshape(-1, rows, patch, columns, patch).transpose(1, 3, 0, 2, 4)
     return np.ascontiguousarray(back).reshape(patches.shape)
 
 
 def _move(pixels: NDArray[np.float32], axis: int, shift: float, factor: float) -> NDArray[np.float32]:
-    """Shift and zoom (3, height, width) along one axis.
+    """Shift and zoom (channels, height, width) along one axis.
 
     A new pixel is linear between two old ones where the image grows, a triangle over all that fall together where it
     shrinks; what is only shifted moves by whole pixels.
@@ -87,8 +87,9 @@ def _recolour(pixels: NDArray[np.float32], settings: ImageSettings, drawn: NDArr
 
 
 def _erase(pixels: NDArray[np.float32], most: float, drawn: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Paint a rectangle of (3, height, width) in one colour; its sides are up to `most` of the image's."""
-    colour = (2 * drawn[4:] - 1).astype(np.float32)
+    """Paint an opaque rectangle of (channels, height, width) in one colour, its sides up to `most` of the image's."""
+    colour = np.ones(len(pixels), np.float32)
+    colour[:3] = 2 * drawn[4:] - 1
     inside = np.ones(pixels.shape[1:], bool)
     for axis, (share, place) in enumerate(drawn[:4].reshape(2, 2)):
         size = pixels.shape[axis + 1]

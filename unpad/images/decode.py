@@ -26,6 +26,7 @@ MAX_WEBP_PIXELS = 25_000_000  # libwebp and Pillow together hold four copies of 
 MAX_SIDE = 16_384
 MAX_BYTES = 1 << 28
 MAX_METADATA = 1 << 24  # bytes of text, profiles and thumbnails in one file; profiles of printers have about 3 MB
+WHITE = OPAQUE = 255
 STRIP_PIXELS = 1 << 20  # converted to RGB at a time, so that a large image is in memory once in each form
 
 FIXES = {
@@ -66,7 +67,10 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An image as the eye sees it: pixels (height, width, 3) uint8 RGB, upright, on white; and keys of NOTES."""
+    """An image as the eye sees it: pixels (height, width, 3) uint8 RGB, upright, on white; and keys of NOTES.
+
+    Where opacity was asked for it is a fourth channel, 255 for opaque.
+    """
 
     pixels: NDArray[np.uint8]
     notes: tuple[str, ...]
@@ -86,17 +90,20 @@ def probe(data: bytes) -> ImageInfo:
     return ImageInfo(*size, header.format, header.notes)
 
 
-def decode(data: bytes) -> Decoded:
+def decode(data: bytes, opacity: bool = False) -> Decoded:
     """Decode an image to RGB: the first frame, turned by its EXIF orientation, whatever is transparent on white.
 
     Samples of 16 bits keep their high byte. CMYK is converted without a colour profile.
+
+    Args:
+        opacity: return it as a fourth channel; colours are the same with it.
 
     Raises:
         ImageError: what `probe` raises, E_TRUNCATED or E_DECODE when the coded pixels are damaged.
     """
     header = _read_header(data)
     try:
-        return Decoded(_upright(_load(header), header.orientation), header.notes)
+        return Decoded(_upright(_load(header, opacity), header.orientation), header.notes)
     except ImageError:
         raise
     except MemoryError:
@@ -456,15 +463,15 @@ _PARSERS: dict[str, Callable[[bytes], _Header]] = {
 # --------------------------------------------------------------------------- pixels
 
 
-def _load(header: _Header) -> NDArray[np.uint8]:
-    """Decode pixels (height, width, 3) as they are stored."""
+def _load(header: _Header, opacity: bool) -> NDArray[np.uint8]:
+    """Decode pixels (height, width, 3 or with opacity 4) as they are stored."""
     image = Image.open(BytesIO(b"".join(header.parts)), formats=(header.format,))
     if image.size != (header.width, header.height):
         raise ImageError("E_DECODE", f"{header.width} x {header.height} pixels, or {image.size[0]} x {image.size[1]}")
     image.load()
     if "transparency" in image.info:
         image.info["transparency"] = _in_8_bits(image.info["transparency"], image.mode, header.bits)
-    return _rgb(image)
+    return _pixels(image, 4 if opacity else 3)
 
 
 def _in_8_bits(transparency: object, mode: str, bits: int) -> object:
@@ -476,34 +483,38 @@ def _in_8_bits(transparency: object, mode: str, bits: int) -> object:
     return transparency
 
 
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
-    """Pixels (height, width, 3) of an image of any mode, strip by strip."""
+def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+    """Pixels (height, width, channels) of an image of any mode, strip by strip."""
     if image.mode == "I":  # signed, or of 32 bits
         raise ImageError("E_DECODE", "it holds numbers of no stated range", "save it with 8 or 16 bits per sample")
     width, height = image.size
-    pixels = np.empty((height, width, 3), np.uint8)
+    pixels = np.empty((height, width, channels), np.uint8)
     rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
-        pixels[top:bottom] = _rgb_strip(image.crop((0, top, width, bottom)))
+        colours, opaque = _strip(image.crop((0, top, width, bottom)))
+        pixels[top:bottom, :, :3] = colours
+        pixels[top:bottom, :, 3:] = opaque
     return pixels
 
 
-def _rgb_strip(image: Image.Image) -> NDArray[np.uint8]:
+def _strip(image: Image.Image) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | int]:
+    """Colours on white, (height, width, 3 or 1), and how opaque they were, (height, width, 1) or one number for all."""
     if image.mode.startswith("I;16"):
-        values = np.asarray(image)  # (height, width) uint16
+        values = np.asarray(image)[:, :, None]  # uint16
         grey = (values >> 8).astype(np.uint8)
-        if "transparency" in image.info:
-            grey[values == image.info["transparency"]] = 255
-        return grey[:, :, None]
+        if "transparency" not in image.info:
+            return grey, OPAQUE
+        clear = values == image.info["transparency"]
+        return np.where(clear, WHITE, grey), np.where(clear, 0, OPAQUE).astype(np.uint8)
     if image.mode == "La":
         image = image.convert("LA")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGB", image.size, "white")
-        white.paste(image, mask=image)
-        image = white
-    return np.asarray(image.convert("RGB"))
+    if not image.has_transparency_data:
+        return np.asarray(image.convert("RGB")), OPAQUE
+    image = image.convert("RGBA")
+    white = Image.new("RGB", image.size, "white")
+    white.paste(image, mask=image)
+    return np.asarray(white), np.asarray(image)[:, :, 3:]
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:

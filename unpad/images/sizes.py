@@ -91,7 +91,7 @@ def detail(pixels: NDArray[np.uint8]) -> float:
     sharp line counting no more than a clear one, and shading or faint noise little.
 
     Args:
-        pixels: (height, width, 3) uint8.
+        pixels: (height, width, 3) uint8; opacity as a fourth channel changes nothing.
     """
     height, width = pixels.shape[:2]
     scale = max(width, height, COPY_SIDE) / COPY_SIDE

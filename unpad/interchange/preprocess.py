@@ -6,7 +6,6 @@ rule of code that has one span for all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -209,7 +208,7 @@ def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id
     patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
     return replace(
         batch,
-        media=image_batch(patches, grids, patch=math.isqrt(patches[0].shape[1] // 3)),
+        media=image_batch(patches, grids, patches[0].shape[1]),
         media_index=(batch.input_ids == image_id).nonzero().flatten(),
         media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(own) for own in images])),
     )

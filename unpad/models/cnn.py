@@ -22,7 +22,7 @@ from unpad.nn.linear import Linear
 from unpad.nn.segments import segment_mean
 from unpad.section import Section
 
-CHANNELS = (3, 16, 32, 64, 128)
+CHANNELS = (16, 32, 64, 128)
 
 
 DATA = "images"
@@ -33,6 +33,7 @@ class Config(Section):
 
     kind: Literal["cnn"] = "cnn"
     patch: int = Field(64, ge=16, multiple_of=16, description="Side of the square that images are, in pixels.")
+    channels: Literal[3, 4] = Field(3, description="Of a pixel: red, green and blue on white; 4 with opacity.")
     dropout: float = Field(0.5, ge=0, lt=1, description="On the features before the head.")
 
     @property
@@ -53,7 +54,7 @@ class Cnn(nn.Module):
         super().__init__()
         self.config, self.num_classes = config, num_classes
         self.convolutions = nn.ModuleList(
-            nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise(CHANNELS)
+            nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise((config.channels, *CHANNELS))
         )
         self.head = Linear(CHANNELS[-1], num_classes, bias=False)
         self.label_smoothing = 0.0
@@ -67,7 +68,7 @@ class Cnn(nn.Module):
         assert batch.inputs_embeds is not None, "a batch of images holds their pixels"
         side = self.config.patch
         # The weights' dtype: fp32 pixels must not hold back an fp64 model.
-        x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (3, side, side))
+        x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (self.config.channels, side, side))
         for convolution in self.convolutions:
             x = F.max_pool2d(F.relu(convolution(x)), 2)  # (total_tokens, channels, side / 2, side / 2), and so on
         return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)

@@ -22,7 +22,7 @@ from unpad.nn.convolution import ConvolutionalStem, neighbours
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
-from unpad.nn.positions import GridPositions
+from unpad.nn.positions import GridPositions, SizeEmbedding, seq_of_cell
 from unpad.nn.segments import segment_mean
 
 DATA = "images"
@@ -37,6 +37,8 @@ class Config(BlockConfig):
     bias: bool = True
     causal: bool = False
     patch: int = Field(8, ge=1, description="Side of a patch, in pixels.")
+    channels: Literal[3, 4] = Field(3, description="Of a pixel: red, green and blue on white; 4 with opacity.")
+    size_embed: bool = Field(False, description="Let the model know how many pixels an image has, however it is shown.")
     stem: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         (),
         description="Channels of the convolutions over an image's pixels that make the vectors of its patches, each "
@@ -72,11 +74,12 @@ class Vit(nn.Module):
         super().__init__()
         self.config, self.num_classes = config, num_classes
         self.patch_embed = (
-            ConvolutionalStem(config.patch, config.stem, config.width, config.eps)
+            ConvolutionalStem(config.patch, config.channels, config.stem, config.width, config.eps)
             if config.stem
-            else Linear(3 * config.patch**2, config.width)
+            else Linear(config.channels * config.patch**2, config.width)
         )
         self.positions = GridPositions(config.width)
+        self.size_embed = SizeEmbedding(config.width) if config.size_embed else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
         self.pool = AttentionPool(config.width, config.heads) if config.pool == "attention" else None
@@ -125,6 +128,9 @@ class Vit(nn.Module):
         dtype = self.head.weight.dtype
         x = self._embed(batch.inputs_embeds.to(dtype), batch).to(dtype)  # (total_tokens, width)
         x = x + self.positions(batch.position_ids, batch.grid, batch.layout).to(dtype)
+        if self.size_embed is not None:
+            assert batch.image_sizes is not None, "the model asks how large its images are"
+            x = x + self.size_embed(batch.image_sizes).index_select(0, seq_of_cell(batch.layout)).to(dtype)
         delta = None
         for block in self.blocks:
             x, delta = block(x, delta, batch.layout)

@@ -83,15 +83,16 @@ class ConvolutionalStem(nn.Module):
 
     Args:
         patch: pixels a side, divisible by 2 as often as there are convolutions.
+        colours: channels of a pixel.
         channels: of each convolution.
         width: of a patch's vector.
         eps: of the norms.
     """
 
-    def __init__(self, patch: int, channels: tuple[int, ...], width: int, eps: float) -> None:
+    def __init__(self, patch: int, colours: int, channels: tuple[int, ...], width: int, eps: float) -> None:
         super().__init__()
-        self.patch = patch
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, bias=False) for a, b in pairwise((3, *channels)))
+        self.patch, self.colours = patch, colours
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, bias=False) for a, b in pairwise((colours, *channels)))
         self.norms = nn.ModuleList(Norm("layernorm", count, eps) for count in channels)
         left = patch >> len(channels)
         self.project = Linear(channels[-1] * left**2, width)
@@ -106,13 +107,14 @@ class ConvolutionalStem(nn.Module):
         """Embed patches.
 
         Args:
-            pixels: (total_tokens, 3 * patch * patch), in a patch ordered (channel, y, x).
+            pixels: (total_tokens, colours * patch * patch), in a patch ordered (channel, y, x).
             beside: (4, total_tokens) int64, as `neighbours` returned it.
 
         Returns:
             (total_tokens, width) in the computing dtype.
         """
-        x = pixels.unflatten(1, (3, self.patch, self.patch)).permute(0, 2, 3, 1)  # (total_tokens, side, side, channels)
+        cells = pixels.unflatten(1, (self.colours, self.patch, self.patch))
+        x = cells.permute(0, 2, 3, 1)  # (total_tokens, side, side, channels)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             cells = convolution(with_borders(x, beside).permute(0, 3, 1, 2))
             x = F.max_pool2d(cells, 2).permute(0, 2, 3, 1)

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 from unpad.layout import Layout, PaddedLayout
 from unpad.nn.linear import Linear
 from unpad.nn.rope import rotary_frequencies
+from unpad.nn.segments import widened
 
 # Waves over the fraction of a side make up to this many half turns, enough for sides of 64 patches; on longer ones the
 # absolute coordinate tells neighbours apart.
 MAX_HALF_TURNS = 64.0
+MAX_DOUBLINGS = 14  # of one pixel; the longest side that is decoded
 
 
 class GridPositions(nn.Module):
@@ -74,6 +76,29 @@ class GridPositions(nn.Module):
         relative = fraction[:, None] * math.pi * MAX_HALF_TURNS**exponents
         waves = [absolute.sin(), absolute.cos(), relative.sin(), relative.cos()]
         return torch.cat(waves, 1).to(self.row.weight.dtype)
+
+
+class SizeEmbedding(nn.Module):
+    """Embedding of how large an image is: f(height) + g(width), piecewise linear in the logarithms of both.
+
+    Patches tell only what is shown: a small image may be enlarged and a large one shrunk until they have as many.
+
+    Args:
+        width: channels of the embedding.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.height = Linear(MAX_DOUBLINGS + 1, width, bias=False)
+        self.width = Linear(MAX_DOUBLINGS + 1, width, bias=False)
+
+    def forward(self, sizes: Tensor) -> Tensor:
+        """Embed (num_seqs, 2) int64, height and width in pixels: (num_seqs, width), fp32 or wider."""
+        doublings = sizes.clamp_min(1).double().log2().clamp_max(MAX_DOUBLINGS)
+        # How near each power of two is: two numbers that add up to 1, and zeros.
+        near = 1 - (doublings[..., None] - torch.arange(MAX_DOUBLINGS + 1, device=sizes.device)).abs()
+        height, width = near.clamp_min(0).to(self.height.weight.dtype).unbind(1)  # (num_seqs, MAX_DOUBLINGS + 1)
+        return widened(self.height(height) + self.width(width))
 
 
 def seq_of_cell(layout: Layout | PaddedLayout) -> Tensor:
