@@ -6,11 +6,15 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-from tests.data.test_images import recipe_of, write_folder, write_recipe
+from tests.data.test_images import SMALL, recipe_of, write_folder, write_recipe
 from tests.shell import Shell
 from tests.toy import quiet, write_toy
+from unpad.data.images import ImageData
 from unpad.infer import classify, list_images
 from unpad.run import load
 from unpad.train import train
@@ -69,6 +73,28 @@ def test_an_image_gets_what_it_would_get_alone(trained: tuple[Path, Path]) -> No
         (alone,) = classify(run, [path])
         assert [name for name, _ in alone.top] == [name for name, _ in answer.top]
         assert alone.top[0][1] == pytest.approx(answer.top[0][1], rel=1e-5)
+
+
+def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    folder, rng = write_folder(tmp_path / "pictures"), np.random.default_rng(0)
+    for path in sorted(folder.rglob("*.png"))[::2]:
+        picture = Image.open(path).convert("RGBA")
+        picture.putalpha(Image.fromarray(rng.integers(0, 256, picture.size[::-1], np.uint8)))
+        picture.save(path)
+    model = {**SMALL, "channels": 4, "size_embed": True}
+    recipe = recipe_of(folder, images={"scale": 0.5}, optim={"lr": 3e-2}, model=model)
+    train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", [], console=quiet())
+    run = load(tmp_path / "run")
+    data = run.data()
+    assert isinstance(data, ImageData)
+    answers = classify(run, [Path(example.where) for example in data.examples], 2)
+    for seq, answer in enumerate(answers):
+        with torch.no_grad():
+            batch = data.alone(seq, 0, int(data.positions[seq]), 0)
+            p = run.model.classify(batch).double().softmax(-1)[0].tolist()
+        assert dict(answer.top) == pytest.approx(dict(zip(data.classes, p, strict=True)), rel=1e-5)
+    assert len({round(answer.top[0][1], 6) for answer in answers}) > 6, "the model tells pictures apart"
 
 
 def test_what_cannot_be_meant_is_refused(unpad: Shell, trained: tuple[Path, Path], tmp_path: Path) -> None:

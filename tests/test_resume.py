@@ -114,6 +114,17 @@ def test_any_other_change_is_refused_by_key_with_both_values(tmp_path: Path, cha
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
+def test_a_run_whose_recipe_lacks_a_newer_field_of_the_model_goes_on(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    path = tmp_path / "run" / "recipe.yaml"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert sum(line.startswith("  tied:") for line in lines) == 1
+    path.write_text("".join(line for line in lines if not line.startswith("  tied:")), encoding="utf-8")
+    run(recipe, tmp_path / "run", "train.max_steps=3", resume=True)
+    assert len(rows(tmp_path / "run", "train")) == 3
+
+
 def test_changed_data_is_refused_by_file(tmp_path: Path) -> None:
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=2")

@@ -127,7 +127,7 @@ def resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[list[
     Raises:
         ResumeError: a field differs that a run cannot change on its way.
     """
-    saved = load_recipe(str(folder / RECIPE))
+    saved = resolved(load_recipe(str(folder / RECIPE)))  # of an earlier version, fields may be missing
     given = {override.partition("=")[0] for override in overrides}
     together = [*(o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given), *overrides]
     recipe = resolved(load_recipe(name, together))

@@ -242,6 +242,10 @@ class ImageSettings(Section):
         """Whether every epoch draws the sizes of training images."""
         return self.scale > 0 and self.size == "native"
 
+    def identity(self) -> str:
+        """What these settings make of an image, as text that a field added by a later version leaves as it is."""
+        return self.model_dump_json(exclude={"cache_mib"}, exclude_defaults=True)
+
     def plain(self) -> ImageSettings:
         """The same without any change of training images."""
         return self.model_copy(update=dict.fromkeys(CHANGES, 0.0))

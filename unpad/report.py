@@ -193,14 +193,14 @@ def _evaluations(run: History) -> str:
 
 def _evaluation(folder: Path, recipe: str) -> str:
     """What `unpad eval` found of images, patients or visual tokens, if it has been asked; pages of patients say how."""
+    families = {"events": describe_events, "vqa": describe_vqa}
     try:
         found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return families.get(found.get("family"), _images)(found)
+    except (OSError, ValueError, KeyError):  # KeyError: an earlier version wrote it
         ask = f"unpad eval {folder.resolve().name}"
         hint = f"<p class=none>{escape(ask)} adds calibration, curves and the course of some patients.</p>"
         return f"<h2>Held-out patients</h2>{hint}" if _of_patients(recipe) else ""
-    families = {"events": describe_events, "vqa": describe_vqa}
-    return families.get(found.get("family"), _images)(found)
 
 
 def _images(found: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from unpad.recipe_file import parse_recipe
 from unpad.run import RECIPE
 from unpad.search_metric import direction, judge
 from unpad.search_space import Choice, Space, check_space, split_fields, written
-from unpad.setup import stages_of
+from unpad.setup import resolved, stages_of
 from unpad.storage import RunLock, make_folder, write_atomic
 from unpad.train import train
 
@@ -151,9 +151,7 @@ def _agreed(study: optuna.Study, name: str, fields: Sequence[str], metric: str |
     if began is None:  # it ended before its first trial
         return _settings(name, fields, metric or "loss")
     now = _settings(name, fields or began["fields"], metric or began["metric"])
-    changed = {
-        key: values for key, values in differences(*(parse_recipe(one["recipe"]) for one in (began, now))).items()
-    }
+    changed = differences(*(resolved(parse_recipe(one["recipe"])) for one in (began, now)))
     changed |= {"what is searched": (began["fields"], now["fields"])} if _space(began) != _space(now) else {}
     judged = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     changed |= {"--for": (began["metric"], now["metric"])} if judged and began["metric"] != now["metric"] else {}

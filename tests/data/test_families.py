@@ -28,6 +28,8 @@ def test_every_kind_of_data_is_read_by_one_family() -> None:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_family_says_what_its_runs_are_used_with(kind: str) -> None:
     own = family(kind)
+    assert all(unit.endswith("s") for unit in own.UNITS)
+    assert len(own.UNITS) == 2
     assert own.next_command(Recipe(), "mine-1").startswith("unpad ")
     assert " mine-1" in own.next_command(Recipe(), "mine-1")
     if TOKENIZER not in own.FILES:

@@ -283,6 +283,20 @@ def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared)
 
 
 @torch.no_grad()
+def test_training_draws_anew_and_evaluation_never(prepared: Prepared) -> None:
+    model = pruned("soft")
+    model.mode = "soft"
+
+    def softened() -> Tensor:
+        return model.losses(prepared.batch)["sparsity"][0].detach()
+
+    assert torch.equal(softened(), softened())
+    model.train()
+    torch.manual_seed(0)
+    assert not torch.equal(softened(), softened())
+
+
+@torch.no_grad()
 def test_a_low_temperature_brings_soft_near_hard(prepared: Prepared) -> None:
     model, batch, distances = pruned(layers=[1]), prepared.batch, []
     expected = model.token_nll(batch)

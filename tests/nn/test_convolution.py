@@ -32,7 +32,7 @@ def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
 
 
 def stem(channels: tuple[int, ...] = (4, 5)) -> ConvolutionalStem:
-    return moved(ConvolutionalStem(PATCH, channels, WIDTH, 1e-6))
+    return moved(ConvolutionalStem(PATCH, 3, channels, WIDTH, 1e-6))
 
 
 def on_whole_image(module: ConvolutionalStem, image: Tensor) -> Tensor:

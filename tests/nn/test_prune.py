@@ -79,7 +79,10 @@ def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
     assert torch.equal(noise[:2], noise[3:5])
     assert torch.equal(noise[5:], drawn_noise(2, torch.tensor([5]), torch.float64))
     assert not torch.isclose(noise, drawn_noise(1, place, torch.float64)).any()
-    assert drawn_noise(2, place, torch.float32).isfinite().all()
+    for layer in range(8):
+        many = drawn_noise(layer, torch.arange(4096), torch.float32)
+        assert many.abs().max() < 16
+        assert float((many > 0).float().mean()) == pytest.approx(0.5, abs=0.03)
 
 
 def test_gradient_reaches_every_parameter_of_the_head() -> None:

@@ -168,7 +168,7 @@ class ImageData:
         return self.examples[seq_id].where
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.settings.model_dump_json(exclude={"cache_mib"}).encode())
+        digest = hashlib.sha256(self.settings.identity().encode())
         for part in (self.labels, self.split, self.grids):
             digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
         for example in self.examples:

@@ -518,7 +518,7 @@ def _strip(image: Image.Image) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | i
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn and mirror pixels (height, width, 3) as EXIF orientation 1 to 8 says."""
+    """Turn and mirror pixels (height, width, channels) as EXIF orientation 1 to 8 says."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):

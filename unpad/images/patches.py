@@ -26,8 +26,9 @@ def prepare(pixels: NDArray[np.uint8], grid: Grid, patch: int, settings: ImageSe
     """
     rows, columns = grid
     height, width, channels = rows * patch, columns * patch, pixels.shape[2]
-    # What letterbox leaves empty has the mean of every channel, which is zero here.
+    # What letterbox leaves empty has the mean colour, which is zero here, and no opacity.
     normalised = np.zeros((height, width, channels), np.float32)
+    normalised[:, :, 3:] = -1
     top, left, inner_height, inner_width = 0, 0, height, width
     if settings.size == "letterbox":
         top, left, inner_height, inner_width = _inside(pixels.shape[0], pixels.shape[1], height, width)

@@ -70,6 +70,7 @@ class KeyValueCache:
     def __init__(self, layout: Layout, most: int) -> None:
         self._most = most
         self._prompts: Layout | None  # as the last layer read them
+        self._cells: Tensor | None
         self._rows: list[_Rows] = []
         self._layers: list[_Layer] = []
         self._begin_rows(layout, min(2 * layout.max_seqlen, most))
@@ -139,7 +140,7 @@ class KeyValueCache:
 
     def begin_step(self) -> None:
         """Make room for one more token per row."""
-        self._prompts = None
+        self._prompts, self._cells = None, None
         for rows in self._rows:
             rows.mask = None  # of the last step
             if rows.longest + 1 > rows.capacity:
@@ -212,11 +213,16 @@ class KeyValueCache:
             self._begin_rows(layout, layout.max_seqlen + self._rows[0].capacity - self._rows[0].longest)
         k, v = qkv[:, heads:].chunk(2, 1)
         k = k if rotary is None else rotate(k, *rotary)
-        bias = None if key_bias is None else self._spread(key_bias[:, None, None])
+        bias = None
+        if key_bias is not None:
+            place = torch.arange(self._rows[-1].capacity, device=key_bias.device)[:, None]
+            new = place >= self._rows[-1].lengths[:, None, None, None]  # tokens to come have no bias
+            bias = self._spread(key_bias[:, None, None]).masked_fill_(new, 0)
         self._layers.append(_Layer(self._spread(k), self._spread(v), self._rows[-1], bias))
 
     def _spread(self, x: Tensor) -> Tensor:
         """(total_tokens, kv_heads, dim) of the prompts -> a new buffer, (num_rows, kv_heads, capacity, dim)."""
+        assert self._cells is not None, "after the prompts a layer's buffers are there"
         return x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape).transpose(1, 2).contiguous()
 
 

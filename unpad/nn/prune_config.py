@@ -36,7 +36,11 @@ class PruneConfig(Section):
         None, gt=0, le=1, description="Share that stays of the visual tokens of a sample that reach each layer."
     )
     threshold: float = Field(
-        0.5, ge=0, lt=1, description="Probability above which heads keep a token, where keep does not say how many."
+        0.5,
+        ge=0,
+        lt=1,
+        description="Probability, with one fixed draw of the noise of training, above which heads keep a token, where "
+        "keep does not say how many.",
     )
     target: float | None = Field(
         None,
