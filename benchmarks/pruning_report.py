@@ -22,6 +22,8 @@ ORIGIN = ("origin", 1.0)
 BLIND = (("question only", 0.0), ("commonest answer", 0.0))
 LEAST_GAIN = 0.25  # of the base over what knows no image
 MOST_LOST = {0.5: 0.02, 0.25: 0.05}  # of learned pruning, by the share kept
+# Heads alone and untuned random keep have the same weights beside them; tuned ones were trained further for as long.
+DUELS = (("learned, heads alone", "random"), ("learned", "random"), ("learned", "random, tuned"))
 # Colours of Okabe and Ito (2008), which colour-blind readers tell apart; markers tell them apart on paper.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#000000", "#8C8C00")
 MARKERS = "os^Dv<>P"
@@ -82,10 +84,10 @@ def checks(study: Study) -> list[tuple[str, str, bool]]:
             lost = study.gap(("learned", keep), ORIGIN)
             asked.append((f"learned, {keep:g} kept: within {100 * most:g} points of all", lost, lost.value >= -most))
     for keep in study.shares:
-        for other in ("random", "random, tuned"):
-            if keep < 0.5 and {("learned", keep), (other, keep)} <= study.scores.keys():
-                won = study.gap(("learned", keep), (other, keep))
-                asked.append((f"learned beats {other}, {keep:g} kept", won, won.low > 0))
+        for one, other in DUELS:
+            if keep < 0.5 and {(one, keep), (other, keep)} <= study.scores.keys():
+                won = study.gap((one, keep), (other, keep))
+                asked.append((f"{one} beats {other}, {keep:g} kept", won, won.low > 0))
     return [(question, signed(found), bool(holds)) for question, found, holds in asked]
 
 
