@@ -187,7 +187,11 @@ def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytes
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("unpad.preview.preview", interrupted)
-    outcome = unpad("plan", "zh_chat")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        outcome = unpad("plan", "zh_chat")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert outcome.code == Interrupted.exit_code
     assert "Traceback" not in outcome.out + outcome.err
 
