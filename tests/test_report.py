@@ -1,3 +1,4 @@
+import json
 import math
 import re
 from html import unescape
@@ -129,6 +130,9 @@ def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path:
     assert "unpad eval run adds calibration" in patients
     (folder / "evaluation.json").write_text('{"family": "events", "counts": {"patients": 3}}')
     assert "unpad eval" not in text_of(write_report(folder).read_text())
+    earlier = {"family": "events", "counts": {"with_event": 1}, "roc": [[0, 0], [1, 1]], "precision_recall": [[0, 1]]}
+    (folder / "evaluation.json").write_text(json.dumps(earlier))
+    assert "unpad eval run adds calibration" in text_of(write_report(folder).read_text())
 
 
 @pytest.mark.parametrize("ending", ["finished", "stopped"])

@@ -20,6 +20,7 @@ from unpad.errors import RecipeError, SourceError, UnpadError
 from unpad.plan.plan import Micro, plan
 from unpad.prove_recipe import prove_recipe
 from unpad.recipe import Recipe
+from unpad.recipe_data import ImageSettings
 from unpad.train import train
 
 SMALL = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24}
@@ -144,6 +145,11 @@ def test_what_an_image_model_cannot_read_is_refused(tmp_path: Path) -> None:
         open_data(recipe_of(folder, plan={"max_tokens": 3, "overflow": "split"}), None)
     with pytest.raises(SourceError, match='class "light" is none of the run'):
         open_data(recipe_of(folder), {"classes.json": b'{"classes": ["dark", "grey"]}'})
+
+
+def test_only_settings_that_differ_from_the_defaults_make_data_another() -> None:
+    assert ImageSettings().identity() == ImageSettings(cache_mib=1).identity() == "{}"
+    assert ImageSettings(flip=0.5).identity() != ImageSettings(shift=0.5).identity()
 
 
 def test_plans_keep_every_image_whole(tmp_path: Path) -> None:

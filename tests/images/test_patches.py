@@ -75,6 +75,9 @@ def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
         border[inner] = False
         assert (picture[border] == (51, 102, 153)).all()
         assert (patches == 0).sum() == border.sum() * 3
+        opaque = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
+        opacity = prepare(opaque, grid, 8, settings).reshape(-1, 4, 64)[:, 3]
+        assert ((opacity == -1).sum(), (opacity == 1).sum()) == (border.sum(), (~border).sum())
 
 
 def test_square_fills_the_square() -> None:

@@ -117,8 +117,8 @@ def fresh_noise(logits: Tensor) -> Tensor:
 def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
     """The same noise as one draw that never changes: it depends on the layer and on the token's place alone.
 
-    Heads learn logits beside noise. The tokens of the highest logits are another choice than any they were trained on,
-    often neighbours that say the same; with this draw evaluation sees one of those choices.
+    Heads learn logits beside noise. The tokens of the highest logits are another choice than any they were trained on;
+    with this draw evaluation makes one of those choices.
 
     Args:
         place: (num_vision,) int64, number of the token among those that its sample began with.
