@@ -1,10 +1,11 @@
-"""What each native kernel contributes to training, one at a time.
+"""What each native kernel contributes to training, one at a time, and the tokens that the last block leaves out.
 
     python benchmarks/kernels.py                      about six minutes on 2 quiet cores
     python benchmarks/kernels.py W1 --rounds 3 --seconds 1 --out /tmp/kernels.md
 
-Every side trains with all kernels but the one it is named after, whose part torch computes; all sides take turns in one
-process. The gain is how much faster the full path is than the side without: the median of the rounds' own ratios.
+Every side trains with all kernels but the one it is named after, whose part torch computes, or with a last block that
+computes all tokens; all sides take turns in one process. The gain is how much faster the full path is than the side
+without: the median of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from unittest.mock import patch
 from workloads import Ours, workload
 
 import unpad.losses
+import unpad.models.decoder
 import unpad.nn.activation
 import unpad.nn.attention
 import unpad.nn.norm
@@ -64,6 +66,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "residual add + norm": without(unpad.nn.norm),
     "activation": without(unpad.nn.activation),
     "cross-entropy": without(unpad.losses),
+    "a short last block": lambda: patch.object(unpad.models.decoder, "MOST_WANTED", 0),
     "every one of them": without(unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.losses),
 }
 

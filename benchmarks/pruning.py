@@ -44,7 +44,8 @@ from unpad.train import train
 HERE = Path(__file__).parent
 LEFT_OUT = "Name the icon"  # nobody can tell the file name of an icon never seen
 SMALLEST = 32  # pixels of a scored image, on its shorter side
-LAYER = 0  # the block after which tokens are removed
+LAYER = -1  # before the first block: a block that reads all tokens tells the text what they hold
+FIRST = 0  # after the first, the earliest to rank by attention of the question
 BASE = [
     "images.flip=0.5", "images.shift=0.1", "model.vision.blocks=2", "model.vision.hidden=384",
     "model.language.blocks=4", "model.language.hidden=384", "plan.tokens_per_step=2048", "plan.tokens_per_micro=4096",
@@ -84,8 +85,8 @@ class Method:
 KEEP = object()
 
 
-def ranking(name: str) -> dict[str, dict[str, Any]]:
-    return {"prune": {"layers": [LAYER], "method": name, "keep": KEEP}}
+def ranking(name: str, layer: int = LAYER) -> dict[str, dict[str, Any]]:
+    return {"prune": {"layers": [layer], "method": name, "keep": KEEP}}
 
 
 LEARNED = {"prune": {"layers": [LAYER], "method": "learned", "inner": 64, "keep": KEEP}}
@@ -98,7 +99,7 @@ METHODS = {
     "uniform, tuned": Method(ranking("uniform"), tuned=True),
     "random": Method(ranking("random")),
     "uniform": Method(ranking("uniform")),
-    "attention": Method(ranking("attention")),
+    "attention": Method(ranking("attention", FIRST)),
     "class_token": Method(ranking("class_token")),
     "similarity": Method({"merge": {"variant": "similarity", "ratio": KEEP}}),
 }

@@ -18,7 +18,7 @@ from unpad.infer import ask
 from unpad.run import load
 from unpad.train import train
 
-UNIFORM = {"prune": {"layers": [0], "method": "uniform", "keep": 0.25}}
+UNIFORM = {"prune": {"layers": [-1], "method": "uniform", "keep": 0.25}}
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +62,11 @@ def test_every_image_keeps_what_it_keeps_alone(run: Path, pictures: Path) -> Non
         assert found.shown is not None
         (alone,) = ask(loaded, [path], "Which?", show=True)
         assert alone.shown is not None
-        assert np.array_equal(found.shown.stays[0], alone.shown.stays[0])
+        assert np.array_equal(found.shown.stays[-1], alone.shown.stays[-1])
         assert np.array_equal(found.shown.pixels, alone.shown.pixels)
         rows, columns = found.shown.grid
         best = {row * columns + column for row in range(0, rows, 2) for column in range(0, columns, 2)}
-        kept = set(np.flatnonzero(found.shown.stays[0]).tolist())
+        kept = set(np.flatnonzero(found.shown.stays[-1]).tolist())
         assert len(kept) == -(-rows * columns // 4)
         assert kept <= best
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.models.test_merged_vision_language import merging
-from tests.models.test_pruned_vision_language import METHODS, pruned
+from tests.models.test_pruned_vision_language import EARLY, METHODS, pruned
 from tests.vision import Row, prepare
 from unpad.batch import RaggedBatch
 from unpad.layout import PaddedLayout
@@ -48,6 +48,7 @@ def certificate_of(model: VisionLanguage, batch: RaggedBatch, precision: str = "
     [
         (lambda: pruned(), "bf16"),
         (lambda: pruned(**METHODS["attention"]), "fp32"),
+        (lambda: pruned(**EARLY["learned"]), "bf16"),
         (lambda: merging("slots", prune="learned"), "fp32"),
         (lambda: merging("simple"), "fp32"),
     ],

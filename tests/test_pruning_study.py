@@ -87,6 +87,6 @@ def test_names_of_files_are_not_asked_and_images_come_along(tmp_path: Path) -> N
 def test_a_method_is_what_its_share_makes_of_the_model() -> None:
     pruning = module("pruning")
     assert pruning.METHODS["random"].overrides(0.25) == [
-        'model.prune={"layers": [0], "method": "random", "keep": 0.25}'
+        'model.prune={"layers": [-1], "method": "random", "keep": 0.25}'
     ]
     assert pruning.METHODS["similarity"].overrides(0.5) == ['model.merge={"variant": "similarity", "ratio": 0.5}']

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,8 @@ def test_patches_that_stay_are_untouched_and_the_others_fade() -> None:
 def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path: Path) -> None:
     one = kept()
     assert [title for title, _ in one.panels] == ["12 patches", "after block 0: 3", "after block 2: 1"]
+    early = replace(one, stays={-1: one.stays[0]})
+    assert [title for title, _ in early.panels] == ["12 patches", "before the first block: 3"]
     assert write_pictures([one], tmp_path / "out.png") == [f"{tmp_path / 'out.png'} written"]
     assert not (tmp_path / "out.svg").exists()
     with Image.open(tmp_path / "out.png") as picture:

@@ -23,6 +23,8 @@ class Sizes:
         causal: a token attends to no later one.
         head_weights: weights of the product that makes the outputs at target positions.
         input_weights: weights of a product in front of the blocks, 0 for an embedding: a lookup multiplies nothing.
+        ending_weights: those of the last block's weights that only outputs need: of a causal model what comes after its
+            attention, as no token reads what the last block makes of another. 0 where outputs need all tokens.
     """
 
     block_weights: int
@@ -31,6 +33,7 @@ class Sizes:
     causal: bool
     head_weights: int
     input_weights: int = 0
+    ending_weights: int = 0
 
 
 def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> Sizes:
@@ -41,10 +44,17 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> Sizes:
     """
     width, attended = config.width, config.heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
-    attention = width * (attended + 2 * kv_width) + attended * width
     gated = config.activation in ("geglu", "swiglu")
-    feed_forward = (3 if gated else 2) * width * config.hidden
-    return Sizes(attention + feed_forward, config.blocks, attended, config.causal, width * outputs, input_width * width)
+    ending = attended * width + (3 if gated else 2) * width * config.hidden
+    return Sizes(
+        block_weights=width * (attended + 2 * kv_width) + ending,
+        blocks=config.blocks,
+        attention_width=attended,
+        causal=config.causal,
+        head_weights=width * outputs,
+        input_weights=input_width * width,
+        ending_weights=ending if config.causal and config.blocks else 0,
+    )
 
 
 def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) -> int:
@@ -61,6 +71,7 @@ def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) 
     """
     tokens, pairs = sum(lengths), sum(length * length for length in lengths)
     products = 6 * (sizes.block_weights * sizes.blocks + sizes.input_weights) * tokens
+    products -= 6 * sizes.ending_weights * (tokens - num_targets)
     attention = 12 * sizes.attention_width * sizes.blocks * pairs
     return products + (attention // 2 if sizes.causal else attention) + 6 * sizes.head_weights * num_targets
 
@@ -76,6 +87,7 @@ def reading_operations(sizes: Sizes, lengths: Sequence[Sequence[int]], num_outpu
     pairs = sum(length * length for block in lengths for length in block)
     attention = 4 * sizes.attention_width * pairs
     products = 2 * sizes.block_weights * tokens + 2 * sizes.input_weights * sum(lengths[0] if lengths else ())
+    products -= 2 * sizes.ending_weights * (sum(lengths[-1] if lengths else ()) - num_outputs)
     return products + (attention // 2 if sizes.causal else attention) + 2 * sizes.head_weights * num_outputs
 
 

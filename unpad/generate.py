@@ -195,8 +195,7 @@ def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache,
         batch = from_prompts(prompts).to(_device(model))
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
-    hidden = model(batch, cache)
-    return cache, hidden[cache.last_tokens()]
+    return cache, model.last_hidden(batch, cache)
 
 
 def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from unpad.batch import RaggedBatch
 from unpad.layout import Layout, build_layout
 from unpad.losses import Terms
 from unpad.nn.prune import VisionTokens, drawn_noise, select
+from unpad.nn.prune_config import BEFORE
 from unpad.nn.rope import rotate
 
 
@@ -70,12 +71,14 @@ def plain_pass(model: Any, sample: RaggedBatch, mode: str) -> Plain:
     total = batch.total_tokens
     there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
     rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
-    kept = []
-    for index, block in enumerate(decoder.blocks):
-        kept.append(int((row.visual & there).sum()))
-        attended, weights = _attend(block, x, rotary, there, p)
-        x = x + attended
-        x = x + block.feed_forward(block.norm_2(x)[1])
+    kept, weights = [], p[:0]  # before the first block nobody attends to anything
+    for index in range(BEFORE, len(decoder.blocks)):
+        if index != BEFORE:
+            kept.append(int((row.visual & there).sum()))
+            block = decoder.blocks[index]
+            attended, weights = _attend(block, x, rotary, there, p)
+            x = x + attended
+            x = x + block.feed_forward(block.norm_2(x)[1])
         if mode in ("soft", "hard") and index in model.config.prune.layers and bool(row.visual.any()):
             if mode == "soft":
                 factor = torch.ones_like(p)

@@ -18,6 +18,7 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
+from unpad.nn.prune_config import BEFORE
 
 SUFFIXES = (".png", ".svg")
 PANEL = 240  # pixels of the longer side of an image, about
@@ -35,7 +36,8 @@ class Kept:
     Args:
         pixels: (rows * patch, columns * patch, 3) uint8, as the model read it.
         patch: side of a patch, in pixels.
-        stays: after every block that removes tokens, counted from 0, the patches that stay: (rows * columns,) bool.
+        stays: after every block that removes tokens, counted from 0 (-1: before the first), the patches that stay:
+            (rows * columns,) bool.
     """
 
     pixels: np.ndarray
@@ -75,7 +77,7 @@ class Kept:
         """Title and (height, width, 3) uint8 of the image as read, then after every block that removes tokens."""
         total = self.grid[0] * self.grid[1]
         titles = [(f"{total} patches", np.ones(total, np.bool_))]
-        titles += [(f"after block {block}: {kept.sum()}", kept) for block, kept in self.stays.items()]
+        titles += [(f"{_moment(block)}: {kept.sum()}", kept) for block, kept in self.stays.items()]
         return [(title, dimmed(self.pixels, kept.reshape(self.grid), self.patch)) for title, kept in titles]
 
 
@@ -94,6 +96,10 @@ def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
     if "hard" not in modes:
         fix = "leave --show out, or use a run of `unpad train vqa_prune`"
         raise RecipeError("this model removes no patches, so there is nothing to show", where=where, fix=fix)
+
+
+def _moment(block: int) -> str:
+    return "before the first block" if block == BEFORE else f"after block {block}"
 
 
 def dimmed(pixels: np.ndarray, stays: np.ndarray, patch: int) -> np.ndarray:

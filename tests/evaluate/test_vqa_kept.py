@@ -22,10 +22,11 @@ ROWS: list[Row] = [("1 5 <image> 7 8", [(3, 4)], ""), ("2 3 4", [], ""), ("1 <im
 
 
 def test_kept_tokens_equal_a_count_by_hand() -> None:
-    """Three rows, of which the second has no image, in a model of four blocks that merges and prunes after block 1."""
-    patches = np.array([12, 0, 8])
+    """Three rows, of which the second has no image, in a model of four blocks that merges and prunes, after block 1 or
+    before the first as well."""
+    patches, given = np.array([12, 0, 8]), np.array([6, 0, 4])
     kept = np.array([[6, 6, 3, 3], [0, 0, 0, 0], [4, 4, 1, 1]])
-    found = kept_metrics(patches, kept)
+    found = kept_metrics(patches, given, kept)
     counts = {name: (one.value, one.low, one.high, one.num) for name, one in found.items() if "ratio" not in name}
     assert counts == {
         "visual_tokens": (10, 8, 12, 2),
@@ -35,8 +36,11 @@ def test_kept_tokens_equal_a_count_by_hand() -> None:
     ratios = {name: one.value for name, one in found.items() if "ratio" in name}
     assert ratios == pytest.approx({"keep_ratio_merge": 0.5, "keep_ratio_average": 0.7, "keep_ratio_final": 0.4})
     assert found["keep_ratio_final"].low < 0.4 < found["keep_ratio_final"].high
-    assert kept_metrics(patches[1:2], kept[1:2]) == {}
-    assert kept_metrics(patches, kept[:, :0]) == {}
+    early = kept_metrics(patches, given, np.array([[4, 4, 3, 3], [0, 0, 0, 0], [2, 2, 1, 1]]))
+    ratios = {name: one.value for name, one in early.items() if "ratio" in name}
+    assert ratios == pytest.approx({"keep_ratio_merge": 0.5, "keep_ratio_average": 0.5, "keep_ratio_final": 0.4})
+    assert kept_metrics(patches[1:2], given[1:2], kept[1:2]) == {}
+    assert kept_metrics(patches, given, kept[:, :0]) == {}
 
 
 def test_the_gap_between_soft_and_hard_is_of_the_same_rows() -> None:
@@ -62,6 +66,10 @@ def test_operations_of_every_mode_equal_a_count_by_hand() -> None:
         model.mode = mode
         prefill(model, prompts, 40)
         assert prefill_operations(model, prompts) == operations
+    early = pruned(layers=[-1], keep=0.5)
+    prefill(early, prompts, 40)
+    everywhere = reading_operations(sizes, [[10, 3, 6]] * 4, 3)
+    assert prefill_operations(early, prompts) == everywhere + pruner_operations(32, 8, [12, 0, 7], [4, 3, 2])
     merged = merging("class_token")
     prefill(merged, prompts, 40)
     sizes = sizes_of(merged.config.language, VOCAB)

@@ -259,6 +259,40 @@ def matrix_products(model: Decoder, batch: RaggedBatch) -> tuple[int, int]:
     return counts.get("aten::linear", 0), counts.get("aten::mm", 0) + counts.get("aten::addmm", 0)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", ["flat", "rectangle"])
+def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind: str, form: str) -> None:
+    """Outputs, losses and gradients where half of the tokens predict something, and where all do."""
+    model = randomize(Decoder(Config(**{**SIZES, "blocks": 2}, **KINDS[kind]), VOCAB))
+    for share in (0.3, 1.0):
+        batch = random_batch([5, 1, 9, 3], seed=2, share=share)
+        batch = batch.pad("left") if form == "rectangle" else batch
+        found = []
+        for at in (None, batch.target_index):
+            model.zero_grad()
+            hidden = model(batch, at=at)
+            hidden = hidden.index_select(0, batch.target_index) if at is None else hidden
+            (hidden * torch.arange(hidden.numel()).view_as(hidden)).sum().backward()
+            found.append([hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_the_last_block_ends_with_the_tokens_that_predict_something() -> None:
+    model, seen = tiny_model(), []
+    for block in model.blocks:
+        block.feed_forward.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    batch = random_batch([6, 2, 10, 4], seed=2, share=0.3)
+    model.losses(batch)
+    assert seen == [18, batch.num_targets]
+    seen.clear()
+    model.last_hidden(batch)
+    assert seen == [18, 4]
+    seen.clear()
+    model(batch)
+    assert seen == [18, 18]
+
+
 def test_projections_are_one_matrix_product_each_however_many_sequences() -> None:
     model = tiny_model(torch.float32, context=128, tied=False).eval()
     found = {matrix_products(model, random_batch(lengths, share=1.0)) for lengths in ([121], [13] * 10, [2] * 120)}

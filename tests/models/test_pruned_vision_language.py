@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "uniform": {"method": "uniform", "keep": 0.4},
     "attention": {"method": "attention", "keep": 0.4},
 }
+# Before the first block, where no text has seen an image yet, and once more after the second.
+EARLY = {"learned": {"layers": [-1, 1], "keep": 0.6}, "random": {"layers": [-1, 1], "method": "random", "keep": 0.6}}
 PATHS = {"native": nullcontext, "torch": library.switched_off}
 both_paths = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -69,7 +72,7 @@ def left_rows(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
     """Hidden states of each sequence, of the tokens that are left."""
     hidden, lengths = model(batch), batch.layout.lengths()
     if model.kept:
-        lengths = lengths - model.kept[0] + model.kept[-1]
+        lengths = lengths - model.given + model.kept[-1]
     return list(hidden.split(lengths.tolist()))
 
 
@@ -107,6 +110,42 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
     assert (kept[2] > kept[3]).any(), "the second head removes some more"
     images = kept[:, kept[0] > 1]
     assert len({*(images[3] / images[0]).tolist()}) > 2, "samples keep different shares"
+
+
+@both_paths
+@pytest.mark.parametrize("method", EARLY)
+@torch.no_grad()
+def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, prepared: Prepared) -> None:
+    model, batch = pruned(**EARLY[method]), prepared.batch
+    with path():
+        for sample, hidden in enumerate(left_rows(model, batch)):
+            one = plain_pass(model, batch.select([sample]), "hard")
+            torch.testing.assert_close(hidden, one.hidden, **CLOSE)
+            assert [int(entered[sample]) for entered in model.kept] == one.kept
+    expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
+    assert model.given.tolist() == expected
+    assert model.kept[0].tolist() == [max(-(-6 * num // 10), min(num, 1)) for num in expected]
+    assert torch.equal(model.kept[0], model.kept[1])
+    assert (model.kept[1] > model.kept[2]).any()
+
+
+@torch.no_grad()
+def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepared) -> None:
+    """Other pixels in patches that go change nothing; after the first block the text would have seen them."""
+    batch, outputs = prepared.batch.select([4]), {}
+    assert batch.media is not None
+    assert batch.media.inputs_embeds is not None
+    for layer in (-1, 0):
+        model = pruned(layers=[layer], method="uniform", keep=0.4)
+        assert model.tower.config.num_run == 0, "where a tower would spread what patches hold"
+        before = left_rows(model, batch)[0]
+        pixels = batch.media.inputs_embeds.clone()
+        gone = torch.ones(len(pixels), dtype=torch.bool).index_fill(0, model.kept_tokens[-1], False)
+        pixels[gone] += 1
+        after = left_rows(model, replace(batch, media=replace(batch.media, inputs_embeds=pixels)))[0]
+        outputs[layer] = float((before - after).abs().max())
+    assert outputs[-1] == 0
+    assert outputs[0] > 1e-6
 
 
 @torch.no_grad()
@@ -171,12 +210,19 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
 
 @pytest.mark.parametrize(
     ("mode", "method", "kernels"),
-    [("soft", "learned", "native"), ("soft", "learned", "torch"), *(("hard", name, "native") for name in METHODS)],
+    [
+        ("soft", "learned", "native"),
+        ("soft", "learned", "torch"),
+        ("soft", "early", "native"),
+        ("hard", "early", "native"),
+        *(("hard", name, "native") for name in METHODS),
+    ],
 )
 def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
     mode: str, method: str, kernels: str, prepared: Prepared
 ) -> None:
-    model, batch, path = pruned(mode, **METHODS[method]), prepared.batch, PATHS[kernels]
+    settings = EARLY["learned"] if method == "early" else METHODS[method]
+    model, batch, path = pruned(mode, **settings), prepared.batch, PATHS[kernels]
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
     order = np.random.default_rng(0).permutation(batch.num_seqs).tolist()
     with path():
@@ -266,6 +312,24 @@ def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Pre
     assert all(torch.equal(entered, model.kept[0]) for entered in model.kept), "nothing is taken out"
 
 
+def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Prepared) -> None:
+    """Which is drawn anew in every pass of training; nothing is asked of what is kept."""
+    model, batch, left = pruned(keep=0.4).train(), prepared.batch, []
+    for parameter in model.pruners.parameters():
+        parameter.requires_grad_(False)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        terms = model.losses(batch)
+        assert terms["sparsity"][1] == model.count_targets(batch)["sparsity"] == 0
+        left.append(model.kept_tokens[-1].tolist())
+    assert len(left[0]) == len(left[1]) < batch.media.total_tokens
+    assert left[0] != left[1]
+    terms["cross_entropy"][0].backward()
+    for name, parameter in model.named_parameters():
+        if not name.startswith("tower.blocks."):  # features are taken before the tower's only block
+            assert (parameter.grad is None) == name.startswith("pruners."), name
+
+
 def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared) -> None:
     model = pruned("soft")
     weight = model.pruners["0"].to_logit.weight
@@ -317,11 +381,13 @@ def prompts_and_whole(length: int) -> tuple[RaggedBatch, RaggedBatch]:
 
 
 @both_paths
-@pytest.mark.parametrize(("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("soft", "learned")])
+@pytest.mark.parametrize(
+    ("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("hard", "early"), ("soft", "learned")]
+)
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, path: Any) -> None:
     """Of eight samples with different numbers of tokens left, some of which end early or are copied, and of one."""
-    model = pruned(mode, **METHODS[method])
+    model = pruned(mode, **(EARLY["learned"] if method == "early" else METHODS[method]))
     prompts, whole = prompts_and_whole(12)
     rows = [plain_pass(model, whole.select([i]), mode).hidden for i in range(len(ROWS))]
     assert any(len(row) < n for row, n in zip(rows, whole.layout.lengths().tolist(), strict=True)) == (mode == "hard")
@@ -390,6 +456,9 @@ def test_modes_follow_training_unless_chosen() -> None:
     assert model.eval().mode == "origin"
     model.mode = None
     assert model.mode == "hard"
+    for parameter in model.train().pruners.parameters():
+        parameter.requires_grad_(False)
+    assert model.mode == "hard", "frozen heads learn nothing from removal by degrees"
     ranking = pruned(**METHODS["uniform"])
     assert ranking.mode == ranking.train().mode == "hard"
     assert not list(ranking.pruners)
@@ -413,7 +482,9 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
         ({"layers": [0, 3]}, "nothing reads visual tokens after the last of 4 blocks"),
         ({"layers": [1, 0]}, "not ascending"),
         ({"layers": [1, 1]}, "not ascending"),
-        ({"layers": [-1]}, "not ascending"),
+        ({"layers": [-2]}, "not ascending"),
+        ({"layers": [-1], "method": "attention", "keep": 0.5}, "there is no attention to judge by"),
+        ({"layers": [-1], "attention_weight": "fixed"}, "there is no attention to judge by"),
         ({"layers": []}, "at least 1 item"),
         ({"method": "random"}, "keep must say"),
         ({"inner": 9, "heads": 3}, "even multiple"),

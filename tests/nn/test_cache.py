@@ -131,7 +131,6 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
             held.append(Held(qkv, layout, heads))
             out = cache.attend(index, qkv, layout, heads, None)
             torch.testing.assert_close(out, self_attention(qkv, layout, heads, True), rtol=0, atol=1e-12)
-        assert torch.equal(cache.last_tokens(), layouts[-1].cu_seqlens[1:].long() - 1)
         row = 5 * 2 * kv_heads * head_dim * 8  # bytes of one token per row and layer
         assert cache.num_bytes == row * sum(layout.max_seqlen + 30 for layout in layouts)  # 60 for the first
         for step in range(40):  # past the buffers' first size

@@ -47,7 +47,7 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
     """
     ids = np.flatnonzero(data.split == 1)
     nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
-    answers, kept = answer_counted(run, data, ids)
+    answers, given, kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)
     sums = resample([nll, targets], 0)
     loss = interval(nll.sum() / max(targets.sum(), 1), sums[0] / np.maximum(sums[1], 1), len(ids))
@@ -63,7 +63,7 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
         metrics[f"accuracy: {question}"] = mean_of(right[questions == question])
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
     if len(run.model.modes) > 1:
-        metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], kept)
+        metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], given, kept)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
         storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
@@ -80,17 +80,18 @@ def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
     return answer_counted(run, data, seq_ids)[0]
 
 
-def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray]:
-    """The answers, and the visual tokens of every row that entered each block, (num_rows, blocks) int64; no blocks
-    where there is one token per patch."""
+def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The answers, the visual tokens of every row before any is removed, (num_rows,) int64, and those that entered each
+    block, (num_rows, blocks) int64; no blocks where there is one token per patch."""
     answers: dict[int, str] = {}
     counts: dict[int, np.ndarray] = {}
     for ids, found in _answered(run, data, seq_ids):
-        kept = np.array([one.numpy() for one in run.model.kept], np.int64).reshape(-1, len(ids))
+        rows = np.stack([one.numpy() for one in (run.model.given, *run.model.kept)], 1)
         answers |= dict(zip(ids, found, strict=True))
-        counts |= dict(zip(ids, kept.T, strict=True))
+        counts |= dict(zip(ids, rows, strict=True))
     order = seq_ids.tolist()
-    return [answers[seq] for seq in order], np.stack([counts[seq] for seq in order])
+    table = np.stack([counts[seq] for seq in order])
+    return [answers[seq] for seq in order], table[:, 0], table[:, 1:]
 
 
 def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:

@@ -17,6 +17,7 @@ from unpad.flops import pruner_operations, reading_operations, sizes_of
 from unpad.generate import advance, prefill
 from unpad.models.vision_language import Mode, VisionLanguage
 from unpad.nn.linear import keep_copies
+from unpad.nn.prune_config import BEFORE
 from unpad.run import generation_precision, load
 from unpad.step import autocast
 
@@ -119,5 +120,6 @@ def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
     total = reading_operations(sizes_of(config.language, model.vocab_size), read, prompts.num_seqs)
     if model.mode == "hard" and config.prune is not None and config.prune.learns:
         for layer in config.prune.layers:  # in a prompt all text asks
-            total += pruner_operations(config.language.width, config.prune.inner, visual[layer], text)
+            judged = model.given.tolist() if layer == BEFORE else visual[layer]
+            total += pruner_operations(config.language.width, config.prune.inner, judged, text)
     return total

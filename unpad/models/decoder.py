@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
+from unpad.layout import Layout
 from unpad.losses import Terms, cross_entropy, token_nll
 from unpad.nn.block import Between, Block, BlockConfig, Cache, Stream, init_weights
 from unpad.nn.linear import compute_dtype, computing_copy, product
@@ -22,6 +23,8 @@ from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
 DATA = "text"
+# Share of tokens above which a last block is computed whole: taking the others out would cost more than it saves.
+MOST_WANTED = 7 / 8
 PRESETS: dict[str, dict[str, Any]] = {
     # A small Chinese GPT: sinusoidal positions scaled against the embedding, and a norm before the head.
     "zh_gpt": {
@@ -94,28 +97,46 @@ class Decoder(nn.Module):
         self.label_smoothing = 0.0
         init_weights(self, config.blocks)
 
-    def forward(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: RaggedBatch,
+        cache: Cache | None = None,
+        between: Between | None = None,
+        at: Tensor | None = None,
+    ) -> Tensor:
         """Hidden states after the last norm, (total_tokens, width), in the computing dtype.
 
         Args:
-            between: called after every block; of tokens that it removes there is no hidden state, and `between.places`
-                says where the others are.
+            between: called before the first block and after every block; of tokens that it removes there is no hidden
+                state, and `between.places` says where the others are.
+            at: (num,) int64, the tokens whose hidden states are wanted, (num, width); default all. Nobody attends to
+                what the last block makes of the others: it leaves them out once its attention is done.
 
         Raises:
             RecipeError: a position lies outside the model's context.
         """
-        x, delta = self._embed(batch), None
-        stream = Stream(x, delta, batch.layout, batch.position_ids, self._rotary(batch.position_ids, x.dtype))
+        x = self._embed(batch)
+        stream = Stream(x, None, batch.layout, batch.position_ids, self._rotary(batch.position_ids, x.dtype))
+        if between is not None:
+            stream = between(-1, stream, stream)
+        leaves_out = at is not None and self._leaves_out(len(at), batch, between)
         for index, block in enumerate(self.blocks):
+            wanted = _places(at, between) if leaves_out and index == len(self.blocks) - 1 else None
             x, delta = block(
-                x, delta, stream.layout, stream.rotary, cache, index,
-                key_bias=stream.key_bias, value_scale=stream.value_scale,
+                stream.x, stream.delta, stream.layout, stream.rotary, cache, index,
+                key_bias=stream.key_bias, value_scale=stream.value_scale, at=wanted,
             )  # fmt: skip
-            if between is not None:
-                stream = between(index, stream, replace(stream, x=x, delta=delta))
-                x, delta = stream.x, stream.delta
-        hidden: Tensor = self.norm(x, delta)[1]
-        return hidden
+            left = replace(stream, x=x, delta=delta)
+            stream = left if between is None or wanted is not None else between(index, stream, left)
+        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
+        wanted = None if leaves_out else _places(at, between)
+        return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
+        """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
+        `forward`."""
+        assert isinstance(batch.layout, Layout), "prompts come as a flat run"
+        return self(batch, cache, between, batch.layout.cu_seqlens[1:].long() - 1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
@@ -129,7 +150,7 @@ class Decoder(nn.Module):
         Args:
             between: as in `forward`; it may not remove a target.
         """
-        hidden = self._at_targets(batch, between)
+        hidden = self(batch, between=between, at=batch.target_index)
         labels = batch.labels.index_select(0, batch.target_index)
         loss, nll = cross_entropy(hidden, self._head, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
@@ -138,17 +159,18 @@ class Decoder(nn.Module):
     def token_nll(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
         """Negative log-likelihood of every target of the batch, (num_targets,) in nats; `between` as in `losses`."""
         labels = batch.labels.index_select(0, batch.target_index)
-        return token_nll(self._at_targets(batch, between), self._head, labels)
+        return token_nll(self(batch, between=between, at=batch.target_index), self._head, labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
-    def _at_targets(self, batch: RaggedBatch, between: Between | None) -> Tensor:
-        """Hidden states that predict the targets, (num_targets, width)."""
-        hidden = self(batch, between=between)
-        index = batch.target_index if between is None else between.places(batch.target_index)
-        return hidden.index_select(0, index)
+    def _leaves_out(self, num_wanted: int, batch: RaggedBatch, between: Between | None) -> bool:
+        """Whether the last block ends with these tokens alone."""
+        last = len(self.blocks) - 1
+        if last < 0 or (between is not None and between.reads(last)):
+            return False
+        return num_wanted <= MOST_WANTED * batch.total_tokens
 
     @property
     def _head(self) -> Tensor:
@@ -185,3 +207,8 @@ class Decoder(nn.Module):
             config.head_dim, config.rope_theta, config.context_method, config.context_factor
         )
         return rotary_table(position_ids, frequencies, torch.promote_types(dtype, torch.float32))
+
+
+def _places(tokens: Tensor | None, between: Between | None) -> Tensor | None:
+    """Where these tokens stand after what was removed between blocks."""
+    return tokens if tokens is None or between is None else between.places(tokens)

@@ -131,8 +131,10 @@ class VisionLanguage(nn.Module):
         weights: default weight of every term of `losses` that can train.
         additions: patterns of parameters that a start from another run's weights may lack.
         temperature: () of the heads' probabilities; `begin_step` lowers it, and a checkpoint knows it.
+        given: after a pass, the visual tokens of every sample before any is removed, (num_seqs,) int64. Steps of
+            decoding leave this and what follows as it is.
         kept: after a pass, the visual tokens of every sample that entered each block, a (num_seqs,) int64 per block;
-            empty after one in mode origin. Steps of decoding leave it as it is.
+            empty after one in mode origin.
         kept_tokens: which ones, a (num_visual,) int64 per block: the patch of `media` that each is or stands for,
             sample after sample as `kept` counts them.
     """
@@ -163,6 +165,7 @@ class VisionLanguage(nn.Module):
                 self.weights |= dict.fromkeys(ADVERSARY, 0.0)
         first = 1.0 if prune is None else prune.temperature_at(0, 1)
         self.register_buffer("temperature", torch.tensor(first), persistent=learns)
+        self.given = torch.zeros(0, dtype=torch.int64)
         self.kept: list[Tensor] = []
         self.kept_tokens: list[Tensor] = []
         self._asked = frozenset(name for name, weight in self.weights.items() if weight)
@@ -185,12 +188,13 @@ class VisionLanguage(nn.Module):
 
         origin: nothing, there is one per patch. merge_only: those of each image are merged, none is removed. soft:
         merged, and later blocks attend to them less, as the heads' probabilities say. hard: merged, and those that are
-        not wanted are taken out. By default all that the model has is done: heads are soft in training and hard in
-        evaluation, and rankings, which learn nothing, always hard.
+        not wanted are taken out. By default all that the model has is done, and it is soft only while heads learn:
+        frozen heads take tokens out for the rest of the model to learn without them, as rankings do and evaluation.
         """
         if self._mode is not None:
             return self._mode
-        return "soft" if self.training and "soft" in self.modes else self.modes[-1]
+        learns = self.training and any(parameter.requires_grad for parameter in self.pruners.parameters())
+        return "soft" if learns else self.modes[-1]
 
     @mode.setter
     def mode(self, value: Mode | None) -> None:
@@ -227,6 +231,12 @@ class VisionLanguage(nn.Module):
         reading = self._read(batch)
         hidden = self.decoder(reading.batch, cache, self._pruning(reading))
         return hidden
+
+    def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
+        `forward`."""
+        reading = self._read(batch)
+        return self.decoder.last_hidden(reading.batch, cache, self._pruning(reading))
 
     def encode(self, media: RaggedBatch) -> Tensor:
         """One visual token per patch, (media.total_tokens, language width)."""
@@ -369,15 +379,17 @@ class VisionLanguage(nn.Module):
         return self.embed(ids)
 
     def _pruning(self, reading: Reading) -> PrunePass | None:
-        """What removes tokens in one pass over this batch, None where nothing does; begins `kept` and `kept_tokens`."""
+        """What removes tokens in one pass over this batch, None where nothing does; begins `given` and what
+        is kept."""
         blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)
+        self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.at(visual.index).lengths()
         if self.mode == "origin":
             self.kept, self.kept_tokens = [], []
         elif visual is None:
             nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
-            self.kept, self.kept_tokens = [torch.zeros_like(layout.lengths())] * blocks, [nothing] * blocks
+            self.kept, self.kept_tokens = [self.given] * blocks, [nothing] * blocks
         elif self.mode == "merge_only":
-            self.kept = [layout.at(visual.index).lengths()] * blocks
+            self.kept = [self.given] * blocks
             self.kept_tokens = [visual.source] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"

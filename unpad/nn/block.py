@@ -124,8 +124,13 @@ class Stream:
 class Between(Protocol):
     """What is done to the stream between blocks, such as removing tokens from it."""
 
+    def reads(self, index: int) -> bool:
+        """Whether it needs what all tokens are after block `index`."""
+        ...
+
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
-        """Return what goes on after block `index`, which read `entered` and made `left` of it."""
+        """Return what goes on after block `index`, which read `entered` and made `left` of it; index -1 stands for the
+        embeddings before the first block, where both are the same."""
         ...
 
     def places(self, tokens: Tensor) -> Tensor:
@@ -153,6 +158,7 @@ class Attention(nn.Module):
         *,
         key_bias: Tensor | None = None,
         value_scale: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> Tensor:
         qkv = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
         if value_scale is not None:
@@ -162,7 +168,8 @@ class Attention(nn.Module):
             y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, key_bias=key_bias, dropout=dropout)
         else:
             y = cache.attend(index, qkv, layout, self.heads, rotary, key_bias)
-        return self.to_out(y.flatten(1))  # (total_tokens, width)
+        y = y.flatten(1) if at is None else y.flatten(1).index_select(0, at)
+        return self.to_out(y)  # (total_tokens, width), or (num, width)
 
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """What `forward` compares, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), positions
@@ -209,6 +216,7 @@ class Block(nn.Module):
         *,
         key_bias: Tensor | None = None,
         value_scale: Tensor | None = None,
+        at: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One block's step along the residual stream.
 
@@ -216,13 +224,14 @@ class Block(nn.Module):
             x: (total_tokens, width), fp32 or wider.
             delta: (total_tokens, width), what the block before returned beside x and nobody has added yet.
             key_bias, value_scale: as in `Stream`.
+            at: (num,) int64, the tokens to go on with, which still attend to all; default all of them.
 
         Returns:
-            x and delta for the next block; after the last, `Norm` adds them.
+            x and delta for the next block, of these tokens; after the last, `Norm` adds them.
         """
         x, y = self.norm_1(x, delta)
-        attended = self.attention(y, layout, rotary, cache, index, key_bias=key_bias, value_scale=value_scale)
-        x, y = self.norm_2(x, attended)
+        attended = self.attention(y, layout, rotary, cache, index, key_bias=key_bias, value_scale=value_scale, at=at)
+        x, y = self.norm_2(x if at is None else x.index_select(0, at), attended)
         return x, self.feed_forward(y)
 
 

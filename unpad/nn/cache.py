@@ -89,11 +89,6 @@ class KeyValueCache:
         """Size of all buffers."""
         return sum(buffer.nbytes for layer in self._layers for buffer in layer.buffers.values())
 
-    def last_tokens(self) -> Tensor:
-        """Where the last token of each prompt stands among those that the last layer read, (num_rows,) int64."""
-        assert self._prompts is not None, "a step of decoding reads one token per row"
-        return self._prompts.cu_seqlens[1:].long() - 1
-
     def attend(
         self,
         index: int,

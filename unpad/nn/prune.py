@@ -126,8 +126,8 @@ def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
     Returns:
         (num_vision,).
     """
-    # 0 hashes to 0, which would always drop the first token.
-    bits = mix(mix(torch.tensor(layer + 1, device=place.device)) ^ place)
+    # 0 hashes to 0, which would always drop the first token; -1 is before the first layer.
+    bits = mix(mix(torch.tensor(layer + 2, device=place.device)) ^ place)
     return ((bits.double() + 0.5) / 2**32).logit().to(dtype)
 
 

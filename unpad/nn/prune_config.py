@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from unpad.recipe_training import Ramp, Weight
 from unpad.section import Section
 
+BEFORE = -1  # in place of a block's number: before the first
+
 
 class DiscriminatorConfig(Section):
     """A judge of hidden states: those of the whole model, or those of the pruned one."""
@@ -23,7 +25,9 @@ class DiscriminatorConfig(Section):
 class PruneConfig(Section):
     """Where the language model loses visual tokens, and which."""
 
-    layers: list[int] = Field(min_length=1, description="Blocks after which tokens are removed, counted from 0.")
+    layers: list[int] = Field(
+        min_length=1, description="Blocks after which tokens are removed, counted from 0; -1 before the first."
+    )
     method: Literal["learned", "random", "uniform", "attention", "class_token"] = Field(
         "learned", description="Who judges tokens: heads that learn it, or a ranking to compare them with."
     )
@@ -74,8 +78,10 @@ class PruneConfig(Section):
 
     @model_validator(mode="after")
     def _fit(self) -> PruneConfig:
-        if self.layers != sorted({*self.layers}) or self.layers[0] < 0:
-            raise ValueError(f"layers {self.layers} are not ascending numbers of blocks, counted from 0")
+        if self.layers != sorted({*self.layers}) or self.layers[0] < BEFORE:
+            raise ValueError(f"layers {self.layers} are not ascending numbers of blocks, counted from 0 (-1: before)")
+        if self.layers[0] == BEFORE and (self.method == "attention" or self.attention_weight != "none"):
+            raise ValueError("layers [-1]: before the first block there is no attention to judge by; begin with 0")
         if self.inner % 2 or self.inner % self.heads:
             raise ValueError(f"inner {self.inner} is not an even multiple of heads {self.heads}")
         course = self.temperature

@@ -30,7 +30,7 @@ from unpad.nn.visual import Visual, cells, is_last, is_question, mark
 
 
 class PrunePass:
-    """Removes visual tokens between the blocks of one pass.
+    """Removes visual tokens before and between the blocks of one pass.
 
     Which ones a sample loses depends on nothing but the sample: its question, up to where the answer begins, and its
     own visual tokens.
@@ -77,8 +77,8 @@ class PrunePass:
         self._question_layout = rows.at(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
         self.probabilities: list[Tensor] = []
-        self.kept: list[Tensor] = [self._lengths]
-        self.kept_tokens: list[Tensor] = [self._source]
+        self.kept: list[Tensor] = []
+        self.kept_tokens: list[Tensor] = []
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
         if index in self._config.layers:
@@ -91,6 +91,9 @@ class PrunePass:
             self.kept_tokens.append(self._source)
         return left
 
+    def reads(self, index: int) -> bool:
+        return index in self._config.layers
+
     def places(self, tokens: Tensor) -> Tensor:
         return self._places.index_select(0, tokens)
 
@@ -99,14 +102,15 @@ class PrunePass:
         return cumulative_keep(self.probabilities)
 
     def _judge(self, index: int, entered: Stream, left: Stream) -> Tensor:
-        """Logits of the head after a block, (num_visual,), with noise: new in training, else the draw that stays."""
+        """Logits of the head after a block, (num_visual,), with noise: new while heads learn, else one draw."""
         hidden, received = left.hidden(), None
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
             received = self._received(index, entered, self._question)
         head = self._heads[str(index)]
         logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
-        return logits + (fresh_noise(logits) if head.training else drawn_noise(index, self._place, logits.dtype))
+        learns = self._soft and head.training
+        return logits + (fresh_noise(logits) if learns else drawn_noise(index, self._place, logits.dtype))
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Hide visual tokens from the blocks that follow by the probability that no head so far drops them."""
@@ -202,6 +206,9 @@ class Watch:
         if index in self._layers:
             self.states.append(left.hidden().index_select(0, self._tokens))
         return left if self._inner is None else self._inner(index, entered, left)
+
+    def reads(self, index: int) -> bool:
+        return index in self._layers or (self._inner is not None and self._inner.reads(index))
 
     def places(self, tokens: Tensor) -> Tensor:
         return tokens if self._inner is None else self._inner.places(tokens)
