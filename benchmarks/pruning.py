@@ -5,10 +5,10 @@
 
 MANIFEST is a JSONL of image, question, answer and split, of icons named NAME_SIZE.png whose names have one split each.
 Per seed one model is trained with all visual tokens (or `--bases` are taken), and every method removes some of them
-after an early block. A tuned method trains the model a little further with its removal, each for as long; learned heads
-are trained first, on a model that stays as it is. Scored are the questions about held-out icons of at least 32 pixels.
-Methods are compared question by question, resampling icons. `--work` keeps runs and answers, and a second call goes on
-from there. Other words change the bases' recipe.
+before the first block, or after it where attention ranks them. A tuned method trains the model a little further with
+its removal, each for as long; learned heads are trained before that, beside a model that stays as it is. Scored are the
+questions about held-out icons of at least 32 pixels. Methods are compared question by question, resampling icons.
+`--work` keeps runs and answers, and a second call goes on from there. Other words change the bases' recipe.
 """
 
 from __future__ import annotations
@@ -47,16 +47,14 @@ SMALLEST = 32  # pixels of a scored image, on its shorter side
 LAYER = -1  # before the first block: a block that reads all tokens tells the text what they hold
 FIRST = 0  # after the first, the earliest to rank by attention of the question
 BASE = [
-    "images.flip=0.5", "images.shift=0.1", "model.vision.blocks=2", "model.vision.hidden=384",
-    "model.language.blocks=4", "model.language.hidden=384", "plan.tokens_per_step=2048", "plan.tokens_per_micro=4096",
-    "optim.lr=1.5e-3", "train.max_epochs=8", "train.eval_every=1000",
+    "images.flip=0.5", "images.shift=0.1", "model.vision.blocks=1", "model.vision.hidden=384",
+    "model.language.blocks=6", "model.language.hidden=384", "plan.tokens_per_step=2048", "plan.tokens_per_micro=4096",
+    "optim.lr=1.5e-3", "train.max_epochs=16", "train.eval_every=1000",
 ]  # fmt: skip
 TUNED = ["train.weights=last", "optim.lr=5e-4"]
-# Heads first: a model that learns beside them adapts to removal by halves, which hard removal is not.
-STAGES = [
-    {"name": "heads", "train": {"freeze": ["tower.*", "projector.*", "decoder.*"]}, "optim": {"lr": 3e-3}},
-    {"name": "rest", "train": {"freeze": ["pruners.*"]}, "losses": {"sparsity": 0.0}},
-]
+HEADS_ALONE = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
+# Frozen heads take tokens out for good, so that what learns after them learns from what is left.
+REST = ['train.freeze=["pruners.*"]']
 NUM_PROMPTS = 8  # of the measured prefill, together and one by one
 
 
@@ -66,12 +64,13 @@ class Method:
 
     Args:
         model: fields of the model's section; KEEP stands for the share that stays.
-        tuned: whether the model trains further with it; stages: of this training.
+        training: how the model trains further with it; None, it does not.
+        after: the method whose run it trains further, of the same share; default the base.
     """
 
     model: dict[str, dict[str, Any]]
-    tuned: bool = False
-    stages: Sequence[dict[str, Any]] = ()
+    training: Sequence[str] | None = None
+    after: str | None = None
 
     def overrides(self, keep: float) -> list[str]:
         """The recipe's fields for one share."""
@@ -93,10 +92,10 @@ LEARNED = {"prune": {"layers": [LAYER], "method": "learned", "inner": 64, "keep"
 # class_token ranks by attention in the tower (VisionZip), attention by that of the question (FastV); similarity merges
 # the most alike before the decoder (ToMe).
 METHODS = {
-    "learned": Method(LEARNED, tuned=True, stages=STAGES),
-    "learned, heads alone": Method(LEARNED, tuned=True, stages=STAGES[:1]),
-    "random, tuned": Method(ranking("random"), tuned=True),
-    "uniform, tuned": Method(ranking("uniform"), tuned=True),
+    "learned, heads alone": Method(LEARNED, HEADS_ALONE),
+    "learned": Method(LEARNED, REST, after="learned, heads alone"),
+    "random, tuned": Method(ranking("random"), ()),
+    "uniform, tuned": Method(ranking("uniform"), ()),
     "random": Method(ranking("random")),
     "uniform": Method(ranking("uniform")),
     "attention": Method(ranking("attention", FIRST)),
@@ -166,11 +165,17 @@ def ensure_run(name: str, folder: Path, overrides: Sequence[str]) -> Path:
     return folder
 
 
-def tune(base: Path, method: Method, keep: float, epochs: int, folder: Path) -> Path:
-    """Train a base further with fewer visual tokens, for as many epochs per stage."""
-    stages = [f"stages={json.dumps(method.stages)}"] if method.stages else []
-    overrides = [f"train.init_from={base}", *TUNED, f"train.max_epochs={epochs}", *stages, *method.overrides(keep)]
-    return ensure_run(str(base / "recipe.yaml"), folder, overrides)
+def tune(base: Path, name: str, keep: float, epochs: int, folder: Path) -> Path:
+    """Train a base further by a method, for as many epochs as every step of it takes; where the run is."""
+    method, place = METHODS[name], run_of(folder, name, keep)
+    assert method.training is not None, f"{name} trains nothing"
+    start = base if method.after is None else tune(base, method.after, keep, epochs, folder)
+    overrides = [f"train.init_from={start}", *TUNED, f"train.max_epochs={epochs}", *method.training]
+    return ensure_run(str(base / "recipe.yaml"), place, [*overrides, *method.overrides(keep)])
+
+
+def run_of(folder: Path, name: str, keep: float) -> Path:
+    return folder / f"{name.replace(', ', '-').replace(' ', '-')}-{keep:g}"
 
 
 def scores(run: LoadedRun, data: VqaData, rows: np.ndarray, file: Path) -> np.ndarray:
@@ -189,7 +194,7 @@ def measure_seed(
     """Scores of one base with all visual tokens, as ("origin", 1.0), and by every method with every share.
 
     Args:
-        epochs: per stage of a tuned method.
+        epochs: of every training of a tuned method.
     """
     run = load(base)
     data = run.data()
@@ -199,12 +204,11 @@ def measure_seed(
     for name in methods:
         method = METHODS[name]
         for keep in shares:
-            place = folder / f"{name.replace(', ', '-')}-{keep:g}"
-            if method.tuned:
-                changed = load(tune(base, method, keep, epochs, place))
+            if method.training is not None:
+                changed = load(tune(base, name, keep, epochs, folder))
             else:
                 changed = load(base, method.overrides(keep))
-            found[name, keep] = scores(changed, data, rows, place.with_name(place.name + ".json"))
+            found[name, keep] = scores(changed, data, rows, Path(f"{run_of(folder, name, keep)}.json"))
             print(f"  {name}, {keep:g} kept: {found[name, keep].mean():.1%}", flush=True)
     return found, data
 
@@ -296,7 +300,7 @@ def run_study(options: argparse.Namespace, work: Path) -> Study:
             found["question only", 0.0] = question_only(blind, folder / "blind", seed, shared, rows)
         for key, values in found.items():
             all_scores[key].append(values)
-        tuned = {keep: folder / f"learned-{keep:g}" for keep in options.keep if "learned" in options.methods}
+        tuned = {keep: run_of(folder, "learned", keep) for keep in options.keep if "learned" in options.methods}
         if tuned and not costs:
             costs = measure_prefill(base, tuned, data, rows, options.rounds, options.seconds)
     questions = np.array([data.examples[row].question for row in rows.tolist()])
@@ -312,7 +316,7 @@ def main() -> None:
     parser.add_argument("--bases", nargs="*", default=[], help="runs to start from, one per seed")
     parser.add_argument("--keep", type=float, nargs="+", default=[0.5, 0.25, 0.125], help="shares of visual tokens")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--epochs", type=int, default=1, help="of every stage of a tuned method")
+    parser.add_argument("--epochs", type=int, default=1, help="of every training of a tuned method")
     parser.add_argument("--question-only", action="store_true", help="train a model without images beside")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each side's turn in a round of prefill")

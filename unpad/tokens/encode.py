@@ -9,19 +9,46 @@ ids are placed here alone: text that looks like a special token is ordinary text
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from unpad.errors import SourceError
 from unpad.recipe_data import Template
 from unpad.sources.example import Example, Turn
 from unpad.tokens.tokenizer import Tokenizer
 
 LOSS_ROLES = ("text", "assistant")
 EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of the arrays they become
-AHEAD = 2  # parts in the tokenizer's hands while the one before becomes arrays: it leaves the interpreter's lock
+THREADS = 2  # one part is in the tokenizer's hands, where it leaves the interpreter's lock, as another becomes arrays
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent is gone
+WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has begun
+
+Encoded = tuple[np.ndarray, np.ndarray, list[int]]  # tokens, loss_mask and the length of every example
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every part is encoded with."""
+
+    examples: Sequence[Example]
+    tokenizer: Tokenizer
+    template: Template
+    fixed: dict[str, list[int]]
+
+
+# A process that is forked from this one finds its job here; nothing of it goes through a pipe.
+_job: _Job | None = None
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -38,19 +65,13 @@ def encode_examples(
         tokens (num_tokens,) uint16 or uint32; loss_mask (num_tokens,) bool, True where predicting this token counts;
         offsets (num_examples + 1,) int64.
     """
-    fixed = _encode_fixed(tokenizer, template)
-    dtype = token_dtype(tokenizer.vocab_size)
-    tokens, masks, lengths = [np.zeros(0, dtype)], [np.zeros(0, np.bool_)], [0]
-    for part, contents in _encoded_parts(examples, tokenizer, fixed):
-        ids: list[int] = []
-        loss = bytearray()
-        for example in part:
-            before = len(ids)
-            _append(ids, loss, example.turns, contents, fixed, tokenizer, template)
-            lengths.append(len(ids) - before)
-        tokens.append(np.array(ids, dtype))
-        masks.append(np.frombuffer(loss, np.bool_))
-    return np.concatenate(tokens), np.concatenate(masks), np.cumsum(lengths, dtype=np.int64)
+    job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
+    firsts = range(0, len(examples), EXAMPLES_AT_ONCE)
+    nothing = np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0]
+    with _workers(job) as (pool, encode):
+        parts = [nothing, *pool.map(encode, firsts)]
+    tokens, masks, lengths = zip(*parts, strict=True)
+    return np.concatenate(tokens), np.concatenate(masks), np.cumsum(np.concatenate(lengths), dtype=np.int64)
 
 
 def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Template) -> list[int]:
@@ -78,22 +99,60 @@ def template_texts(template: Template) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
-def _encoded_parts(
-    examples: Sequence[Example], tokenizer: Tokenizer, fixed: dict[str, list[int]]
-) -> Iterator[tuple[Sequence[Example], Iterator[list[int]]]]:
-    """Parts of the examples in order, each with the ids of its messages; the next ones are encoded meanwhile."""
+@contextmanager
+def _workers(job: _Job) -> Iterator[tuple[Executor, Callable[[int], Encoded]]]:
+    """What encodes the part that begins at an example: processes where there is enough to do and a process can be
+    forked, which share neither the interpreter's lock nor the library's; else threads."""
+    global _job
+    num = _num_processes(job.examples)
+    if num < 2:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="unpad-tokenizer") as pool:
+            yield pool, partial(_encode_part, job)
+        return
+    _job = job
+    try:
+        with ProcessPoolExecutor(num, multiprocessing.get_context("fork"), _begin_process) as pool:
+            yield pool, _encode_inherited
+    except BrokenProcessPool:
+        raise SourceError(
+            "a process that encodes was ended from outside, most likely for want of memory",
+            fix="free memory, or set TOKENIZERS_PARALLELISM=false to encode in this process alone",
+        ) from None
+    finally:
+        _job = None
 
-    def encode(part: Sequence[Example]) -> Iterator[list[int]]:
-        return _encode_contents(tokenizer, [turn.content for example in part for turn in example.turns], fixed)
 
-    parts = [examples[first : first + EXAMPLES_AT_ONCE] for first in range(0, len(examples), EXAMPLES_AT_ONCE)]
-    with ThreadPoolExecutor(AHEAD, thread_name_prefix="unpad-tokenizer") as pool:
-        waiting = deque(pool.submit(encode, part) for part in parts[:AHEAD])
-        for number, part in enumerate(parts):
-            contents = waiting.popleft().result()
-            if number + AHEAD < len(parts):
-                waiting.append(pool.submit(encode, parts[number + AHEAD]))
-            yield part, contents
+def _num_processes(examples: Sequence[Example]) -> int:
+    if sys.platform != "linux" or os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no"):
+        return 1
+    num_chars = sum(len(turn.content) for example in examples for turn in example.turns)
+    return min(len(os.sched_getaffinity(0)), num_chars // WORTH_A_PROCESS, -(-len(examples) // EXAMPLES_AT_ONCE))
+
+
+def _begin_process() -> None:
+    # The parent tells of an interrupt; killed, it takes its processes along; and every process has one core.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _encode_inherited(first: int) -> Encoded:
+    assert _job is not None, "set before this process was forked"
+    return _encode_part(_job, first)
+
+
+def _encode_part(job: _Job, first: int) -> Encoded:
+    """Encode the examples from this one on, as many as are done at once."""
+    part = job.examples[first : first + EXAMPLES_AT_ONCE]
+    contents = _encode_contents(job.tokenizer, [turn.content for example in part for turn in example.turns], job.fixed)
+    ids: list[int] = []
+    loss, lengths = bytearray(), []
+    for example in part:
+        before = len(ids)
+        _append(ids, loss, example.turns, contents, job.fixed, job.tokenizer, job.template)
+        lengths.append(len(ids) - before)
+    return np.array(ids, token_dtype(job.tokenizer.vocab_size)), np.frombuffer(loss, np.bool_), lengths
 
 
 def _encode_contents(tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]) -> Iterator[list[int]]:
