@@ -130,9 +130,9 @@ def _num_processes(examples: Sequence[Example]) -> int:
 
 
 def _begin_process() -> None:
-    # The parent tells of an interrupt; killed, it takes its processes along; and every process has one core.
+    # The parent acts on signals, and killed it takes its processes along; every process has one core.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
