@@ -1,6 +1,6 @@
 """What hard pruning saves of reading prompts: images of 128 pixels in models of the packaged size, with fresh weights.
 
-    python benchmarks/pruning_prefill.py [--blocks 3 6 12] [--layers 0 1] [--keep 0.25] [--rounds 25]
+    python benchmarks/pruning_prefill.py [--blocks 3 6 12] [--layers -1 0] [--keep 0.25] [--rounds 25]
 
 Model, tower and heads are those of `recipes/vqa_prune.yaml`, the language model with as many blocks as asked for. A
 prompt has an image of up to 256 patches of 8 and a question of 6 to 22 tokens, and in a batch of 8 all have unequal
@@ -23,6 +23,7 @@ from unpad.generate import prefill
 from unpad.interchange.preprocess import Special, preprocess
 from unpad.measure import spread
 from unpad.models import build_model, model_config
+from unpad.nn.block import BEFORE
 from unpad.nn.linear import keep_copies
 from unpad.recipe_file import load_recipe
 from unpad.run import generation_precision
@@ -73,7 +74,13 @@ def measure(model: Any, batch: RaggedBatch, rounds: int, times: int = 3) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, nargs="+", default=[3], help="of the language model; the recipe has 3")
-    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1], help="blocks after which tokens are removed")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        nargs="+",
+        default=[-1, 0],
+        help="blocks after which tokens are removed; -1 before the first",
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keep", type=float, default=0.25)
     parser.add_argument("--rounds", type=int, default=25)
@@ -83,6 +90,8 @@ def main() -> None:
     print(f"{precision}, {options.keep:g} kept. All tokens over pruned: above 1 pruning is faster.")
     print(f"{'blocks':<8}{'after':<7}{'method':<11}{'prompts':>7}{'all, ms':>9}{'pruned':>8}{'ratio':>7}  quartiles")
     for blocks, layer, method in product(options.blocks, options.layers, options.methods):
+        if method == "attention" and layer == BEFORE:
+            continue  # nothing has attended yet
         model = pruned(blocks, layer, method, options.keep)
         with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
             for num in (1, len(GRIDS)):

@@ -63,7 +63,7 @@ def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) 
     A weight takes 2 per token forward and 4 backward (the gradients of input and weight). For an input product the
     gradient of the input is counted too though nobody needs it, by the usual rule of 6.
     Attention takes 4 per pair of tokens and channel forward (scores, and values by weights) and twice that backward;
-    a causal one half of it.
+    a causal one half of it. `ending_weights` take theirs at target positions alone.
 
     Args:
         lengths: real tokens per sequence.

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from unpad.batch import RaggedBatch
 from unpad.layout import Layout, build_layout
 from unpad.losses import Terms
+from unpad.nn.block import BEFORE
 from unpad.nn.prune import VisionTokens, drawn_noise, select
-from unpad.nn.prune_config import BEFORE
 from unpad.nn.rope import rotate
 
 

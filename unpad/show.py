@@ -18,7 +18,7 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.nn.prune_config import BEFORE
+from unpad.nn.block import BEFORE
 
 SUFFIXES = (".png", ".svg")
 PANEL = 240  # pixels of the longer side of an image, about

@@ -332,4 +332,11 @@ def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
     config = model_config(recipe.model)
     assert config.prune.temperature.at(1, 4) == pytest.approx(0.55)
     assert config.prune.wanted == (0.25, "ratio")
+    assert config.prune.layers == [-1]
+    assert [stage.train.get("freeze") for stage in recipe.stages] == [None, ["pruners.*"]]
+    alone = load_recipe("vqa_prune", ["stages.0.train.freeze=[tower.*, projector.*, decoder.*]"])
+    assert alone.stages[0].train["freeze"] == ["tower.*", "projector.*", "decoder.*"]
+    ranked = load_recipe("vqa_prune", ["model.prune.method=random", "stages=[]", "train.max_epochs=20"])
+    assert model_config(resolved(ranked).model).prune.method == "random"
+    assert ranked.stages == []
     assert model_config(resolved(Recipe(**yaml.safe_load(recipe.to_yaml()))).model) == config

@@ -262,9 +262,9 @@ def matrix_products(model: Decoder, batch: RaggedBatch) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["flat", "rectangle"])
 def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind: str, form: str) -> None:
-    """Outputs, losses and gradients where half of the tokens predict something, and where all do."""
+    """Outputs, losses and gradients where half of the tokens predict something or less, and where most do."""
     model = randomize(Decoder(Config(**{**SIZES, "blocks": 2}, **KINDS[kind]), VOCAB))
-    for share in (0.3, 1.0):
+    for share in (0.3, 0.8):
         batch = random_batch([5, 1, 9, 3], seed=2, share=share)
         batch = batch.pad("left") if form == "rectangle" else batch
         found = []

@@ -40,16 +40,16 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Two processes for little work; the parts that were encoded in this one."""
+    """Two processes for little work; the first example of every part that was encoded in this one."""
     monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
     monkeypatch.setattr(encode, "WORTH_A_PROCESS", 100)
     monkeypatch.setattr(encode, "EXAMPLES_AT_ONCE", 50)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     here, encode_part = [], encode._encode_part
 
-    def watched(job: Any, first: int) -> encode.Encoded:
-        here.append(first)
-        return encode_part(job, first)
+    def watched(job: Any, span: encode.Span) -> encode.Encoded:
+        here.append(span[0])
+        return encode_part(job, span)
 
     monkeypatch.setattr(encode, "_encode_part", watched)
     return here
@@ -85,21 +85,41 @@ def test_an_error_in_a_process_is_the_error_of_the_row(tokenizer: Tokenizer, pro
 def test_a_process_that_is_killed_is_told_in_words(
     tokenizer: Tokenizer, processes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "_encode_part", lambda job, first: os.kill(os.getpid(), signal.SIGKILL))
+    encode_part = encode._encode_part
+
+    def killed(job: Any, span: encode.Span) -> encode.Encoded:
+        if span[0] == 50:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return encode_part(job, span)
+
+    monkeypatch.setattr(encode, "_encode_part", killed)
     with pytest.raises(SourceError, match="ended from outside"):
         encode.encode_examples(examples(200), tokenizer, Template())
-    assert encode._job is None
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+
+def test_parts_are_short_in_examples_and_in_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encode, "EXAMPLES_AT_ONCE", 3)
+    monkeypatch.setattr(encode, "CHARS_AT_ONCE", 10)
+    rows = [Example("", (Turn("text", "x" * size),)) for size in (4, 4, 4, 1, 1, 30, 1, 1)]
+    spans, num_chars = encode._spans(rows)
+    assert num_chars == 46
+    assert [at for span in spans for at in range(*span)] == [*range(8)]
+    assert all(last - first <= 3 for first, last in spans)
+    assert (5, 6) in spans, "a long one stands alone"
+    assert encode._spans([]) == ([], 0)
 
 
 @forks
-def test_processes_are_begun_for_much_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
-    rows = examples(200)
-    assert encode._num_processes(rows) < 2
-    monkeypatch.setattr(encode, "WORTH_A_PROCESS", 100)
-    assert encode._num_processes(rows) == 1, "all of it is one part"
-    monkeypatch.setattr(encode, "EXAMPLES_AT_ONCE", 20)
-    assert encode._num_processes(rows) == 8
+def test_processes_are_begun_for_much_work_alone(processes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = parse_recipe({"data": {"text": "x.jsonl"}, "tokenizer": {"kind": "bpe"}}).tokenizer
+    tokenizer, rows = train_tokenizer(settings, dict.fromkeys(TEXTS * 3), []), examples(200)
+    for name, value in (("WORTH_A_PROCESS", 2_000_000), ("EXAMPLES_AT_ONCE", 4000)):
+        with monkeypatch.context() as little:
+            little.setattr(encode, name, value)
+            encode.encode_examples(rows, tokenizer, Template())
+        assert processes, f"{name}={value} leaves nothing to share"
+        processes.clear()
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert encode._num_processes(rows) == 1
+    encode.encode_examples(rows, tokenizer, Template())
+    assert processes

@@ -16,8 +16,8 @@ from unpad.evaluate.metrics import Extremes, Metric
 from unpad.flops import pruner_operations, reading_operations, sizes_of
 from unpad.generate import advance, prefill
 from unpad.models.vision_language import Mode, VisionLanguage
+from unpad.nn.block import BEFORE
 from unpad.nn.linear import keep_copies
-from unpad.nn.prune_config import BEFORE
 from unpad.run import generation_precision, load
 from unpad.step import autocast
 

@@ -17,7 +17,7 @@ from unpad.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.layout import Layout
 from unpad.losses import Terms, cross_entropy, token_nll
-from unpad.nn.block import Between, Block, BlockConfig, Cache, Stream, init_weights
+from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, init_weights
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
@@ -104,12 +104,13 @@ class Decoder(nn.Module):
         between: Between | None = None,
         at: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the last norm, (total_tokens, width), in the computing dtype.
+        """Hidden states after the last norm in the computing dtype, (total_tokens, width); (num, width) of the tokens
+        that are wanted.
 
         Args:
             between: called before the first block and after every block; of tokens that it removes there is no hidden
                 state, and `between.places` says where the others are.
-            at: (num,) int64, the tokens whose hidden states are wanted, (num, width); default all. Nobody attends to
+            at: (num,) int64, the tokens whose hidden states are wanted; default all. Nobody attends to
                 what the last block makes of the others: it leaves them out once its attention is done.
 
         Raises:
@@ -118,18 +119,18 @@ class Decoder(nn.Module):
         x = self._embed(batch)
         stream = Stream(x, None, batch.layout, batch.position_ids, self._rotary(batch.position_ids, x.dtype))
         if between is not None:
-            stream = between(-1, stream, stream)
-        leaves_out = at is not None and self._leaves_out(len(at), batch, between)
+            stream = between(BEFORE, stream, stream)
+        narrow = False
         for index, block in enumerate(self.blocks):
-            wanted = _places(at, between) if leaves_out and index == len(self.blocks) - 1 else None
+            narrow = at is not None and self._leaves_out(index, len(at), stream, between)
             x, delta = block(
                 stream.x, stream.delta, stream.layout, stream.rotary, cache, index,
-                key_bias=stream.key_bias, value_scale=stream.value_scale, at=wanted,
+                key_bias=stream.key_bias, value_scale=stream.value_scale, at=_places(at, between) if narrow else None,
             )  # fmt: skip
             left = replace(stream, x=x, delta=delta)
-            stream = left if between is None or wanted is not None else between(index, stream, left)
+            stream = left if between is None or narrow else between(index, stream, left)
         hidden: Tensor = self.norm(stream.x, stream.delta)[1]
-        wanted = None if leaves_out else _places(at, between)
+        wanted = None if narrow else _places(at, between)
         return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
@@ -165,12 +166,11 @@ class Decoder(nn.Module):
         """The counts that `losses` will return, from the batch alone."""
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
-    def _leaves_out(self, num_wanted: int, batch: RaggedBatch, between: Between | None) -> bool:
-        """Whether the last block ends with these tokens alone."""
-        last = len(self.blocks) - 1
-        if last < 0 or (between is not None and between.reads(last)):
+    def _leaves_out(self, index: int, num_wanted: int, stream: Stream, between: Between | None) -> bool:
+        """Whether this block, which reads `stream`, is the last one and ends with the wanted tokens alone."""
+        if index < len(self.blocks) - 1 or (between is not None and between.reads(index)):
             return False
-        return num_wanted <= MOST_WANTED * batch.total_tokens
+        return num_wanted <= MOST_WANTED * len(stream.x)
 
     @property
     def _head(self) -> Tensor:

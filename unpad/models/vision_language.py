@@ -50,7 +50,7 @@ class Config(Section):
     projector_bias: bool = True
     image_id: int | None = Field(None, description="Id of the placeholders; None: only their number is checked.")
     merge: MergeConfig | None = Field(None, description="Fewer visual tokens before the language model.")
-    prune: PruneConfig | None = Field(None, description="Removal of visual tokens inside the language model.")
+    prune: PruneConfig | None = Field(None, description="Removal of visual tokens before or inside the language model.")
 
     @model_validator(mode="after")
     def _fit(self) -> Config:
@@ -188,13 +188,14 @@ class VisionLanguage(nn.Module):
 
         origin: nothing, there is one per patch. merge_only: those of each image are merged, none is removed. soft:
         merged, and later blocks attend to them less, as the heads' probabilities say. hard: merged, and those that are
-        not wanted are taken out. By default all that the model has is done, and it is soft only while heads learn:
-        frozen heads take tokens out for the rest of the model to learn without them, as rankings do and evaluation.
+        not wanted are taken out. By default all that the model has is done, and it is soft only while heads learn, or
+        the discriminator does: frozen heads take tokens out for the rest of the model to learn without them, as
+        rankings do and evaluation.
         """
         if self._mode is not None:
             return self._mode
-        learns = self.training and any(parameter.requires_grad for parameter in self.pruners.parameters())
-        return "soft" if learns else self.modes[-1]
+        softly = self._heads_learn or bool(self._asked.intersection(ADVERSARY))
+        return "soft" if self.training and "soft" in self.modes and softly else self.modes[-1]
 
     @mode.setter
     def mode(self, value: Mode | None) -> None:
@@ -206,6 +207,10 @@ class VisionLanguage(nn.Module):
                 raise RecipeError(f"mode={value} removes visual tokens, and the model has no prune section")
             raise RecipeError(f"method={prune.method} has no probabilities for mode={value}", fix="use mode=hard")
         self._mode = value
+
+    @property
+    def _heads_learn(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.pruners.parameters())
 
     # ----------------------------------------------------------------------- passes
 
@@ -282,7 +287,7 @@ class VisionLanguage(nn.Module):
         self.decoder.label_smoothing = value
 
     def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
-        """Prepare for an update: the temperature of its progress, and perhaps a discriminator drawn anew.
+        """Prepare for an update: while heads learn the temperature of its progress, and perhaps a new discriminator.
 
         Args:
             step: of the stage, from 0, of `total_steps`.
@@ -294,7 +299,8 @@ class VisionLanguage(nn.Module):
         self._asked, prune = frozenset(weights), self.config.prune
         if prune is None or not prune.learns:
             return []
-        self.temperature.fill_(prune.temperature_at(step, total_steps))
+        if self._heads_learn:
+            self.temperature.fill_(prune.temperature_at(step, total_steps))
         if self.discriminator is None or not self._asked.intersection(ADVERSARY):
             return []
         return self.discriminator.begin_step()
@@ -395,7 +401,7 @@ class VisionLanguage(nn.Module):
             assert self.config.prune is not None, "the mode is there with it only"
             pruning = PrunePass(
                 self.config.prune, self.pruners, self.decoder.blocks, reading.batch, visual,
-                soft=self.mode == "soft", temperature=self.temperature,
+                soft=self.mode == "soft", learns=self.training and self.mode == "soft", temperature=self.temperature,
             )  # fmt: skip
             self.kept, self.kept_tokens = pruning.kept, pruning.kept_tokens
             return pruning

@@ -121,16 +121,19 @@ class Stream:
         )
 
 
+BEFORE = -1  # in place of a block's number: before the first
+
+
 class Between(Protocol):
-    """What is done to the stream between blocks, such as removing tokens from it."""
+    """What is done to the stream before the first block and between blocks, such as removing tokens from it."""
 
     def reads(self, index: int) -> bool:
         """Whether it needs what all tokens are after block `index`."""
         ...
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
-        """Return what goes on after block `index`, which read `entered` and made `left` of it; index -1 stands for the
-        embeddings before the first block, where both are the same."""
+        """Return what goes on after block `index`, which read `entered` and made `left` of it; index BEFORE stands for
+        the embeddings, where both are the same."""
         ...
 
     def places(self, tokens: Tensor) -> Tensor:

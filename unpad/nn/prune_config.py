@@ -6,10 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from unpad.nn.block import BEFORE
 from unpad.recipe_training import Ramp, Weight
 from unpad.section import Section
-
-BEFORE = -1  # in place of a block's number: before the first
 
 
 class DiscriminatorConfig(Section):
@@ -23,7 +22,7 @@ class DiscriminatorConfig(Section):
 
 
 class PruneConfig(Section):
-    """Where the language model loses visual tokens, and which."""
+    """Where the language model loses visual tokens, before its first block or later, and which."""
 
     layers: list[int] = Field(
         min_length=1, description="Blocks after which tokens are removed, counted from 0; -1 before the first."
@@ -104,12 +103,9 @@ class PruneConfig(Section):
         Raises:
             ValueError: says which.
         """
-        last = blocks - 1
-        if self.layers[-1] >= last:
-            raise ValueError(
-                f"prune.layers {self.layers} reach past block {last - 1}; nothing reads visual tokens after the"
-                f" last of {blocks} blocks"
-            )
+        if self.layers[-1] >= blocks - 1:
+            what = f"nothing reads visual tokens after the last of {blocks} blocks"
+            raise ValueError(f"prune.layers {self.layers}: {what}, so there is nothing to save")
         for layer in self.discriminator.layers if self.discriminator else ():
             if not -blocks <= layer < blocks:
                 raise ValueError(f"prune.discriminator.layers {layer} is none of {blocks} blocks")

@@ -42,6 +42,7 @@ class PrunePass:
         batch: as the language model reads it.
         visual: where its visual tokens stand.
         soft: whether tokens are hidden by the heads' probabilities, or taken out.
+        learns: whether noise and dropout of the heads are drawn anew; else they choose as in evaluation.
         temperature: of those.
 
     Attributes:
@@ -60,10 +61,11 @@ class PrunePass:
         visual: Visual,
         *,
         soft: bool,
+        learns: bool,
         temperature: Tensor,
     ) -> None:
         self._config, self._heads, self._blocks = config, heads, blocks
-        self._soft, self._temperature = soft, temperature
+        self._soft, self._learns, self._temperature = soft, learns, temperature
         self._given, self._seq_ids = visual, batch.seq_ids
         # Places in the stream of the visual tokens that are left, and which patch each of them stands for.
         self._visual, self._source = visual.index, visual.source
@@ -107,10 +109,9 @@ class PrunePass:
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
             received = self._received(index, entered, self._question)
-        head = self._heads[str(index)]
+        head = self._heads[str(index)].train(self._learns)
         logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
-        learns = self._soft and head.training
-        return logits + (fresh_noise(logits) if learns else drawn_noise(index, self._place, logits.dtype))
+        return logits + (fresh_noise(logits) if self._learns else drawn_noise(index, self._place, logits.dtype))
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Hide visual tokens from the blocks that follow by the probability that no head so far drops them."""

@@ -20,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -29,11 +30,13 @@ from unpad.sources.example import Example, Turn
 from unpad.tokens.tokenizer import Tokenizer
 
 LOSS_ROLES = ("text", "assistant")
-EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of the arrays they become
+EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of the arrays they become; of long ones fewer:
+CHARS_AT_ONCE = 500_000
 THREADS = 2  # one part is in the tokenizer's hands, where it leaves the interpreter's lock, as another becomes arrays
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent is gone
 WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has begun
 
+Span = tuple[int, int]  # first example of a part, and the one past its last
 Encoded = tuple[np.ndarray, np.ndarray, list[int]]  # tokens, loss_mask and the length of every example
 
 
@@ -47,8 +50,7 @@ class _Job:
     fixed: dict[str, list[int]]
 
 
-# A process that is forked from this one finds its job here; nothing of it goes through a pipe.
-_job: _Job | None = None
+_inherited: _Job | None = None  # in a process that encodes, since it was forked
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -66,10 +68,10 @@ def encode_examples(
         offsets (num_examples + 1,) int64.
     """
     job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
-    firsts = range(0, len(examples), EXAMPLES_AT_ONCE)
     nothing = np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0]
-    with _workers(job) as (pool, encode):
-        parts = [nothing, *pool.map(encode, firsts)]
+    spans, num_chars = _spans(examples)
+    with _workers(job, min(num_chars // WORTH_A_PROCESS, len(spans))) as (pool, encode):
+        parts = [nothing, *pool.map(encode, spans)]
     tokens, masks, lengths = zip(*parts, strict=True)
     return np.concatenate(tokens), np.concatenate(masks), np.cumsum(np.concatenate(lengths), dtype=np.int64)
 
@@ -99,52 +101,71 @@ def template_texts(template: Template) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
+def _spans(examples: Sequence[Example]) -> tuple[list[Span], int]:
+    """First example and the one past the last of every part, and the characters of all."""
+    chars = np.cumsum([sum(len(turn.content) for turn in example.turns) for example in examples], dtype=np.int64)
+    total = int(chars[-1]) if len(chars) else 0
+    by_size = np.searchsorted(chars, np.arange(0, total, CHARS_AT_ONCE), "right")
+    bounds = np.unique([*range(0, len(examples), EXAMPLES_AT_ONCE), *by_size, len(examples)]).tolist()
+    return list(pairwise(bounds)), total
+
+
 @contextmanager
-def _workers(job: _Job) -> Iterator[tuple[Executor, Callable[[int], Encoded]]]:
-    """What encodes the part that begins at an example: processes where there is enough to do and a process can be
-    forked, which share neither the interpreter's lock nor the library's; else threads."""
-    global _job
-    num = _num_processes(job.examples)
+def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[Span], Encoded]]]:
+    """What encodes a part: up to so many processes where they can be forked, which share neither the interpreter's lock
+    nor the library's; else threads."""
+    num = min(len(os.sched_getaffinity(0)), most) if sys.platform == "linux" and _may_run_beside_others() else 1
     if num < 2:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="unpad-tokenizer") as pool:
             yield pool, partial(_encode_part, job)
         return
-    _job = job
     try:
-        with ProcessPoolExecutor(num, multiprocessing.get_context("fork"), _begin_process) as pool:
+        with (
+            _environment("TOKENIZERS_PARALLELISM", "false"),  # every process has one core
+            ProcessPoolExecutor(num, multiprocessing.get_context("fork"), _begin_process, (job,)) as pool,
+        ):
             yield pool, _encode_inherited
     except BrokenProcessPool:
         raise SourceError(
             "a process that encodes was ended from outside, most likely for want of memory",
             fix="free memory, or set TOKENIZERS_PARALLELISM=false to encode in this process alone",
         ) from None
+
+
+def _may_run_beside_others() -> bool:
+    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("", "off", "false", "f", "no", "n", "0")
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
     finally:
-        _job = None
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
-def _num_processes(examples: Sequence[Example]) -> int:
-    if sys.platform != "linux" or os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "0", "off", "no"):
-        return 1
-    num_chars = sum(len(turn.content) for example in examples for turn in example.turns)
-    return min(len(os.sched_getaffinity(0)), num_chars // WORTH_A_PROCESS, -(-len(examples) // EXAMPLES_AT_ONCE))
-
-
-def _begin_process() -> None:
-    # The parent acts on signals, and killed it takes its processes along; every process has one core.
+def _begin_process(job: _Job) -> None:
+    # Forked, so that nothing of the job went through a pipe. The parent tells of an interrupt; killed, it takes its
+    # processes along.
+    global _inherited
+    _inherited = job
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _encode_inherited(first: int) -> Encoded:
-    assert _job is not None, "set before this process was forked"
-    return _encode_part(_job, first)
+def _encode_inherited(span: Span) -> Encoded:
+    assert _inherited is not None, "set when this process began"
+    return _encode_part(_inherited, span)
 
 
-def _encode_part(job: _Job, first: int) -> Encoded:
-    """Encode the examples from this one on, as many as are done at once."""
-    part = job.examples[first : first + EXAMPLES_AT_ONCE]
+def _encode_part(job: _Job, span: Span) -> Encoded:
+    part = job.examples[slice(*span)]
     contents = _encode_contents(job.tokenizer, [turn.content for example in part for turn in example.turns], job.fixed)
     ids: list[int] = []
     loss, lengths = bytearray(), []
