@@ -203,7 +203,7 @@ def test_skipping_leaves_the_weights_alone_and_is_counted(
 
 
 def test_out_of_memory_names_the_shape_and_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(self: Decoder, batch: RaggedBatch, cache: object = None, between: object = None) -> torch.Tensor:
+    def forward(self: Decoder, batch: RaggedBatch, *arguments: object, **named: object) -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: tried")
 
     recipe = write_toy(tmp_path)
