@@ -34,6 +34,7 @@ from unpad.evaluate.vqa import answer
 from unpad.evaluate.vqa_accuracy import vqa_accuracy
 from unpad.generate import prefill
 from unpad.measure import Side, Spread, Work, describe_machine, measure_rounds, spread
+from unpad.nn.block import BEFORE
 from unpad.nn.linear import keep_copies
 from unpad.recipe_file import RECIPES
 from unpad.run import LoadedRun, find_run, generation_precision, load
@@ -44,8 +45,8 @@ from unpad.train import train
 HERE = Path(__file__).parent
 LEFT_OUT = "Name the icon"  # nobody can tell the file name of an icon never seen
 SMALLEST = 32  # pixels of a scored image, on its shorter side
-LAYER = -1  # before the first block: a block that reads all tokens tells the text what they hold
-FIRST = 0  # after the first, the earliest to rank by attention of the question
+LAYER = BEFORE  # a block that reads all tokens would tell the text what they hold
+FIRST = 0  # the earliest block after which attention of the question can rank them
 BASE = [
     "images.flip=0.5", "images.shift=0.1", "model.vision.blocks=1", "model.vision.hidden=384",
     "model.language.blocks=6", "model.language.hidden=384", "plan.tokens_per_step=2048", "plan.tokens_per_micro=4096",

@@ -85,7 +85,7 @@ class NonFiniteError(UnpadError):
 
 
 class OutOfMemoryError(UnpadError):
-    """The step does not fit into memory."""
+    """The work does not fit into memory."""
 
     exit_code = 8
 

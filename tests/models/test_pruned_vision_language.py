@@ -332,6 +332,18 @@ def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Prepare
             assert (parameter.grad is None) == name.startswith("pruners."), name
 
 
+def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator() -> None:
+    model = pruned(temperature={"start": 1.0, "end": 0.1, "share": 1.0}, discriminator={"inner": 8}).train()
+    model.begin_step(9, 10, {"cross_entropy": 1.0})
+    reached = float(model.temperature)
+    assert reached < 0.5
+    model.pruners.requires_grad_(False)
+    model.begin_step(0, 10, {"cross_entropy": 1.0})
+    assert (float(model.temperature), model.mode) == (reached, "hard")
+    model.begin_step(0, 10, {"cross_entropy": 1.0, "discriminator": 1.0})
+    assert (float(model.temperature), model.mode) == (reached, "soft"), "it compares what is hidden by degrees"
+
+
 def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared) -> None:
     model = pruned("soft")
     weight = model.pruners["0"].to_logit.weight

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unpad.errors import SourceError
+from unpad.errors import OutOfMemoryError, SourceError
 from unpad.recipe_data import Template
 from unpad.recipe_file import parse_recipe
 from unpad.sources.example import Example, Turn
@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_is_told_in_words(
         return encode_part(job, span)
 
     monkeypatch.setattr(encode, "_encode_part", killed)
-    with pytest.raises(SourceError, match="ended from outside"):
+    with pytest.raises(OutOfMemoryError, match="ended from outside"):
         encode.encode_examples(examples(200), tokenizer, Template())
     assert "TOKENIZERS_PARALLELISM" not in os.environ
 

@@ -24,7 +24,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from unpad.errors import SourceError
+from unpad.errors import OutOfMemoryError
 from unpad.recipe_data import Template
 from unpad.sources.example import Example, Turn
 from unpad.tokens.tokenizer import Tokenizer
@@ -126,7 +126,7 @@ def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[Span], 
         ):
             yield pool, _encode_inherited
     except BrokenProcessPool:
-        raise SourceError(
+        raise OutOfMemoryError(
             "a process that encodes was ended from outside, most likely for want of memory",
             fix="free memory, or set TOKENIZERS_PARALLELISM=false to encode in this process alone",
         ) from None
