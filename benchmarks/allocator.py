@@ -1,82 +1,85 @@
-"""What keeping freed memory does to training on torch's kernels: speed, page faults, peak memory.
+"""What keeping freed memory does to training: tokens per second, page faults, peak memory.
 
-    python benchmarks/allocator.py [--steps 12]
+    python benchmarks/allocator.py [W1 W2 W3 ...] [--rounds 5] [--seconds 4] [--torch]
 
-Trains W2 (Llama-style, 512 wide, 6 blocks; see data_paths.py for the lengths) without native kernels, a process per
-setting, system and keep in turn: once set, it stays for a process's life. Figures and machine: allocator.md.
+Workloads are those of workloads.py, on the native kernels or with `--torch` without them. A process per setting, system
+and keep in turn: once set, it stays for a process's life. Figures and machine: allocator.md.
 """
 
 import argparse
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
-from functools import partial
+from pathlib import Path
 
-import torch
-from data_paths import SHAPES, InMemory, lengths_of
+from workloads import NAMES, Ours, workload
 
-from unpad.loader import load_micro, load_steps
-from unpad.memory import HeapKeeper, choose_allocator, peak_memory
-from unpad.models import build_model, model_config
-from unpad.objective import WEIGHTS
-from unpad.optim import make_optimizer
-from unpad.plan.plan import plan
-from unpad.recipe_training import Optim, PlanSettings
-from unpad.step import choose_precision, train_step
+from unpad.measure import describe_machine, spread
+from unpad.memory import choose_allocator, peak_memory
+from unpad.native import library
 
-ROUNDS, WARM = 3, 2
-W2 = {"kind": "decoder", "width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "context": 1024}
+SETTINGS = ("system", "keep")
+WARM = 5  # seconds: products of every shape, state of the optimizer, and the heap finds its form
 
 
-def measure(asked: str, steps: int) -> dict[str, float]:
-    assert choose_allocator(asked, makes_large_tensors=True)[0] == asked
-    device = torch.device("cpu")
-    lengths = lengths_of(SHAPES["W2"], 4096 * steps)
-    made = plan(lengths, PlanSettings(tokens_per_step=4096, tokens_per_micro=4096), seed=0, epoch=0)
-    model = build_model(model_config(W2), 16000)
-    optimizer, heap = make_optimizer(model, Optim()), HeapKeeper()
-    precision = choose_precision("auto", device)[0]
-    seconds, before = [], resource.getrusage(resource.RUSAGE_SELF)
-    for number, micros in enumerate(load_steps(partial(load_micro, InMemory(lengths), pad_id=0), made, device)):
-        if number == WARM:
-            before = resource.getrusage(resource.RUSAGE_SELF)
-        began = time.perf_counter()
-        train_step(model, micros, optimizer, weights=WEIGHTS, precision=precision, clip=1.0)
-        heap.after_step()
-        seconds.append(time.perf_counter() - began)
-    after, counted = resource.getrusage(resource.RUSAGE_SELF), len(seconds) - WARM
+def measure(name: str, asked: str, seconds: float, data: Path) -> dict[str, float]:
+    assert choose_allocator(asked, may_keep=True)[0] == asked
+    side = Ours(workload(name, data))
+    run(side, WARM)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    steps, tokens, took = run(side, seconds)
+    after = resource.getrusage(resource.RUSAGE_SELF)
     return {
-        "seconds": statistics.median(seconds[WARM:]),
-        "user": (after.ru_utime - before.ru_utime) / counted,
-        "system": (after.ru_stime - before.ru_stime) / counted,
-        "faults": (after.ru_minflt - before.ru_minflt) / counted,
+        "rate": tokens / took,
+        "system": (after.ru_stime - before.ru_stime) / took,
+        "faults": (after.ru_minflt - before.ru_minflt) / steps,
         "peak": peak_memory() / 2**20,
     }
 
 
+def run(side: Ours, seconds: float) -> tuple[int, int, float]:
+    """Steps, tokens and seconds of training for at least so long."""
+    steps, tokens, began = 0, 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        steps, tokens = steps + 1, tokens + side.step().tokens
+    return steps, tokens, time.perf_counter() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--measure", choices=["system", "keep"], help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.measure:
-        print(json.dumps(measure(arguments.measure, arguments.steps)))
+    parser.add_argument("names", nargs="*", default=["W1", "W2", "W3"], help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--torch", action="store_true", help="torch's kernels")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "../../shared/data")
+    parser.add_argument("--measure", choices=SETTINGS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measure(options.names[0], options.measure, options.seconds, options.data)))
         return
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} from other work before\n")
-    print("| round | allocator | seconds per step | processor s, user | system | page faults per step | peak MiB |")
+    environment = {**os.environ, **({library.SWITCH: "0"} if options.torch else {})}
+    machine = describe_machine()
+    kernels = "torch kernels" if options.torch else library.describe()
+    print(f"{machine['cores']} cores of {machine['processor']}, load {machine['load']:.1f} before; {kernels}\n")
+    print("| workload | allocator | tokens/s | keep / system, every round | system time | faults per step | peak MiB |")
     print("|---|---|---|---|---|---|---|")
-    for number in range(ROUNDS):
-        for asked in ("system", "keep"):
-            command = [sys.executable, __file__, "--measure", asked, "--steps", str(arguments.steps)]
-            environment = {**os.environ, "UNPAD_NATIVE": "0"}
-            done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-            row = json.loads(done.stdout)
-            shown = f"{row['seconds']:.2f} | {row['user']:.2f} | {row['system']:.2f} | {row['faults']:,.0f}"
-            print(f"| {number + 1} | {asked} | {shown} | {row['peak']:,.0f} |", flush=True)
+    for name in options.names:
+        found: dict[str, list[dict[str, float]]] = {asked: [] for asked in SETTINGS}
+        for _ in range(options.rounds):
+            for asked, rows in found.items():
+                command = [sys.executable, __file__, name, "--measure", asked, "--seconds", str(options.seconds)]
+                command += ["--data", str(options.data)]
+                done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+                rows.append(json.loads(done.stdout))
+        pairs = zip(found["keep"], found["system"], strict=True)
+        ratios = " ".join(f"{keep['rate'] / system['rate']:.2f}" for keep, system in pairs)
+        for asked, rows in found.items():
+            rate, share, faults, peak = (spread([row[key] for row in rows]).median for key in rows[0])
+            shown = f"{rate:,.0f} | {ratios if asked == 'keep' else ''} | {share:.1%} | {faults:,.0f} | {peak:,.0f}"
+            print(f"| {name} | {asked} | {shown} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@
     python benchmarks/speed.py --quick                           does it run at all?
 
 Every side trains a model of its own and keeps it; all sides take turns, round after round, each for some seconds and
-some steps at least. What is compared are the ratios of the rounds. A second process does the same with an allocator
-that keeps what it got, and one more process for every side measures its memory.
+some steps at least. What is compared are the ratios of the rounds. In our turns freed memory stays with the process, as
+`unpad train` has it, in the others' it goes as it does by default; a second process keeps it in all turns, and one more
+for every side measures its memory. "Our products alone" are the matrix products of our updates and nothing in between.
 What the workloads are stands in `workloads.py`, what the peers do in `peers.py`.
 Peers need `pip install 'unpad[bench]'`; a side whose package is missing is left out and said so.
 """
@@ -16,6 +17,7 @@ Peers need `pip install 'unpad[bench]'`; a side whose package is missing is left
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -25,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +39,29 @@ if "--peak-of" not in sys.argv:
 
 import peers
 import time_to_loss
-from workloads import NAMES, Ours, Workload, our_sides, workload
+from workloads import NAMES, Workload, our_sides, workload
 
 from unpad.measure import Rounds, Side, describe_machine, load_average, matrix_ceiling, measure_rounds, spread
-from unpad.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.memory import (
+    M_MMAP_MAX,
+    M_TRIM_THRESHOLD,
+    keep_freed_memory,
+    peak_memory,
+    process_memory,
+    restart_peak,
+    return_freed_memory,
+)
 from unpad.native import library
 from unpad.storage import write_atomic
 
 HERE = Path(__file__).parent
 PACKAGES = ["transformers", "accelerate", "trl", "datasets", "numpy"]
-OURS, TORCH_KERNELS = "ours", "ours, torch kernels"
+OURS, TORCH_KERNELS, PRODUCTS = "ours", "ours, torch kernels", "our products alone"
 ALONE = "one at a time, torch"  # what a loop over examples is without this package: torch's kernels, fp32
 MEMORY_GATE = 0.7  # of the Trainer's peak at equal tokens per step
 MIB = 2**20
+M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+LARGEST_THRESHOLD = 32 * MIB  # what glibc's own moving threshold ends at
 
 
 @dataclass(frozen=True)
@@ -96,6 +109,19 @@ GATES: dict[str, list[Gate]] = {
 # --------------------------------------------------------------------------- one process
 
 
+def keep_freed(keep: bool) -> None:
+    """Keep freed memory from here on, or let it go as glibc does once its moving thresholds have moved all the way."""
+    libc = ctypes.CDLL(None)
+    if sys.platform != "linux" or not hasattr(libc, "gnu_get_libc_version"):
+        return
+    libc.mallopt(M_MMAP_MAX, 0 if keep else 65_536)
+    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
+    libc.mallopt(M_TRIM_THRESHOLD, -1 if keep else 2 * LARGEST_THRESHOLD)
+
+
+KEEP = {name for name in our_sides() if name != ALONE}  # sides that keep freed memory without being told
+
+
 def all_sides(made: Workload) -> dict[str, Callable[[Workload], Any]]:
     return {**our_sides(), **peers.peer_sides(made)}
 
@@ -117,7 +143,13 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """All sides of one workload, in this process; returns what the JSON holds."""
     made = workload(name, options.data)
     sides = build_sides(made, options.sides)
-    turns = {key: Side(side.step, side.batches.cycle if hasattr(side, "batches") else 1) for key, side in sides.items()}
+    keeps = set(sides) if options.allocator == "kept" else KEEP
+    turns = {
+        key: Side(
+            side.step, side.batches.cycle if hasattr(side, "batches") else 1, partial(keep_freed, keep=key in keeps)
+        )
+        for key, side in sides.items()
+    }
     result = measure_rounds(
         turns, options.rounds, options.seconds, min_steps=options.min_steps, warm_seconds=3 * options.seconds,
         ceiling=matrix_ceiling,
@@ -137,13 +169,14 @@ def describe_side(result: Rounds, name: str, side: Any) -> dict[str, Any]:
     against = {other: result.ratios(name, other) for other in (OURS, peers.DEFAULTS) if other in result.turns}
     losses = side.losses
     few = max(min(len(losses) // 2, 10), 1)
+    learned = (sum(losses[:few]) / few, sum(losses[-few:]) / few) if losses else (None, None)
     return {
         "rates": result.rates(name), "shares": result.shares(name), "times": against,
         "steps": sum(turn.steps for turn in result.turns[name]),
         "tokens_per_step": sum(t.tokens for t in result.turns[name]) / sum(t.steps for t in result.turns[name]),
-        "precision": side.precision if isinstance(side, Ours) else "bf16" if side.bf16 else "fp32",
+        "precision": side.precision if hasattr(side, "precision") else "bf16" if side.bf16 else "fp32",
         "batch_size": side.batches.size if hasattr(side, "batches") else None,
-        "loss_first": sum(losses[:few]) / few, "loss_last": sum(losses[-few:]) / few,
+        "loss_first": learned[0], "loss_last": learned[1],
     }  # fmt: skip
 
 
@@ -152,12 +185,20 @@ def judge(gate: Gate, result: Rounds) -> dict[str, Any] | None:
     if gate.side not in result.turns or any(other not in result.turns for other in gate.others):
         return None
     fastest = max(gate.others, key=lambda other: spread(result.rates(other)).median, default=None)
-    values = result.shares(gate.side) if fastest is None else result.ratios(gate.side, fastest)
+    values, bound = compare(result, gate.side, fastest), compare(result, PRODUCTS, fastest)
     found = spread(values)
     return {
         **asdict(gate), "other": fastest, "values": values, **asdict(found), "met": found.low >= gate.gate,
         "of_goal": None if gate.goal is None else found.median / gate.goal,
+        "products_alone": spread(bound).median if bound and gate.side == OURS else None,
     }  # fmt: skip
+
+
+def compare(result: Rounds, side: str, other: str | None) -> list[float]:
+    """Ratios of the rounds to another side, or shares of the ceiling without one; none of a side not measured."""
+    if side not in result.turns:
+        return []
+    return result.shares(side) if other is None else result.ratios(side, other)
 
 
 def measure_peak(name: str, side_name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -165,6 +206,7 @@ def measure_peak(name: str, side_name: str, options: argparse.Namespace) -> dict
     made = workload(name, options.data)
     gc.collect()
     return_freed_memory()
+    keep_freed(side_name in KEEP)
     base = process_memory()
     side = all_sides(made)[side_name](made)
     restart_peak()
@@ -252,6 +294,8 @@ def markdown(result: dict[str, Any]) -> str:
         "quartiles of the rounds; ratios are those of the rounds too. The",
         "ceiling is the best bf16 product of 4,096 cubed between the rounds; the share counts operations that the real",
         "tokens need.",
+        "Our products alone are the matrix products of our updates with nothing in between: what no way of doing the "
+        "rest could pass.",
         "The peer is the Trainer of transformers, in W3 torch.nn.TransformerEncoder. Its best: bf16, batches of like",
         "lengths, the fastest batch size. Memory: of a process of its own, and in brackets what training added.",
         "",
@@ -269,7 +313,7 @@ def workload_table(name: str, parts: dict[str, Any]) -> list[str]:
         part = parts.get(allocator)
         if part is None:
             continue
-        title = {"default": "As it is", "kept": "With an allocator that keeps memory (all sides)"}[allocator]
+        title = {"default": "As it is", "kept": "With an allocator that keeps memory in everybody's turns"}[allocator]
         low, high = min(part["ceilings"]) / 1e9, max(part["ceilings"]) / 1e9
         lines += [f"### {title}: ceiling {high:,.0f} GFLOP/s, lowest {low:,.0f}", ""]
         lines += side_table(part["sides"], parts.get("memory", {}) if allocator == "default" else {})
@@ -303,8 +347,7 @@ def side_table(sides: dict[str, Any], memory: dict[str, Any]) -> list[str]:
             ratio,
             f"{share.median:.1%}",
             f"{side['steps']:,}",
-            f"{side['loss_first']:.2f} to {side['loss_last']:.2f}"
-            + (" DOES NOT LEARN" if len(side["rates"]) > 2 and side["loss_last"] >= side["loss_first"] else ""),
+            learning(side),
             "" if peak is None else f"{peak['peak_bytes'] / MIB:,.0f} MiB "
             f"({(peak['peak_bytes'] - peak['base_bytes']) / MIB:,.0f})",
         ]  # fmt: skip
@@ -312,10 +355,18 @@ def side_table(sides: dict[str, Any], memory: dict[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
+def learning(side: dict[str, Any]) -> str:
+    first, last = side["loss_first"], side["loss_last"]
+    if first is None:
+        return ""
+    return f"{first:.2f} to {last:.2f}" + (" DOES NOT LEARN" if len(side["rates"]) > 2 and last >= first else "")
+
+
 def gate_table(judged: list[dict[str, Any]]) -> list[str]:
     if not judged:
         return []
-    head = ["gate", "compared with", "lower quartile", "gate", "met", "median", "goal", "median of goal", "every round"]
+    head = ["gate", "compared with", "lower quartile", "gate", "met", "median", "goal", "median of goal"]
+    head += ["our products alone", "every round"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in judged:
         show = "{:.1%}" if row["other"] is None else "{:.2f}"
@@ -328,6 +379,7 @@ def gate_table(judged: list[dict[str, Any]]) -> list[str]:
             show.format(row["median"]),
             "" if row["goal"] is None else show.format(row["goal"]),
             "" if row["of_goal"] is None else f"{row['of_goal']:.0%}",
+            "" if row["products_alone"] is None else show.format(row["products_alone"]),
             " ".join(show.format(value) for value in row["values"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")

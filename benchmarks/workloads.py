@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unpad.batch import RaggedBatch
 from unpad.flops import Sizes, sizes_of, training_operations
@@ -169,11 +170,53 @@ class Ours:
         return total / targets
 
 
-def our_sides() -> dict[str, Callable[[Workload], Ours]]:
+class RecordProducts(TorchDispatchMode):
+    """Notes the operands of every matrix product inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operands: list[tuple[Tensor, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out, torch.ops.aten.addmm.default):
+            self.operands.append(tuple(x.detach() for x in args[-2:]))
+        return func(*args, **(kwargs or {}))
+
+
+class ProductsAlone:
+    """The matrix products of our updates and nothing else: what we would reach if everything between took no time."""
+
+    NUM_STEPS = 4  # updates that are noted; their products come again and again
+
+    def __init__(self, workload: Workload) -> None:
+        ours = Ours(workload)
+        self.precision, self.losses = ours.precision, list[float]()
+        outputs: dict[tuple[int, int], Tensor] = {}  # written over and over: nobody reads them
+        self._steps: list[tuple[Work, list[tuple[Tensor, Tensor, Tensor]]]] = []
+        for _ in range(self.NUM_STEPS):
+            with RecordProducts() as recorded:
+                work = ours.step()
+            products = []
+            for a, b in recorded.operands:
+                out = outputs.setdefault((len(a), b.shape[1]), a.new_empty(len(a), b.shape[1]))
+                products.append((a, b, out))
+            self._steps.append((work, products))
+        self._next = cycle(self._steps)
+
+    @torch.no_grad()
+    def step(self) -> Work:
+        work, products = next(self._next)
+        for a, b, out in products:
+            torch.mm(a, b, out=out)
+        return work
+
+
+def our_sides() -> dict[str, Callable[[Workload], Ours | ProductsAlone]]:
     """Every way of ours, by name; the first is what a user gets."""
     alone: dict[str, Any] = {"tokens_per_step": 1, "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
     return {
         "ours": Ours,
+        "our products alone": ProductsAlone,
         "ours, torch kernels": lambda w: Ours(w, native=False),
         "one at a time, torch": lambda w: Ours(w, precision="fp32", native=False, **alone),
         "ours, one at a time, fp32": lambda w: Ours(w, precision="fp32", **alone),

@@ -79,10 +79,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
     ("native", "override", "kept"),
     [
         ("0", "train.allocator=auto", True), ("0", "train.allocator=system", False), ("0", "profile=low_power", False),
-        ("1", "train.allocator=keep", True),
+        ("1", "train.allocator=auto", True), ("1", "train.allocator=system", False),
     ],
 )  # fmt: skip
-def test_freed_memory_is_kept_where_the_recipe_or_the_kernels_ask_for_it(
+def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(
     tmp_path: Path, native: str, override: str, kept: bool
 ) -> None:
     recipe = write_toy(tmp_path / "toy")
@@ -95,13 +95,13 @@ def test_freed_memory_is_kept_where_the_recipe_or_the_kernels_ask_for_it(
     assert (int(faults) < 50) == kept, faults
 
 
-def test_auto_leaves_the_allocator_alone_where_the_native_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_which_allocator_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_keeps_freed", False)
     monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
-    assert memory.choose_allocator("auto", makes_large_tensors=False)[0] == "system"
-    assert memory.choose_allocator("keep", makes_large_tensors=True) == ("system", "only glibc can keep freed memory")
+    assert memory.choose_allocator("auto", may_keep=False)[0] == "system"
+    assert memory.choose_allocator("keep", may_keep=True) == ("system", "only glibc can keep freed memory")
     monkeypatch.setattr(memory, "_keeps_freed", True)  # it cannot be undone, and a second run says so
-    assert memory.choose_allocator("system", makes_large_tensors=False)[0] == "keep"
+    assert memory.choose_allocator("system", may_keep=False)[0] == "keep"
 
 
 def test_a_run_says_what_it_computes_with(tmp_path: Path) -> None:

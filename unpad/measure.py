@@ -52,10 +52,12 @@ class Side:
         step: does one step, all of it: waiting for data, computing, updating. It returns when the step is done.
         cycle: a turn holds a multiple of so many steps; for a side whose steps cost unequal time in an order that
             repeats, so that every round sees the cheap and the dear ones alike.
+        prepare: sets, before each turn, what of the process this side has otherwise than the others; untimed.
     """
 
     step: Callable[[], Work]
     cycle: int = 1
+    prepare: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def spread(values: Sequence[float]) -> Spread:
 def turn(side: Side, seconds: float, min_steps: int = 1) -> Turn:
     """Let one side work until `seconds` are over, `min_steps` are done and its cycle is complete."""
     steps = tokens = operations = 0
+    side.prepare()
     began = time.perf_counter()
     while steps < min_steps or steps % side.cycle or time.perf_counter() - began < seconds:
         work = side.step()

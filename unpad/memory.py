@@ -56,20 +56,20 @@ def keep_freed_memory() -> bool:
     return _keeps_freed
 
 
-def choose_allocator(asked: str, *, makes_large_tensors: bool) -> tuple[str, str]:
+def choose_allocator(asked: str, *, may_keep: bool) -> tuple[str, str]:
     """Set how the process handles freed memory; returns "keep" or "system" as it is now, and why.
 
     Args:
-        asked: auto, system or keep; auto keeps where large tensors come and go in every step.
-        makes_large_tensors: kernels of torch on the processor; the native ones work in place and gain nothing.
+        asked: auto, system or keep; auto keeps where it may.
+        may_keep: on the processor, and unless memory is short.
     """
     if _keeps_freed:
         return "keep", "as an earlier run of this process set it" if asked == "system" else "set already"
-    if asked == "system" or (asked == "auto" and not makes_large_tensors):
-        return "system", "as the recipe says" if asked == "system" else "no large tensors come and go"
+    if asked == "system" or (asked == "auto" and not may_keep):
+        return "system", "as the recipe says" if asked == "system" else "memory is short here, or a GPU computes"
     if not keep_freed_memory():
         return "system", "only glibc can keep freed memory"
-    return "keep", "as the recipe says" if asked == "keep" else "torch's kernels make large tensors in every step"
+    return "keep", "as the recipe says" if asked == "keep" else "every step makes the same large tensors"
 
 
 def return_freed_memory() -> None:

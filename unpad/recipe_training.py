@@ -135,7 +135,8 @@ class Train(Section):
     grad_norm_warning: float = Field(10.0, gt=0)
     threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default all cores.")
     allocator: Literal["auto", "system", "keep"] = Field(
-        "auto", description="keep: freed memory stays with the process, faster and larger; auto where it pays."
+        "auto",
+        description="keep: freed memory stays with the process, faster and larger; auto: not for low_power, GPUs.",
     )
 
 

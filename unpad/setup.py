@@ -59,10 +59,8 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
     torch.set_num_threads(1 if low_power else recipe.train.threads or torch.get_num_threads())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precision, reason = choose_precision("fp32" if low_power else recipe.precision, device)
-    allocator, allocator_reason = choose_allocator(
-        recipe.train.allocator,
-        makes_large_tensors=device.type == "cpu" and not (library.enabled() and precision == "bf16") and not low_power,
-    )
+    may_keep = device.type == "cpu" and not low_power
+    allocator, allocator_reason = choose_allocator(recipe.train.allocator, may_keep=may_keep)
     if recipe.train.init_from and files is None:
         files = open_files(recipe, find_run(recipe.train.init_from))
     with timers("read"):
