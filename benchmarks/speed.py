@@ -143,6 +143,7 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """All sides of one workload, in this process; returns what the JSON holds."""
     made = workload(name, options.data)
     sides = build_sides(made, options.sides)
+    gc.freeze()  # what the other sides are made of is not looked through in anybody's turn
     keeps = set(sides) if options.allocator == "kept" else KEEP
     turns = {
         key: Side(

@@ -46,8 +46,8 @@ def test_rounds_interleave_sides_and_the_ceiling() -> None:
 
     sides = {"a": side("a"), "b": side("b")}
     result = measure_rounds(sides, 2, 0.0, warm_steps=1, ceiling=ceiling)
-    assert calls == ["a", "b", "ceiling", "a", "a", "b", "ceiling", "b", "b", "a", "ceiling"]
-    assert result.ceilings == [3.0, 7.0, 11.0]
+    assert calls == ["a", "b", "ceiling", *"aabb", "ceiling", *"bbaa", "ceiling"]
+    assert result.ceilings == [3.0, 8.0, 13.0]
     assert [len(turns) for turns in result.turns.values()] == [2, 2]
 
 

@@ -14,6 +14,7 @@ from unpad.report_vqa import LEFT, WIDTH, _from_json, describe_vqa, to_json
 METRICS = {
     "accuracy": Metric(0.5, 0.4, 0.6, 9), "accuracy_origin": Metric(0.75, 0.7, 0.8, 9),
     "accuracy_hard": Metric(0.5, 0.4, 0.6, 9), "kept_average": Extremes(8, 4, 9, 9),
+    "visual_tokens": Extremes(16, 4, 64, 9),
     "kept_block_0": Extremes(12, 4, 20, 9), "kept_block_1": Extremes(3, 1, 5, 9),
 }  # fmt: skip
 
@@ -31,6 +32,7 @@ def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> No
     found = to_json(METRICS, [(kept("<b>?</b>", "x"), "y"), (kept(), "circle")])
     assert found["kept"] == [[12, 4, 20], [3, 1, 5]]
     page = describe_vqa(found)
+    assert "patches of the images" in page
     assert "block 0: 12</title>" in page
     assert "block 1: 3</title>" in page
     assert page.count("class=bar") == 2

@@ -22,7 +22,7 @@ STYLE = """
 path.bar{stroke:var(--main);stroke-width:14}
 path.interval{stroke:var(--ink);stroke-width:1.4}
 """
-PREFIX, BLOCK = "accuracy_", "kept_block_"
+PREFIX, PATCHES, BLOCK = "accuracy_", "visual_tokens", "kept_block_"
 MODES = {
     "origin": "all patches", "merge_only": "merged", "soft": "hidden by degrees", "hard": "removed",
 }  # fmt: skip
@@ -44,7 +44,7 @@ def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]
     """What the page draws, for `evaluation.json`.
 
     Args:
-        metrics: `accuracy_MODE` and `kept_block_N` among them.
+        metrics: `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
         pictures: of questions about one image, each with the right answer.
     """
 
@@ -55,6 +55,7 @@ def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]
     return {
         "family": "vqa",
         "accuracy": {mode: three(PREFIX + mode) for mode in MODES if PREFIX + mode in metrics},
+        "patches": metrics[PATCHES].value if blocks else 0.0,
         "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
         "pictures": [_to_json(one, right) for one, right in pictures],
     }
@@ -84,7 +85,7 @@ def describe_vqa(found: dict[str, Any]) -> str:
         found: `evaluation.json`, as of `to_json`.
     """
     figures = [
-        *([_kept(np.array(found["kept"], float))] if found["kept"] else []),
+        *([_kept(np.array(found["kept"], float), found.get("patches"))] if found["kept"] else []),
         *([_accuracies(found["accuracy"])] if found["accuracy"] else []),
     ]
     drawn = f"<h2>Held-out questions</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
@@ -92,11 +93,16 @@ def describe_vqa(found: dict[str, Any]) -> str:
     return drawn + (f"<h2>Patches that stayed</h2><div class=kept>{pictures}</div>" if pictures else "")
 
 
-def _kept(kept: np.ndarray) -> str:
-    """Visual tokens that enter each block, (blocks, 3): the mean, the least and the most of a question."""
+def _kept(kept: np.ndarray, patches: float | None) -> str:
+    """Visual tokens that enter each block, (blocks, 3): the mean, the least and the most of a question.
+
+    Args:
+        patches: of the images of a question, on average; None in evaluations of before they were noted.
+    """
     block = np.arange(len(kept), dtype=float)
     mean, least, most = kept.T
-    lines = [
+    lines = [] if patches is None else [Line("held", [(block, np.full_like(block, patches))], "patches of the images")]
+    lines += [
         Line("main", [(block, mean)], "mean", dots=True),
         Line("raw", [(block, least), (block, most)], "least and most"),
     ]

@@ -327,6 +327,28 @@ def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> 
     assert 0 < len(events(tmp_path / "whole", "drawn_anew")) < len(found)
 
 
+@pytest.mark.parametrize("cut", [0.25, 0.75])
+def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_either_stage(
+    tmp_path: Path, cut: float
+) -> None:
+    prune = {"layers": [-1], "inner": 8, "keep": 0.5, "temperature": {"start": 1, "end": 0.2, "steps": 4}}
+    stages = [
+        {"name": "soft", "train": {"max_epochs": 2}},
+        {"name": "hard", "train": {"max_epochs": 2, "freeze": ["pruners.*"]}},
+    ]
+    recipe = recipe_of(write_questions(tmp_path / "pictures"), model={"prune": prune})
+    staged = Recipe(**{**recipe.model_dump(), "stages": stages, "train": {"threads": 1}})
+    name = write_recipe(tmp_path / "r.yaml", staged)
+    train(name, tmp_path / "whole", [], console=quiet())
+    found = rows(tmp_path / "whole", "train")
+    assert {row["stage"] for row in found} == {"soft", "hard"}
+    train(name, tmp_path / "parts", [f"train.max_steps={int(cut * len(found))}"], console=quiet())
+    train(name, tmp_path / "parts", ["train.max_steps=null"], resume=True, console=quiet())
+    assert found == rows(tmp_path / "parts", "train")
+    one, other = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(other[key], value) for key, value in one.items())
+
+
 def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
     recipe = resolved(load_recipe("vqa_prune", []))
     config = model_config(recipe.model)
