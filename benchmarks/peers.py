@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
 from unpad.flops import training_operations
-from unpad.measure import Side, Work, turn
+from unpad.measure import Side, Work
 from unpad.models.decoder import Config
 from unpad.step import choose_precision
 
@@ -278,7 +278,7 @@ def tune(side: TrainerSide | EncoderSide) -> None:
     for size in BATCH_CANDIDATES:
         side.set_batches(size, grouped=True)
         side.step()
-        rates[size] = turn(Side(side.step, side.batches.cycle), seconds=0.0).rate
+        rates[size] = Side(side.step, side.batches.cycle).turn(0.0).rate
         if rates[size] < 0.5 * max(rates.values()):  # larger ones pad more and are slower still
             break
     side.set_batches(max(rates, key=lambda size: rates[size]), grouped=True)

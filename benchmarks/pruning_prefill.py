@@ -1,6 +1,7 @@
 """What hard pruning saves of reading prompts: images of 128 pixels in models of the packaged size, with fresh weights.
 
     python benchmarks/pruning_prefill.py [--blocks 3 6 12] [--layers -1 0] [--keep 0.25] [--rounds 25]
+    python benchmarks/pruning_prefill.py --side 32 64 96 128 --blocks 6    one prompt, a square image of such a side
 
 Model, tower and heads are those of `recipes/vqa_prune.yaml`, the language model with as many blocks as asked for. A
 prompt has an image of up to 256 patches of 8 and a question of 6 to 22 tokens, and in a batch of 8 all have unequal
@@ -34,17 +35,24 @@ GRIDS = [(16, 16), (8, 16), (12, 12), (16, 10), (16, 16), (6, 9), (16, 14), (10,
 METHODS = ("learned", "attention", "uniform")
 
 
-def prompts(num: int, patch: int) -> RaggedBatch:
-    """The first so many prompts; pixels are noise."""
+def prompts(grids: list[tuple[int, int]], patch: int) -> RaggedBatch:
+    """A prompt for an image of each of these rows and columns of patches; pixels are noise."""
     rng = np.random.default_rng(0)
     images = [[(rng.standard_normal((rows * columns, 3 * patch**2)).astype(np.float32), (rows, columns))]
-              for rows, columns in GRIDS[:num]]  # fmt: skip
-    texts = ["1 2 <image> " + " ".join(str(3 + 7 * i % 50) for i in range(4 + 5 * row % 17)) for row in range(num)]
+              for rows, columns in grids]  # fmt: skip
+    texts = [
+        "1 2 <image> " + " ".join(str(3 + 7 * i % 50) for i in range(4 + 5 * row % 17)) for row in range(len(grids))
+    ]
 
     def encode(text: str) -> list[int]:
         return [IMAGE if word == "<image>" else int(word) for word in text.split()]
 
     return preprocess(encode, images, texts, special=Special(IMAGE), vocab_size=VOCAB, answers=None).batch
+
+
+def choices(sides: list[int] | None, patch: int) -> list[list[tuple[int, int]]]:
+    """The images of every line: one alone and all eight, or one square of each size."""
+    return [GRIDS[:1], GRIDS] if sides is None else [[(side // patch, side // patch)] for side in sides]
 
 
 def pruned(blocks: int, layer: int, method: str, keep: float) -> Any:
@@ -84,23 +92,26 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keep", type=float, default=0.25)
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--side", type=int, nargs="+", help="pixels; one prompt of each, in place of 1 and 8 prompts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     precision = generation_precision(load_recipe("vqa_prune", []).generate)
     print(f"{precision}, {options.keep:g} kept. All tokens over pruned: above 1 pruning is faster.")
-    print(f"{'blocks':<8}{'after':<7}{'method':<11}{'prompts':>7}{'all, ms':>9}{'pruned':>8}{'ratio':>7}  quartiles")
+    head = f"{'blocks':<8}{'after':<7}{'method':<11}{'prompts':>7}{'patches':>9}{'all, ms':>9}{'pruned':>8}{'ratio':>7}"
+    print(f"{head}  quartiles")
     for blocks, layer, method in product(options.blocks, options.layers, options.methods):
         if method == "attention" and layer == BEFORE:
             continue  # nothing has attended yet
         model = pruned(blocks, layer, method, options.keep)
         with torch.inference_mode(), autocast(precision, torch.device("cpu")), keep_copies():
-            for num in (1, len(GRIDS)):
-                found = measure(model, prompts(num, model.config.patch), options.rounds)
+            for grids in choices(options.side, model.config.patch):
+                found = measure(model, prompts(grids, model.config.patch), options.rounds)
                 whole, less = (spread([1e3 * one for one in seconds]).median for seconds in found.values())
                 ratio = spread([a / b for a, b in zip(found["origin"], found["hard"], strict=True)])
+                patches = sum(rows * columns for rows, columns in grids)
                 print(
-                    f"{blocks:<8}{layer:<7}{method:<11}{num:>7}{whole:>9.2f}{less:>8.2f}{ratio.median:>7.2f}  "
-                    f"{ratio.low:.2f} to {ratio.high:.2f}",
+                    f"{blocks:<8}{layer:<7}{method:<11}{len(grids):>7}{patches:>9}"
+                    f"{whole:>9.2f}{less:>8.2f}{ratio.median:>7.2f}  {ratio.low:.2f} to {ratio.high:.2f}",
                     flush=True,
                 )
 

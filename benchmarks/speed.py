@@ -1,4 +1,4 @@
-"""Training speed beside what people use today, in one process, with the gates and goals of the project.
+"""Training speed beside what people use today, side by side, with the gates and goals of the project.
 
     python benchmarks/speed.py                                   all workloads; about an hour on 2 quiet cores
     python benchmarks/speed.py W1 chat --rounds 9 --seconds 3 --out /tmp/speed
@@ -6,10 +6,11 @@
     python benchmarks/speed.py --time-to-loss                    about ten minutes
     python benchmarks/speed.py --quick                           does it run at all?
 
-Every side trains a model of its own and keeps it; all sides take turns, round after round, each for some seconds and
-some steps at least. What is compared are the ratios of the rounds. In our turns freed memory stays with the process, as
-`unpad train` has it, in the others' it goes as it does by default; a second process keeps it in all turns, and one more
-for every side measures its memory. "Our products alone" are the matrix products of our updates and nothing in between.
+Every side trains a model of its own in a process of its own and keeps both; all sides take turns, round after round,
+each for some seconds and some steps at least. What is compared are the ratios of the rounds. In our processes freed
+memory stays, as `unpad train` has it, in the others it goes as it does by default; a second measurement keeps it in all
+of them, and one more process for every side measures its memory. "Our products alone" are the matrix products of our
+updates and nothing in between.
 What the workloads are stands in `workloads.py`, what the peers do in `peers.py`.
 Peers need `pip install 'unpad[bench]'`; a side whose package is missing is left out and said so.
 """
@@ -17,7 +18,6 @@ Peers need `pip install 'unpad[bench]'`; a side whose package is missing is left
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -27,30 +27,22 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-# The matrix library keeps 1,024 prepared products, enough for one model but not for ten that take turns: without more
-# every side's turn begins by preparing anew what the others pushed out. A product can hold megabytes, so there is an
-# end to it. Read when torch is loaded.
-if "--peak-of" not in sys.argv:
+# The matrix library keeps 1,024 prepared products, enough for one model but not for nine that take turns in a process:
+# without more every turn begins by preparing anew what the others pushed out. A product can hold megabytes, so there is
+# an end to it. Read when torch is loaded.
+if "--time-to-loss" in sys.argv:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "3000")
 
 import peers
 import time_to_loss
+from apart import Apart
 from workloads import NAMES, Workload, our_sides, workload
 
 from unpad.measure import Rounds, Side, describe_machine, load_average, matrix_ceiling, measure_rounds, spread
-from unpad.memory import (
-    M_MMAP_MAX,
-    M_TRIM_THRESHOLD,
-    keep_freed_memory,
-    peak_memory,
-    process_memory,
-    restart_peak,
-    return_freed_memory,
-)
+from unpad.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.native import library
 from unpad.storage import write_atomic
 
@@ -60,8 +52,6 @@ OURS, TORCH_KERNELS, PRODUCTS = "ours", "ours, torch kernels", "our products alo
 ALONE = "one at a time, torch"  # what a loop over examples is without this package: torch's kernels, fp32
 MEMORY_GATE = 0.7  # of the Trainer's peak at equal tokens per step
 MIB = 2**20
-M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
-LARGEST_THRESHOLD = 32 * MIB  # what glibc's own moving threshold ends at
 
 
 @dataclass(frozen=True)
@@ -106,18 +96,7 @@ GATES: dict[str, list[Gate]] = {
 }
 
 
-# --------------------------------------------------------------------------- one process
-
-
-def keep_freed(keep: bool) -> None:
-    """Keep freed memory from here on, or let it go as glibc does once its moving thresholds have moved all the way."""
-    libc = ctypes.CDLL(None)
-    if sys.platform != "linux" or not hasattr(libc, "gnu_get_libc_version"):
-        return
-    libc.mallopt(M_MMAP_MAX, 0 if keep else 65_536)
-    libc.mallopt(M_MMAP_THRESHOLD, LARGEST_THRESHOLD)
-    libc.mallopt(M_TRIM_THRESHOLD, -1 if keep else 2 * LARGEST_THRESHOLD)
-
+# --------------------------------------------------------------------------- sides
 
 KEEP = {name for name in our_sides() if name != ALONE}  # sides that keep freed memory without being told
 
@@ -126,58 +105,71 @@ def all_sides(made: Workload) -> dict[str, Callable[[Workload], Any]]:
     return {**our_sides(), **peers.peer_sides(made)}
 
 
-def build_sides(made: Workload, chosen: list[str]) -> dict[str, Any]:
-    """The sides that were asked for, all if none was."""
-    sides = {}
-    for name, make in all_sides(made).items():
-        if chosen and name not in chosen:
-            continue
+class Made:
+    """A side as its process makes it.
+
+    Args:
+        name: of the workload.
+        key: of the side.
+        keeps: whether freed memory stays with the process.
+    """
+
+    def __init__(self, name: str, key: str, keeps: bool, options: argparse.Namespace) -> None:
+        prepare_peers(options)
+        if keeps:
+            keep_freed_memory()
+        made = workload(name, options.data)
+        self.made = all_sides(made)[key](made)
+        self.side = Side(self.made.step, self.made.batches.cycle if hasattr(self.made, "batches") else 1)
+
+    def describe(self) -> dict[str, Any]:
+        """How it computes, and whether it really learned."""
+        made, losses = self.made, self.made.losses
+        few = max(min(len(losses) // 2, 10), 1)
+        learned = (sum(losses[:few]) / few, sum(losses[-few:]) / few) if losses else (None, None)
+        return {
+            "precision": made.precision if hasattr(made, "precision") else "bf16" if made.bf16 else "fp32",
+            "batch_size": made.batches.size if hasattr(made, "batches") else None,
+            "loss_first": learned[0], "loss_last": learned[1],
+        }  # fmt: skip
+
+
+def build_sides(name: str, allocator: str, options: argparse.Namespace) -> dict[str, Apart]:
+    """The sides that were asked for, all if none was, each in its process."""
+    chosen = [key for key in all_sides(workload(name, options.data)) if not options.sides or key in options.sides]
+    sides = {key: Apart(Made, name, key, allocator == "kept" or key in KEEP, options) for key in chosen}
+    for key in chosen:  # one after the other: some measure which batch size is the fastest
         try:
-            sides[name] = make(made)
+            sides[key].build()
         except peers.MissingPackageError as missing:
-            say(f"{made.name}: {name} is left out: it {missing}")
+            say(f"{name}: {key} is left out: it {missing}")
+            sides.pop(key).close()
     return sides
 
 
-def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All sides of one workload, in this process; returns what the JSON holds."""
-    made = workload(name, options.data)
-    sides = build_sides(made, options.sides)
-    gc.freeze()  # what the other sides are made of is not looked through in anybody's turn
-    keeps = set(sides) if options.allocator == "kept" else KEEP
-    turns = {
-        key: Side(
-            side.step, side.batches.cycle if hasattr(side, "batches") else 1, partial(keep_freed, keep=key in keeps)
-        )
-        for key, side in sides.items()
-    }
+def measure(name: str, allocator: str, options: argparse.Namespace) -> dict[str, Any]:
+    """All sides of one workload; returns what the JSON holds."""
+    sides = build_sides(name, allocator, options)
     result = measure_rounds(
-        turns, options.rounds, options.seconds, min_steps=options.min_steps, warm_seconds=3 * options.seconds,
+        sides, options.rounds, options.seconds, min_steps=options.min_steps, warm_seconds=3 * options.seconds,
         ceiling=matrix_ceiling,
         report=lambda line: say(f"{name}: {line}"),
     )  # fmt: skip
-    described = {key: describe_side(result, key, sides[key]) for key in sides}
+    described = {key: {**side.describe(), **rates_of(result, key)} for key, side in sides.items()}
     judged = [judge(gate, result) for gate in GATES.get(name, [])]
-    sides.clear()
-    turns.clear()
-    gc.collect()
-    return_freed_memory()
+    for side in sides.values():
+        side.close()
     return {"sides": described, "ceilings": result.ceilings, "gates": [row for row in judged if row is not None]}
 
 
-def describe_side(result: Rounds, name: str, side: Any) -> dict[str, Any]:
-    """Rates, ratios and shares of every round, and whether the side really learned."""
-    against = {other: result.ratios(name, other) for other in (OURS, peers.DEFAULTS) if other in result.turns}
-    losses = side.losses
-    few = max(min(len(losses) // 2, 10), 1)
-    learned = (sum(losses[:few]) / few, sum(losses[-few:]) / few) if losses else (None, None)
+def rates_of(result: Rounds, name: str) -> dict[str, Any]:
+    """Rates, ratios and shares of every round."""
+    turns = result.turns[name]
     return {
-        "rates": result.rates(name), "shares": result.shares(name), "times": against,
-        "steps": sum(turn.steps for turn in result.turns[name]),
-        "tokens_per_step": sum(t.tokens for t in result.turns[name]) / sum(t.steps for t in result.turns[name]),
-        "precision": side.precision if hasattr(side, "precision") else "bf16" if side.bf16 else "fp32",
-        "batch_size": side.batches.size if hasattr(side, "batches") else None,
-        "loss_first": learned[0], "loss_last": learned[1],
+        "rates": result.rates(name), "shares": result.shares(name),
+        "times": {other: result.ratios(name, other) for other in (OURS, peers.DEFAULTS) if other in result.turns},
+        "steps": sum(turn.steps for turn in turns),
+        "tokens_per_step": sum(turn.tokens for turn in turns) / sum(turn.steps for turn in turns),
     }  # fmt: skip
 
 
@@ -207,7 +199,8 @@ def measure_peak(name: str, side_name: str, options: argparse.Namespace) -> dict
     made = workload(name, options.data)
     gc.collect()
     return_freed_memory()
-    keep_freed(side_name in KEEP)
+    if side_name in KEEP:
+        keep_freed_memory()
     base = process_memory()
     side = all_sides(made)[side_name](made)
     restart_peak()
@@ -227,7 +220,7 @@ def child(arguments: list[str]) -> dict[str, Any]:
     """Run this script in a process of its own and read its JSON."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        command = [sys.executable, str(HERE / "speed.py"), *arguments, "--json", str(out), "--part"]
+        command = [sys.executable, str(HERE / "speed.py"), *arguments, "--json", str(out)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return json.loads(out.read_text())
 
@@ -237,14 +230,6 @@ def common_arguments(options: argparse.Namespace) -> list[str]:
         "--rounds", str(options.rounds), "--seconds", str(options.seconds), "--min-steps", str(options.min_steps),
         "--data", str(options.data), *(["--quick"] if options.quick else []),
     ]  # fmt: skip
-
-
-def kept_allocator(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """The sides that large blocks of memory could slow down, in a process whose allocator keeps them."""
-    wanted = [OURS, TORCH_KERNELS, peers.DEFAULTS, peers.BEST, peers.EQUAL]
-    chosen = [side for side in wanted if not options.sides or side in options.sides]
-    found = child([name, "--allocator", "kept", "--sides", *chosen, *common_arguments(options)])
-    return found["workloads"][name]["kept"] if found["allocator_kept"] else None
 
 
 def peaks(name: str, sides: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -290,7 +275,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"Python {machine['python']}, torch {machine['torch']}, {versions}.",
         "",
         f"{result['rounds']} rounds of {result['seconds']:g} s and {result['min_steps']} steps for every side, in turn "
-        "in one process. Tokens are real",
+        "in processes of their own. Tokens are real",
         f"ones, counted alike for all. Every side first works {3 * result['seconds']:g} s untimed. Medians and "
         "quartiles of the rounds; ratios are those of the rounds too. The",
         "ceiling is the best bf16 product of 4,096 cubed between the rounds; the share counts operations that the real",
@@ -409,8 +394,8 @@ def read_command_line() -> argparse.Namespace:
     for internal in ("--peak-of", "--batch"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.data = options.data.resolve()
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no workload {unknown[0]}; there are {', '.join(NAMES)}")
@@ -418,10 +403,16 @@ def read_command_line() -> argparse.Namespace:
         options.names = NAMES
     if options.quick:
         options.rounds, options.seconds, options.min_steps, options.slices = 2, 0.1, 1, 2
+    return options
+
+
+def prepare_peers(options: argparse.Namespace) -> None:
+    """Tell the peers of this process what was asked for."""
+    peers.quiet()
+    if options.quick:
         peers.BATCH_CANDIDATES, peers.STRATA = (8, 16), 2
     if options.batch:
         peers.BATCH_CANDIDATES = (int(options.batch),)
-    return options
 
 
 def typed_command() -> str:
@@ -438,12 +429,9 @@ def measure_all(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if not options.data.is_dir() and name not in ("W1", "W2", "W3"):
         say(f"{name} is left out: there is no folder {options.data.name} with the corpora; give --data")
         return {}
-    if options.allocator == "kept":
-        return {"kept": measure(name, options)}
-    parts: dict[str, Any] = {"default": measure(name, options)}
-    if options.allocator == "both":
-        parts["kept"] = kept_allocator(name, options)
-    if not options.no_memory and not options.part:
+    wanted = ("default", "kept") if options.allocator == "both" else (options.allocator,)
+    parts: dict[str, Any] = {allocator: measure(name, allocator, options) for allocator in wanted}
+    if not options.no_memory and "default" in parts:
         parts["memory"] = peaks(name, parts["default"]["sides"], options)
         parts["memory_gate"] = judge_memory(parts["memory"])
     return parts
@@ -451,38 +439,34 @@ def measure_all(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     options = read_command_line()
-    peers.quiet()
-    kept = options.allocator == "kept" and keep_freed_memory()
+    prepare_peers(options)
     if options.peak_of:
         options.json.write_text(json.dumps(measure_peak(options.names[0], options.peak_of, options)))
         return
     if options.time_to_loss:
-        result = {**about(options, kept), "time_to_loss": {}}
+        result = {**about(options), "time_to_loss": {}}
         for name in time_to_loss.NAMES:
             found = time_to_loss.time_to_loss(name, options.data, options.slices, options.seconds, say)
             result["time_to_loss"][name] = found
         write_result("time_to_loss", result, options)
     for name in options.names:
-        result = {**about(options, kept), "workloads": {name: measure_all(name, options)}}
+        result = {**about(options), "workloads": {name: measure_all(name, options)}}
         write_result(name, result, options)
 
 
-def about(options: argparse.Namespace, kept: bool) -> dict[str, Any]:
+def about(options: argparse.Namespace) -> dict[str, Any]:
     """How and on what the measuring that begins now is done."""
     return {
         "command": typed_command(), "machine": describe_machine(PACKAGES), "kernels": library.describe(),
-        "rounds": options.rounds, "seconds": options.seconds, "min_steps": options.min_steps, "allocator_kept": kept,
+        "rounds": options.rounds, "seconds": options.seconds, "min_steps": options.min_steps,
         "workloads": {}, "time_to_loss": {},
     }  # fmt: skip
 
 
 def write_result(name: str, result: dict[str, Any], options: argparse.Namespace) -> None:
-    """Every number as JSON and the table as Markdown, in a file each; a part writes its JSON alone."""
+    """Every number as JSON and the table as Markdown, in a file each."""
     result["load_after"] = load_average()
     numbers = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
-    if options.part:
-        write_atomic(options.json, numbers)
-        return
     text = markdown(result)
     if not options.quick:
         options.out.mkdir(parents=True, exist_ok=True)

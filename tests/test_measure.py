@@ -8,13 +8,13 @@ from itertools import count
 import pytest
 import torch
 
-from unpad.measure import Rounds, Side, Turn, Work, describe_machine, matrix_ceiling, measure_rounds, spread, turn
+from unpad.measure import Rounds, Side, Turn, Work, describe_machine, matrix_ceiling, measure_rounds, spread
 
 
 def test_a_turn_counts_all_work_and_ends_with_its_cycle() -> None:
     numbers = count(1)
     side = Side(lambda: Work(next(numbers), 10), cycle=4)
-    done = turn(side, seconds=0.0, min_steps=5)
+    done = side.turn(seconds=0.0, min_steps=5)
     assert done.steps == 8
     assert done.tokens == sum(range(1, 9))
     assert done.operations == 80
@@ -25,7 +25,7 @@ def test_a_turn_lasts_its_time() -> None:
         time.sleep(0.002)
         return Work(5, 1)
 
-    done = turn(Side(step), seconds=0.02)
+    done = Side(step).turn(seconds=0.02)
     assert done.seconds >= 0.02
     assert done.rate == done.tokens / done.seconds <= 5 / 0.002
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -53,12 +53,25 @@ class Side:
         step: does one step, all of it: waiting for data, computing, updating. It returns when the step is done.
         cycle: a turn holds a multiple of so many steps; for a side whose steps cost unequal time in an order that
             repeats, so that every round sees the cheap and the dear ones alike.
-        prepare: sets, before each turn, what of the process this side has otherwise than the others; untimed.
     """
 
     step: Callable[[], Work]
     cycle: int = 1
-    prepare: Callable[[], object] = lambda: None
+
+    def turn(self, seconds: float, min_steps: int = 1) -> Turn:
+        """Work until `seconds` are over, `min_steps` are done and the cycle is complete."""
+        steps = tokens = operations = 0
+        began = time.perf_counter()
+        while steps < min_steps or steps % self.cycle or time.perf_counter() - began < seconds:
+            work = self.step()
+            tokens, operations, steps = tokens + work.tokens, operations + work.operations, steps + 1
+        return Turn(steps, tokens, operations, time.perf_counter() - began)
+
+
+class TakesTurns(Protocol):
+    """A `Side`, or what stands for one in another process."""
+
+    def turn(self, seconds: float, min_steps: int = 1) -> Turn: ...
 
 
 @dataclass(frozen=True)
@@ -102,19 +115,8 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(float(median), float(low), float(high))
 
 
-def turn(side: Side, seconds: float, min_steps: int = 1) -> Turn:
-    """Let one side work until `seconds` are over, `min_steps` are done and its cycle is complete."""
-    steps = tokens = operations = 0
-    side.prepare()
-    began = time.perf_counter()
-    while steps < min_steps or steps % side.cycle or time.perf_counter() - began < seconds:
-        work = side.step()
-        tokens, operations, steps = tokens + work.tokens, operations + work.operations, steps + 1
-    return Turn(steps, tokens, operations, time.perf_counter() - began)
-
-
 def measure_rounds(
-    sides: Mapping[str, Side],
+    sides: Mapping[str, TakesTurns],
     rounds: int,
     seconds: float,
     *,
@@ -126,8 +128,8 @@ def measure_rounds(
 ) -> Rounds:
     """Measure all sides in turn, forwards and backwards by turns; every side goes on where its last turn ended.
 
-    Each turn begins with untimed work. Others have filled the caches, the heap and the prepared products of the matrix
-    library, and what it costs to get them back is owed to taking turns, not to a side.
+    Each turn begins with untimed work: others have filled the caches, in one process the heap and the prepared products
+    of the matrix library too, and what it costs to come back is owed to taking turns, not to a side.
 
     Args:
         seconds, min_steps: as `turn`.
@@ -139,14 +141,14 @@ def measure_rounds(
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     ceilings: list[float] = []
     for side in sides.values():
-        turn(side, warm_seconds, warm_steps)
+        side.turn(warm_seconds, warm_steps)
     for number in range(rounds):
         names = list(sides)[:: 1 if number % 2 == 0 else -1]
         if ceiling is not None:
             ceilings.append(ceiling())
         for name in names:
-            turn(sides[name], seconds * COMING_BACK)  # untimed
-            turns[name].append(turn(sides[name], seconds, min_steps))
+            sides[name].turn(seconds * COMING_BACK)  # untimed
+            turns[name].append(sides[name].turn(seconds, min_steps))
             report(f"round {number + 1}: {name}: {turns[name][-1].rate:,.0f} tokens/s, {turns[name][-1].steps} steps")
     if ceiling is not None:
         ceilings.append(ceiling())

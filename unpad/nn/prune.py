@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -126,9 +127,18 @@ def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
     Returns:
         (num_vision,).
     """
-    # 0 hashes to 0, which would always drop the first token; -1 is before the first layer.
-    bits = mix(mix(torch.tensor(layer + 2, device=place.device)) ^ place)
-    return ((bits.double() + 0.5) / 2**32).logit().to(dtype)
+    most = int(place.max()) if len(place) else 0
+    return _draw(layer, 1 << most.bit_length(), dtype, place.device).index_select(0, place)
+
+
+@lru_cache(maxsize=64)  # some twenty operations, which would be a part of reading a short prompt that can be seen
+def _draw(layer: int, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Logistic noise of the first so many places, (num,)."""
+    with torch.inference_mode(False), torch.no_grad():  # first asked for in inference, they may be trained with later
+        place = torch.arange(num, device=device)
+        # 0 hashes to 0, which would always drop the first token; -1 is before the first layer.
+        bits = mix(mix(torch.tensor(layer + 2, device=device)) ^ place)
+        return ((bits.double() + 0.5) / 2**32).logit().to(dtype)
 
 
 # --------------------------------------------------------------------------- soft removal
