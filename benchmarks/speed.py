@@ -39,7 +39,7 @@ if "--time-to-loss" in sys.argv:
 import peers
 import time_to_loss
 from apart import Apart
-from workloads import NAMES, Workload, our_sides, workload
+from workloads import NAMES, ProductsAlone, Workload, our_sides, workload
 
 from unpad.measure import Rounds, Side, describe_machine, load_average, matrix_ceiling, measure_rounds, spread
 from unpad.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
@@ -102,7 +102,7 @@ KEEP = {name for name in our_sides() if name != ALONE}  # sides that keep freed 
 
 
 def all_sides(made: Workload) -> dict[str, Callable[[Workload], Any]]:
-    return {**our_sides(), **peers.peer_sides(made)}
+    return {**our_sides(), PRODUCTS: ProductsAlone, **peers.peer_sides(made)}
 
 
 class Made:

@@ -211,12 +211,11 @@ class ProductsAlone:
         return work
 
 
-def our_sides() -> dict[str, Callable[[Workload], Ours | ProductsAlone]]:
+def our_sides() -> dict[str, Callable[[Workload], Ours]]:
     """Every way of ours, by name; the first is what a user gets."""
     alone: dict[str, Any] = {"tokens_per_step": 1, "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
     return {
         "ours": Ours,
-        "our products alone": ProductsAlone,
         "ours, torch kernels": lambda w: Ours(w, native=False),
         "one at a time, torch": lambda w: Ours(w, precision="fp32", native=False, **alone),
         "ours, one at a time, fp32": lambda w: Ours(w, precision="fp32", **alone),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from unpad.measure import Rounds, Turn, Work
+from unpad.measure import Rounds, Side, Turn, Work
 from unpad.models.decoder import Config
 from unpad.recipe_training import PlanSettings
 
@@ -24,7 +24,7 @@ def _path() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         yield
-        for name in ("speed", "peers", "workloads", "time_to_loss"):
+        for name in ("speed", "apart", "peers", "workloads", "time_to_loss"):
             sys.modules.pop(name, None)
 
 
@@ -63,6 +63,51 @@ def test_our_sides_learn_and_count_their_work() -> None:
         assert all(isinstance(one, Work) and one.tokens > 0 and one.operations > 0 for one in work)
         assert side.held_out_loss() < before
         assert len(side.losses) == 20
+
+
+def test_products_alone_are_those_of_our_updates() -> None:
+    workloads, small = _module("workloads"), _small()
+    ours, alone = workloads.Ours(small, precision="bf16"), workloads.ProductsAlone(small)
+    for work, products in alone._steps:
+        assert ours.step() == work
+        # Of two blocks four products each and of the head, forward and for the gradients of both operands.
+        shapes = [(len(a), b.shape[1]) for a, b, _ in products]
+        assert len(shapes) == 3 * (4 * small.config.blocks + 1)
+        assert sum(one[1] == 50 and one[0] >= work.tokens for one in shapes) == 1, "logits"
+    assert [alone.step() for _ in range(5)] == [work for work, _ in [*alone._steps, alone._steps[0]]]
+    assert all(torch.equal(out, a @ b) for a, b, out in alone._steps[0][1][-1:]), "the last one, written last"
+
+
+class _Counts:
+    """A side that counts its steps; made in another process."""
+
+    def __init__(self, start: int) -> None:
+        if start < 0:
+            raise ValueError("a negative start")
+        self.steps = start
+        self.side = Side(self._step, cycle=2)
+
+    def _step(self) -> Work:
+        self.steps += 1
+        return Work(10, 20)
+
+    def describe(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+
+def test_a_side_works_in_a_process_of_its_own_and_says_what_went_wrong_there(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    apart = _module("apart")
+    side, wrong = apart.Apart(_Counts, 5), apart.Apart(_Counts, -1)
+    side.build()
+    assert side.turn(0.0, 3)[:3] == (4, 40, 80)
+    assert side.describe() == {"steps": 9}
+    with pytest.raises(ValueError, match="a negative start"):
+        wrong.build()
+    for one in (side, wrong):
+        one.close()
+    assert "a negative start" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("grouped", [True, False])
