@@ -47,12 +47,13 @@ class Apart:
 
         Raises:
             Exception: what making it raised.
+            MemoryError: the process is gone.
         """
         self._ask("build")
 
-    def turn(self, seconds: float, min_steps: int = 1) -> Turn:
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn:
         """As `Side.turn`."""
-        return self._ask("turn", seconds, min_steps)
+        return self._ask("turn", seconds, min_steps, untimed)
 
     def describe(self) -> dict[str, Any]:
         return self._ask("describe")
@@ -62,8 +63,11 @@ class Apart:
         self._process.join()
 
     def _ask(self, *question: Any) -> Any:
-        self._pipe.send(question)
-        answer, error = self._pipe.recv()
+        try:
+            self._pipe.send(question)
+            answer, error = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            raise MemoryError("the process of a side was ended from outside: measure fewer sides at once") from None
         if error is not None:
             raise error
         return answer
@@ -83,11 +87,11 @@ def _serve(pipe: Connection, make: Callable[..., Made], arguments: tuple[Any, ..
             elif what == "turn":
                 assert made is not None, "build first"
                 answer = made.side.turn(*details)
-                return_freed_memory()
             else:
                 assert made is not None, "build first"
                 answer = made.describe()
         except Exception as raised:
             traceback.print_exc()
             error = raised
+        return_freed_memory()
         pipe.send((answer, error))

@@ -450,8 +450,12 @@ def main() -> None:
             result["time_to_loss"][name] = found
         write_result("time_to_loss", result, options)
     for name in options.names:
-        result = {**about(options), "workloads": {name: measure_all(name, options)}}
-        write_result(name, result, options)
+        began = about(options)
+        try:
+            parts = measure_all(name, options)
+        except MemoryError as gone:
+            raise SystemExit(f"{name}: {gone} (--sides)") from None
+        write_result(name, {**began, "workloads": {name: parts}}, options)
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:

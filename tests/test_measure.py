@@ -30,6 +30,20 @@ def test_a_turn_lasts_its_time() -> None:
     assert done.rate == done.tokens / done.seconds <= 5 / 0.002
 
 
+def test_a_turn_begins_with_work_that_does_not_count() -> None:
+    numbers = count()
+
+    def step() -> Work:
+        time.sleep(0.001)
+        return Work(next(numbers), 1)
+
+    done = Side(step).turn(0.0, untimed=0.004)
+    assert done.steps == 1
+    assert done.tokens >= 2, "the steps before were other ones"
+    before = next(numbers)
+    assert Side(step, cycle=2).turn(0.0, untimed=0.004)[:2] == (2, 2 * before + 3), "a cycle goes without"
+
+
 def test_rounds_interleave_sides_and_the_ceiling() -> None:
     calls: list[str] = []
 
@@ -46,8 +60,8 @@ def test_rounds_interleave_sides_and_the_ceiling() -> None:
 
     sides = {"a": side("a"), "b": side("b")}
     result = measure_rounds(sides, 2, 0.0, warm_steps=1, ceiling=ceiling)
-    assert calls == ["a", "b", "ceiling", *"aabb", "ceiling", *"bbaa", "ceiling"]
-    assert result.ceilings == [3.0, 8.0, 13.0]
+    assert calls == ["a", "b", "ceiling", "a", "b", "ceiling", "b", "a", "ceiling"]
+    assert result.ceilings == [3.0, 6.0, 9.0]
     assert [len(turns) for turns in result.turns.values()] == [2, 2]
 
 

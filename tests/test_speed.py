@@ -107,6 +107,10 @@ def test_a_side_works_in_a_process_of_its_own_and_says_what_went_wrong_there(
         wrong.build()
     for one in (side, wrong):
         one.close()
+    gone = apart.Apart(_Counts, 5)
+    gone._process.kill()
+    with pytest.raises(MemoryError, match="fewer sides"):
+        gone.build()
     assert "a negative start" in capfd.readouterr().err
 
 

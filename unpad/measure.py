@@ -58,8 +58,15 @@ class Side:
     step: Callable[[], Work]
     cycle: int = 1
 
-    def turn(self, seconds: float, min_steps: int = 1) -> Turn:
-        """Work until `seconds` are over, `min_steps` are done and the cycle is complete."""
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn:
+        """Work until `seconds` are over, `min_steps` are done and the cycle is complete.
+
+        Args:
+            untimed: seconds of work before that; a side with a cycle goes without, as its turns are long.
+        """
+        began = time.perf_counter()
+        while self.cycle == 1 and time.perf_counter() - began < untimed:
+            self.step()
         steps = tokens = operations = 0
         began = time.perf_counter()
         while steps < min_steps or steps % self.cycle or time.perf_counter() - began < seconds:
@@ -71,7 +78,7 @@ class Side:
 class TakesTurns(Protocol):
     """A `Side`, or what stands for one in another process."""
 
-    def turn(self, seconds: float, min_steps: int = 1) -> Turn: ...
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn: ...
 
 
 @dataclass(frozen=True)
@@ -147,8 +154,7 @@ def measure_rounds(
         if ceiling is not None:
             ceilings.append(ceiling())
         for name in names:
-            sides[name].turn(seconds * COMING_BACK)  # untimed
-            turns[name].append(sides[name].turn(seconds, min_steps))
+            turns[name].append(sides[name].turn(seconds, min_steps, seconds * COMING_BACK))
             report(f"round {number + 1}: {name}: {turns[name][-1].rate:,.0f} tokens/s, {turns[name][-1].steps} steps")
     if ceiling is not None:
         ceilings.append(ceiling())
