@@ -274,6 +274,19 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['threads']} threads; {result['kernels']}.",
         f"Python {machine['python']}, torch {machine['torch']}, {versions}.",
         "",
+    ]
+    if result["workloads"]:
+        lines += how_measured(result)
+    for name, parts in result["workloads"].items():
+        lines += workload_table(name, parts)
+    if result["time_to_loss"]:
+        lines += ["## Time to the same held-out loss", "", *time_to_loss.markdown(result["time_to_loss"])]
+    return "\n".join(lines)
+
+
+def how_measured(result: dict[str, Any]) -> list[str]:
+    """What the tables of workloads hold."""
+    return [
         f"{result['rounds']} rounds of {result['seconds']:g} s and {result['min_steps']} steps for every side, in turn "
         "in processes of their own. Tokens are real",
         f"ones, counted alike for all. Every side first works {3 * result['seconds']:g} s untimed. Medians and "
@@ -286,11 +299,6 @@ def markdown(result: dict[str, Any]) -> str:
         "lengths, the fastest batch size. Memory: of a process of its own, and in brackets what training added.",
         "",
     ]
-    for name, parts in result["workloads"].items():
-        lines += workload_table(name, parts)
-    if result["time_to_loss"]:
-        lines += ["## Time to the same held-out loss", "", *time_to_loss.markdown(result["time_to_loss"])]
-    return "\n".join(lines)
 
 
 def workload_table(name: str, parts: dict[str, Any]) -> list[str]:
