@@ -9,7 +9,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-NATIVE = Path("unpad") / "native"
+NATIVE = Path("unpad") / "nn" / "native"
 
 
 def kernels() -> list[Extension]:
@@ -17,7 +17,7 @@ def kernels() -> list[Extension]:
         return []
     return [
         Extension(
-            "unpad.native._kernels",
+            "unpad.nn.native._kernels",
             sources=sorted(str(path) for path in NATIVE.glob("*.cpp")),
             depends=sorted(str(path) for path in NATIVE.glob("*.h")),
             language="c++",

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from workloads import NAMES, Ours, workload
 
-from unpad.measure import describe_machine, spread
-from unpad.memory import choose_allocator, peak_memory
-from unpad.native import library
+from unpad.nn.native import library
+from unpad.training.memory import choose_allocator, peak_memory
+from unpad.trials.bench.measure import describe_machine, spread
 
 SETTINGS = ("system", "keep")
 WARM = 5  # seconds: products of every shape, state of the optimizer, and the heap finds its form

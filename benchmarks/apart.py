@@ -11,8 +11,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from unpad.measure import Side, Turn
-from unpad.memory import return_freed_memory
+from unpad.training.memory import return_freed_memory
+from unpad.trials.bench.measure import Side, Turn
 
 
 class Made(Protocol):

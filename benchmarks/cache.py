@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.recipe import Recipe
-from unpad.recipe_file import parse_recipe
-from unpad.tokens.corpus import CorpusReport, prepare
+from unpad.data.tokens.corpus import CorpusReport, prepare
+from unpad.recipes.file import parse_recipe
+from unpad.recipes.recipe import Recipe
 
 NUM_FILES, NUM_WARM = 10, 7
 NUM_WORDS = 20_000
@@ -73,8 +73,8 @@ def main() -> None:
         warm = sorted((timed(recipe, cache) for _ in range(NUM_WARM)), key=lambda run: run[0])
         median, warm_report = warm[NUM_WARM // 2]
         code = (
-            "import json, sys; from pathlib import Path; from unpad.recipe_file import parse_recipe; "
-            "from unpad.tokens.corpus import prepare; "
+            "import json, sys; from pathlib import Path; from unpad.recipes.file import parse_recipe; "
+            "from unpad.data.tokens.corpus import prepare; "
             "prepare(parse_recipe(json.loads(sys.argv[1])), cache=Path(sys.argv[2]))"
         )
         fresh = []

@@ -26,17 +26,19 @@ from functools import partial
 import numpy as np
 import torch
 
+from unpad.data.sources.files import expand
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.read import read_file
+from unpad.data.sources.split import HOLDOUT, TRAIN
 from unpad.data.text import open_data
-from unpad.evaluate.metrics import Metric, interval, resample
-from unpad.evaluate.text import DocumentSums, document_nll, summarise
-from unpad.recipe import Recipe
-from unpad.recipe_file import load_recipe
-from unpad.run import RECIPE, find_run, load, open_files
-from unpad.sources.files import expand
-from unpad.sources.places import resolve_path
-from unpad.sources.read import read_file
-from unpad.sources.split import HOLDOUT, TRAIN
-from unpad.tokens.corpus import TokenSet
+from unpad.data.tokens.token_set import TokenSet
+from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.evaluation.text import DocumentSums, document_nll, summarise
+from unpad.inference.loaded import load
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
+from unpad.run.folder import RECIPE, find_run
+from unpad.run.kept import open_files
 
 ORDERS = (3, 4, 5)
 # Surrogates are no characters, so no text holds them.

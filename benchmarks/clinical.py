@@ -30,11 +30,11 @@ import torch
 
 import unpad
 from unpad.data import open_data
-from unpad.evaluate.binary import auroc, average_precision, bootstrap, brier, calibration_error, log_loss
-from unpad.evaluate.events import predict
-from unpad.measure import describe_machine
-from unpad.recipe_file import load_recipe
+from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, log_loss
+from unpad.inference.patients import predict
+from unpad.recipes.file import load_recipe
 from unpad.storage import make_folder, write_atomic
+from unpad.trials.bench.measure import describe_machine
 
 HORIZON = 1825  # days
 SEEDS = range(5)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from unpad.history import load_metrics, read_rows
-from unpad.train import train
+from unpad.run.report.history import load_metrics, read_rows
+from unpad.training.loop import train
 
 LIMIT = 0.02  # of the time, at most
 

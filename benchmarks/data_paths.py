@@ -24,17 +24,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unpad.batch import RaggedBatch
-from unpad.loader import load_micro, load_steps
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.loader import load_micro, load_steps
+from unpad.batching.plan import Micro, plan
+from unpad.data.tokens.corpus import prepare
+from unpad.data.tokens.tokenizer import train_tokenizer
 from unpad.models import build_model, model_config
-from unpad.objective import WEIGHTS
-from unpad.optim import make_optimizer
-from unpad.plan.plan import Micro, plan
-from unpad.recipe_file import parse_recipe
-from unpad.recipe_training import Optim, PlanSettings
-from unpad.step import choose_precision, train_step
-from unpad.tokens.corpus import prepare
-from unpad.tokens.tokenizer import train_tokenizer
+from unpad.nn.objective import WEIGHTS
+from unpad.nn.precision import choose_precision
+from unpad.recipes.file import parse_recipe
+from unpad.recipes.training import Optim, PlanSettings
+from unpad.training.optim import make_optimizer
+from unpad.training.step import train_step
 
 ROUNDS = 5
 SHAPES = {"W1": (20, 2, 128, 2048), "W2": (180, 8, 1024, 4096)}  # mean, shortest, longest, tokens per step

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unpad.batch import from_sequences
-from unpad.generate import generate
-from unpad.measure import Side, Work, describe_machine, measure_rounds, spread
+from unpad.batching.batch import from_sequences
+from unpad.inference.generate import generate
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
-from unpad.native import library
-from unpad.recipe_training import Generate
+from unpad.nn.native import library
+from unpad.recipes.training import Generate
+from unpad.trials.bench.measure import Side, Work, describe_machine, measure_rounds, spread
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for an answer
 from transformers import LlamaConfig, LlamaForCausalLM

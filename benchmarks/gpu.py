@@ -30,18 +30,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from unpad import measure
 from unpad.api import batches
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
 from unpad.errors import OutOfMemoryError
-from unpad.flops import sizes_of, training_operations
-from unpad.measure import Work, spread
 from unpad.models.decoder import Config, Decoder
-from unpad.objective import WEIGHTS
-from unpad.optim import make_optimizer
-from unpad.recipe_training import Optim
-from unpad.step import train_step
+from unpad.nn.flops import sizes_of, training_operations
+from unpad.nn.objective import WEIGHTS
+from unpad.recipes.training import Optim
 from unpad.storage import write_atomic
+from unpad.training.optim import make_optimizer
+from unpad.training.step import train_step
+from unpad.trials.bench import measure
+from unpad.trials.bench.measure import Work, spread
 
 # Dense bf16 with fp32 sums, TFLOP/s, from the vendors' data sheets; figures "with sparsity" are halved.
 # A longer name comes before a shorter one that it begins with.

@@ -18,16 +18,16 @@ import numpy as np
 from rich.console import Console
 
 from unpad.data.images import ImageData
-from unpad.evaluate.run import evaluate_run
-from unpad.images.decode import decode
-from unpad.images.patches import resize
-from unpad.measure import describe_machine
-from unpad.monitor import Timers
-from unpad.recipe_file import load_recipe
-from unpad.setup import Setup, prepare_setup, resolved
-from unpad.sources.images import read_bytes
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.patches import resize
+from unpad.data.sources.images import read_bytes
+from unpad.evaluation.run import evaluate_run
+from unpad.recipes.file import load_recipe
+from unpad.run.timers import Timers
 from unpad.storage import write_atomic
-from unpad.train import train
+from unpad.training.loop import train
+from unpad.training.setup import Setup, prepare_setup, resolved
+from unpad.trials.bench.measure import describe_machine
 
 SQUARES = (32, 64, 128)
 FOREST_SIDE = 32  # pixels

@@ -20,14 +20,14 @@ from unittest.mock import patch
 
 from workloads import Ours, workload
 
-import unpad.losses
 import unpad.models.decoder
 import unpad.nn.activation
 import unpad.nn.attention
+import unpad.nn.losses
 import unpad.nn.norm
-from unpad.measure import Side, Work, describe_machine, measure_rounds, spread
-from unpad.native import library
+from unpad.nn.native import library
 from unpad.storage import write_atomic
+from unpad.trials.bench.measure import Side, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 FULL = "all"

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.batch import EventSets, RaggedBatch, to_padded
-from unpad.layout import PaddedLayout
-from unpad.losses import Terms
-from unpad.models.set_sequence import SetSequence
+from unpad.batching.batch import RaggedBatch, to_padded
+from unpad.batching.event_sets import EventSets
+from unpad.batching.layout import PaddedLayout
+from unpad.models.set_sequence.decoder import slot_table
+from unpad.models.set_sequence.encoder import Latent, LatentHead, draw, soft_clamp
+from unpad.models.set_sequence.history import Course, lay_out_course
+from unpad.models.set_sequence.model import SetSequence
+from unpad.models.set_sequence.next_set import sets_that_follow
+from unpad.models.set_sequence.set_losses import SHORTEST, free_bits, gaussian_kl
 from unpad.nn.activation import activate
 from unpad.nn.cross_attention import CrossAttention
 from unpad.nn.linear import compute_dtype
-from unpad.nn.next_set import sets_that_follow
+from unpad.nn.losses import Terms
 from unpad.nn.segments import widened
-from unpad.nn.set_decoder import slot_table
-from unpad.nn.set_encoder import Latent, LatentHead, draw, soft_clamp
-from unpad.nn.set_history import Course, lay_out_course
-from unpad.set_losses import SHORTEST, free_bits, gaussian_kl
 
 NO_CODE = -100
 

@@ -26,27 +26,28 @@ import numpy as np
 import torch
 from padded_patients import Customary, Padded
 
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import build_layout
+from unpad.batching.plan import Micro
 from unpad.data import open_data
-from unpad.layout import build_layout
-from unpad.measure import Rounds, Side, Spread, Work, describe_machine, measure_rounds, spread
-from unpad.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.data.sources.split import TRAIN
 from unpad.models import build_model, model_config
-from unpad.models.set_sequence import SetSequence
-from unpad.native import library
-from unpad.objective import Objective
-from unpad.optim import make_optimizer, set_rate
-from unpad.plan.plan import Micro
-from unpad.recipe import Recipe
-from unpad.recipe_file import load_recipe
-from unpad.sources.split import TRAIN
-from unpad.step import Trainable, accumulate, choose_precision, train_step
+from unpad.models.set_sequence.model import SetSequence
+from unpad.nn.native import library
+from unpad.nn.objective import Objective
+from unpad.nn.precision import choose_precision
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
 from unpad.storage import write_atomic
+from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.optim import make_optimizer, set_rate
+from unpad.training.step import Trainable, accumulate, train_step
+from unpad.trials.bench.measure import Rounds, Side, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 OURS, PADDED, LOOP = "unpad", "padded", "loop"
 GATES = {1: 1.0, 4: 2.5, 8: 4.0, 16: 6.0}  # batch size -> times as fast as the loop, at least
-LONG, LONG_BOUND = 20_000, 1300  # events of a patient; MiB that tests/models/test_set_sequence_long.py allows
+LONG, LONG_BOUND = 20_000, 1300  # events of a patient; MiB that tests/models/set_sequence/test_long_histories.py allows
 MIB = 1 << 20
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}  # of every loss, and of gradients beside their norm
 

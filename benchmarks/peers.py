@@ -23,10 +23,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
-from unpad.flops import training_operations
-from unpad.measure import Side, Work
 from unpad.models.decoder import Config
-from unpad.step import choose_precision
+from unpad.nn.flops import training_operations
+from unpad.nn.precision import choose_precision
+from unpad.trials.bench.measure import Side, Work
 
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments

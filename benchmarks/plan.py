@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.plan.groups import length_groups
-from unpad.plan.plan import plan
-from unpad.recipe_training import PlanSettings, strategy_names
+from unpad.batching.length_groups import length_groups
+from unpad.batching.plan import plan
+from unpad.recipes.training import PlanSettings, strategy_names
 
 NUM_SEQUENCES = 1_000_000
 

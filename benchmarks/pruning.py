@@ -30,17 +30,18 @@ from rich.console import Console
 
 from unpad.data.vqa import VqaData
 from unpad.errors import SourceError
-from unpad.evaluate.vqa import answer
-from unpad.evaluate.vqa_accuracy import vqa_accuracy
-from unpad.generate import prefill
-from unpad.measure import Side, Spread, Work, describe_machine, measure_rounds, spread
+from unpad.evaluation.vqa_accuracy import vqa_accuracy
+from unpad.inference.answers import answer
+from unpad.inference.generate import prefill
+from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.nn.block import BEFORE
 from unpad.nn.linear import keep_copies
-from unpad.recipe_file import RECIPES
-from unpad.run import LoadedRun, find_run, generation_precision, load
-from unpad.step import autocast
+from unpad.nn.precision import autocast
+from unpad.recipes.file import RECIPES
+from unpad.run.folder import find_run
 from unpad.storage import write_atomic
-from unpad.train import train
+from unpad.training.loop import train
+from unpad.trials.bench.measure import Side, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 LEFT_OUT = "Name the icon"  # nobody can tell the file name of an icon never seen

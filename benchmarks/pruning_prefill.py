@@ -19,16 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.batch import RaggedBatch
-from unpad.generate import prefill
-from unpad.interchange.preprocess import Special, preprocess
-from unpad.measure import spread
+from unpad.batching.batch import RaggedBatch
+from unpad.data.preprocess import Special, preprocess
+from unpad.inference.generate import prefill
+from unpad.inference.loaded import generation_precision
 from unpad.models import build_model, model_config
 from unpad.nn.block import BEFORE
 from unpad.nn.linear import keep_copies
-from unpad.recipe_file import load_recipe
-from unpad.run import generation_precision
-from unpad.step import autocast
+from unpad.nn.precision import autocast
+from unpad.recipes.file import load_recipe
+from unpad.trials.bench.measure import spread
 
 VOCAB, IMAGE = 1000, 999
 GRIDS = [(16, 16), (8, 16), (12, 12), (16, 10), (16, 16), (6, 9), (16, 14), (10, 10)]

@@ -16,7 +16,7 @@ import numpy as np
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from unpad.evaluate.metrics import Metric, interval, resample
+from unpad.evaluation.metrics import Metric, interval, resample
 
 ORIGIN = ("origin", 1.0)
 BLIND = (("question only", 0.0), ("commonest answer", 0.0))

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from workloads import CORPORA, CPU, Ours, corpus
 
-from unpad.native import library
-from unpad.step import choose_precision
+from unpad.nn.native import library
+from unpad.nn.precision import choose_precision
 from unpad.storage import write_atomic
 
 HERE = Path(__file__).parent

@@ -34,19 +34,29 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from unpad.api import batches
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import plan
 from unpad.data import open_data
-from unpad.flops import sizes_of, training_operations
-from unpad.measure import CEILING_SIZE, Side, Spread, Work, describe_machine, matrix_ceiling, measure_rounds, spread
 from unpad.models.decoder import Config, Decoder
-from unpad.native import library as native
-from unpad.objective import WEIGHTS
-from unpad.optim import make_optimizer
-from unpad.plan.plan import plan
-from unpad.recipe_file import load_recipe
-from unpad.recipe_training import Optim, PlanSettings
-from unpad.step import choose_precision, train_step
+from unpad.nn.flops import sizes_of, training_operations
+from unpad.nn.native import library as native
+from unpad.nn.objective import WEIGHTS
+from unpad.nn.precision import choose_precision
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import Optim, PlanSettings
 from unpad.storage import write_atomic
+from unpad.training.optim import make_optimizer
+from unpad.training.step import train_step
+from unpad.trials.bench.measure import (
+    CEILING_SIZE,
+    Side,
+    Spread,
+    Work,
+    describe_machine,
+    matrix_ceiling,
+    measure_rounds,
+    spread,
+)
 
 VOCABULARY = 8000
 PADDED_BATCH = 8

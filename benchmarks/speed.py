@@ -41,10 +41,18 @@ import time_to_loss
 from apart import Apart
 from workloads import NAMES, ProductsAlone, Workload, our_sides, workload
 
-from unpad.measure import Rounds, Side, describe_machine, load_average, matrix_ceiling, measure_rounds, spread
-from unpad.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
-from unpad.native import library
+from unpad.nn.native import library
 from unpad.storage import write_atomic
+from unpad.training.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.trials.bench.measure import (
+    Rounds,
+    Side,
+    describe_machine,
+    load_average,
+    matrix_ceiling,
+    measure_rounds,
+    spread,
+)
 
 HERE = Path(__file__).parent
 PACKAGES = ["transformers", "accelerate", "trl", "datasets", "numpy"]

@@ -5,7 +5,7 @@
     python benchmarks/strategies.py --recipe llm data.text=my.txt
 
 Prints the table as Markdown and writes it, with every number and the machine, as strategies.md and strategies.json.
-What is timed, and how, stands in `unpad/bench.py` and `unpad/bench_speed.py`.
+What is timed, and how, stands in `unpad/trials/bench/bench.py` and `unpad/trials/bench/speed.py`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import json
 import sys
 from pathlib import Path
 
-from unpad.bench import Bench, bench
-from unpad.bench_speed import MIB, Effort, Row
 from unpad.storage import write_atomic
+from unpad.trials.bench.bench import Bench, bench
+from unpad.trials.bench.speed import MIB, Effort, Row
 
 HEAD = ["real tokens/s", "quartiles", "times as fast", "padding", "tokens per pass", "tokens per update", "memory"]
 

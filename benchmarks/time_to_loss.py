@@ -16,7 +16,7 @@ import numpy as np
 import peers
 from workloads import Ours, Workload, workload
 
-from unpad.measure import Side
+from unpad.trials.bench.measure import Side
 
 NAMES = ["sayings", "language"]
 RATES = (7e-4, 2e-3, 6e-3)  # constant after the warm-up

@@ -27,24 +27,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unpad.batch import RaggedBatch
-from unpad.flops import Sizes, sizes_of, training_operations
-from unpad.loader import TokenSource, load_micro, load_steps
-from unpad.losses import Terms, cross_entropy
-from unpad.measure import Work
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.loader import TokenSource, load_micro, load_steps
+from unpad.batching.plan import Plan, plan
 from unpad.models.decoder import Config, Decoder
-from unpad.monitor import Timers
-from unpad.native import library
 from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.flops import Sizes, sizes_of, training_operations
 from unpad.nn.linear import Linear
+from unpad.nn.losses import Terms, cross_entropy
+from unpad.nn.native import library
 from unpad.nn.norm import Norm
-from unpad.objective import WEIGHTS
-from unpad.optim import make_optimizer
-from unpad.plan.plan import Plan, plan
-from unpad.recipe_file import load_recipe
-from unpad.recipe_training import Optim, PlanSettings
-from unpad.setup import Setup, plan_inputs, prepare_setup, stage_sequences
-from unpad.step import Trainable, autocast, choose_precision, train_step
+from unpad.nn.objective import WEIGHTS
+from unpad.nn.precision import autocast, choose_precision
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import Optim, PlanSettings
+from unpad.run.timers import Timers
+from unpad.training.optim import make_optimizer
+from unpad.training.setup import Setup, plan_inputs, prepare_setup, stage_sequences
+from unpad.training.step import Trainable, train_step
+from unpad.trials.bench.measure import Work
 
 CPU = torch.device("cpu")
 NO_LABEL = -100  # what the peers' losses pass over

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.shell import Shell, shell
-from unpad.batch import RaggedBatch, from_sequences
+from tests.helpers.shell import Shell, shell
+from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 

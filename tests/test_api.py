@@ -13,15 +13,15 @@ import torch
 
 import unpad
 from tests.conftest import random_sequences, tiny_model
-from tests.toy import rows, same_tensors, weights, write_toy
+from tests.helpers.toy import rows, same_tensors, weights, write_toy
 from unpad import api
-from unpad.batch import RaggedBatch, from_sequences
+from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.loader import load_micro, load_steps
+from unpad.batching.plan import plan as make_plan
 from unpad.errors import RecipeError
-from unpad.loader import load_micro, load_steps
 from unpad.models.decoder import PRESETS, Decoder
-from unpad.plan.plan import plan as make_plan
-from unpad.recipe_training import PlanSettings, strategy_names
-from unpad.step import accumulate
+from unpad.recipes.training import PlanSettings, strategy_names
+from unpad.training.step import accumulate
 
 WEIGHTS = {"cross_entropy": 1.0}
 TEXTS = [f"第{n}天，小猫看见一座桥。" for n in "一二三四五六七八九十"]
@@ -109,8 +109,8 @@ def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> N
 
 
 def test_batches_are_those_of_the_loader_that_training_uses(tmp_path: Path) -> None:
-    from unpad.recipe_file import load_recipe
-    from unpad.tokens.corpus import prepare
+    from unpad.data.tokens.corpus import prepare
+    from unpad.recipes.file import load_recipe
 
     tokens, tokenizer, _ = prepare(load_recipe(str(write_toy(tmp_path))))
     settings = PlanSettings(tokens_per_step=150, tokens_per_micro=60)

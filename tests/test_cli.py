@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import typer.main
 
-from tests.shell import Outcome, Shell
-from tests.toy import write_toy
+from tests.helpers.shell import Outcome, Shell
+from tests.helpers.toy import write_toy
 from unpad import cli
 from unpad.errors import Interrupted
-from unpad.recipe_file import RECIPES, load_recipe
-from unpad.step import StepResult
+from unpad.recipes.file import RECIPES, load_recipe
+from unpad.training.step import StepResult
 
 
 def verbs() -> list[list[str]]:
@@ -168,7 +168,7 @@ def test_a_loss_that_is_not_finite_is_code_7_and_names_step_and_examples(
 ) -> None:
     recipe = write_toy(tmp_path / "toy")
     broken = StepResult({"nll": float("nan")}, 5, float("nan"), False)
-    monkeypatch.setattr(sys.modules["unpad.train"], "train_step", lambda *_, **__: broken)
+    monkeypatch.setattr(sys.modules["unpad.training.loop"], "train_step", lambda *_, **__: broken)
     outcome = unpad("train", recipe, "--out", tmp_path / "run")
     assert_three_lines(outcome, 7, "NonFiniteError")
     assert "at step 1" in outcome.err
@@ -186,7 +186,7 @@ def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytes
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("unpad.preview.preview", interrupted)
+    monkeypatch.setattr("unpad.trials.preview.preview", interrupted)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
         outcome = unpad("plan", "zh_chat")
@@ -312,7 +312,7 @@ def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and
     assert (run / "checkpoints" / "best").is_dir()
     assert (run / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
     vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
-    from unpad.run import load
+    from unpad.inference.loaded import load
 
     model = load(run).model
     assert model.embed.weight.shape == (len(vocabulary), 32)
@@ -365,8 +365,8 @@ def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
 
 
 def test_a_failed_proof_is_code_1(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unpad.native import library
     from unpad.nn import attention
+    from unpad.nn.native import library
 
     monkeypatch.setattr(library, "enabled", lambda: False)
     right = attention._group_attention
@@ -380,10 +380,10 @@ def test_a_failed_proof_is_code_1(unpad: Shell, tmp_path: Path, monkeypatch: pyt
 
 
 def test_numbers_without_end_are_still_json(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unpad.evaluate.text import Metric
+    from unpad.evaluation.metrics import Metric
 
     endless = {"perplexity": Metric(float("inf"), 1e300, float("inf"), 3)}
-    monkeypatch.setattr("unpad.evaluate.run.evaluate_run", lambda *_: (endless, []))
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: (endless, []))
     shown = unpad("eval", "any", "--json").out
     values = json.loads(shown, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert values["perplexity"] == {"value": "inf", "low": 1e300, "high": "inf", "num": 3}

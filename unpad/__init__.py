@@ -2,9 +2,10 @@
 
 __version__ = "0.1.0"
 
-from unpad.api import batches, load, plan, train, train_monitored, train_monitored_batch, train_texts
-from unpad.batch import RaggedBatch
-from unpad.prove import prove
+from unpad.api import batches, plan, train, train_monitored, train_monitored_batch, train_texts
+from unpad.batching.batch import RaggedBatch
+from unpad.inference.loaded import load
+from unpad.proof.certificate import prove
 
 __all__ = [
     "RaggedBatch",

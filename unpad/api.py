@@ -14,16 +14,16 @@ import torch
 from rich.console import Console
 
 from unpad import storage
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.loader import load_micro, load_steps
+from unpad.batching.plan import Plan
+from unpad.batching.plan import plan as make_plan
 from unpad.errors import PlanError
-from unpad.loader import load_micro, load_steps
-from unpad.plan.plan import Plan
-from unpad.plan.plan import plan as make_plan
-from unpad.recipe_training import PlanSettings
-from unpad.run import LoadedRun, load
-from unpad.section import checked
-from unpad.train import free_folder
-from unpad.train import train as run_training
+from unpad.inference.loaded import LoadedRun, load
+from unpad.recipes.section import checked
+from unpad.recipes.training import PlanSettings
+from unpad.run.folder import free_folder
+from unpad.training.loop import train as run_training
 
 
 def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: bool = False) -> LoadedRun:
@@ -154,3 +154,15 @@ def _train_texts(
 
 
 __all__ = ["batches", "load", "plan", "train", "train_monitored", "train_monitored_batch", "train_texts"]
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema of a recipe, with the model section of the decoder in place."""
+    from unpad.models.decoder import Config
+    from unpad.recipes.recipe import Recipe
+
+    schema = Recipe.model_json_schema()
+    model = Config.model_json_schema()
+    schema.setdefault("$defs", {}).update(model.pop("$defs", {}))
+    schema["properties"]["model"] = model
+    return schema

@@ -68,8 +68,9 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe; ends with what to type next."""
-    from unpad.run import what_next
-    from unpad.train import free_folder, train
+    from unpad.run.folder import free_folder
+    from unpad.run.kept import what_next
+    from unpad.training.loop import train
 
     _debug(debug)
     result = train(
@@ -101,7 +102,7 @@ def search(
     debug: Debug = False,
 ) -> None:
     """Train with many values of some fields and find the best; runs that fall behind end early."""
-    from unpad.search import search
+    from unpad.trials.search.search import search
 
     _debug(debug)
     for line in search(
@@ -119,7 +120,7 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Before training: what every batching strategy would cost on your data, and where every token goes."""
-    from unpad.preview import preview
+    from unpad.trials.preview import preview
 
     _debug(debug)
     result = preview(recipe, overrides or [], plot)
@@ -132,7 +133,7 @@ def plan(
 @app.command(epilog="Example: unpad prove zh_chat")
 def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
     """The certificate: batching your data with your model changes nothing. Exit code 1 when a line fails."""
-    from unpad.prove_recipe import prove_recipe
+    from unpad.proof.recipe import prove_recipe
 
     _debug(debug)
     certificate = prove_recipe(recipe, overrides or [])
@@ -157,13 +158,13 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Held-out metrics of a run with 95 % confidence intervals."""
-    from unpad.evaluate.metrics import metric_lines
-    from unpad.evaluate.run import evaluate_run
+    from unpad.evaluation.metrics import metric_lines
+    from unpad.evaluation.run import evaluate_run
 
     _debug(debug)
     metrics, shown = evaluate_run(run, replies)
     if cost:
-        from unpad.evaluate.vqa_cost import evaluate_cost
+        from unpad.evaluation.vqa_cost import evaluate_cost
 
         metrics |= evaluate_cost(run)
     if not as_json:
@@ -190,9 +191,9 @@ def infer(
     debug: Debug = False,
 ) -> None:
     """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
-    from unpad.infer import ask, classify, list_images, to_csv
-    from unpad.run import load
-    from unpad.show import check_request, write_pictures
+    from unpad.inference.images import ask, classify, list_images, to_csv
+    from unpad.inference.loaded import load
+    from unpad.run.report.kept_patches import check_request, write_pictures
     from unpad.storage import write_atomic
 
     _debug(debug)
@@ -223,8 +224,8 @@ def embed(
     debug: Debug = False,
 ) -> None:
     """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids."""
-    from unpad.embed import embed_file
-    from unpad.run import load
+    from unpad.inference.embed import embed_file
+    from unpad.inference.loaded import load
 
     _debug(debug)
     for line in embed_file(load(run), data, level, out):
@@ -240,8 +241,8 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Continue texts, or answer questions; without --prompt, one prompt per line of the standard input."""
-    from unpad.evaluate.openings import heldout_openings
-    from unpad.run import load
+    from unpad.evaluation.openings import heldout_openings
+    from unpad.inference.loaded import load
 
     _debug(debug)
     loaded = load(run, [_generate_field(text) for text in settings or []])
@@ -265,7 +266,7 @@ def chat(
     debug: Debug = False,
 ) -> None:
     """Talk to a run. /help lists what else can be typed; without a terminal, a reply per line."""
-    from unpad.chat import chat_with_run
+    from unpad.inference.chat import chat_with_run
 
     _debug(debug)
     chat_with_run(run, [_generate_field(text) for text in settings or []])
@@ -285,9 +286,9 @@ def check(
     debug: Debug = False,
 ) -> None:
     """Name every row that cannot be used, with file:line, code and fix. Exit code 3 when there is one."""
+    from unpad.data.check import check
     from unpad.errors import RecipeError, nearest
-    from unpad.recipe_data import KINDS
-    from unpad.sources.check import check
+    from unpad.recipes.data import KINDS
 
     _debug(debug)
     if kind not in (None, *KINDS):
@@ -301,7 +302,7 @@ def check(
 @recipes_app.callback(epilog="Example: unpad recipes")
 def recipes(context: typer.Context) -> None:
     """List the packaged recipes."""
-    from unpad.recipe_file import RECIPES, recipe_names
+    from unpad.recipes.file import RECIPES, recipe_names
 
     if context.invoked_subcommand is None:
         for name in recipe_names():
@@ -313,7 +314,7 @@ def recipes(context: typer.Context) -> None:
 def copy(name: str, file: Path) -> None:
     """Write an editable copy of a packaged recipe."""
     from unpad.errors import RecipeError
-    from unpad.recipe_file import find_recipe
+    from unpad.recipes.file import find_recipe
     from unpad.storage import write_atomic
 
     if file.exists():
@@ -325,7 +326,7 @@ def copy(name: str, file: Path) -> None:
 @recipes_app.command(epilog="Example: unpad recipes schema > recipe.schema.json")
 def schema() -> None:
     """Print the JSON schema of recipes, for editors that complete and check YAML."""
-    from unpad.models import recipe_schema
+    from unpad.api import recipe_schema
 
     _print_json(recipe_schema())
 
@@ -333,7 +334,7 @@ def schema() -> None:
 @app.command(epilog="Example: unpad runs")
 def runs() -> None:
     """List what has run, newest first."""
-    from unpad.run import describe_runs
+    from unpad.run.folder import describe_runs
 
     for line in describe_runs():
         print(line)
@@ -342,8 +343,8 @@ def runs() -> None:
 @app.command(epilog="Example: unpad report zh_chat-1")
 def report(run: RunArgument) -> None:
     """Write one run's page of plots and print where it is."""
-    from unpad.report import write_report
-    from unpad.run import find_run
+    from unpad.run.folder import find_run
+    from unpad.run.report.page import write_report
 
     print(write_report(find_run(run)))
 
@@ -357,7 +358,7 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Measure speed, padding, memory and quality of every way to batch, on this machine and your data."""
-    from unpad.bench import FULL, QUICK, bench
+    from unpad.trials.bench.bench import FULL, QUICK, bench
 
     _debug(debug)
     table = bench(recipe, overrides or [], QUICK if quick else FULL)

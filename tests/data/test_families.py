@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -10,10 +9,10 @@ import pytest
 from unpad import models
 from unpad.data import family_of
 from unpad.data.text import TOKENIZER
-from unpad.recipe import Recipe
-from unpad.recipe_data import KINDS
+from unpad.recipes.data import KINDS
+from unpad.recipes.recipe import Recipe
 
-MODELS = sorted(path.stem for path in Path(models.__file__).parent.glob("[a-z]*.py"))
+MODELS = models.model_kinds()
 
 
 def family(kind: str) -> ModuleType:

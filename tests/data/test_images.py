@@ -12,16 +12,16 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.toy import quiet, rows
-from unpad.batch import RaggedBatch
+from tests.helpers.toy import quiet, rows
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro, plan
 from unpad.data import open_data
 from unpad.data.images import ImageData
 from unpad.errors import RecipeError, SourceError, UnpadError
-from unpad.plan.plan import Micro, plan
-from unpad.prove_recipe import prove_recipe
-from unpad.recipe import Recipe
-from unpad.recipe_data import ImageSettings
-from unpad.train import train
+from unpad.proof.recipe import prove_recipe
+from unpad.recipes.data import ImageSettings
+from unpad.recipes.recipe import Recipe
+from unpad.training.loop import train
 
 SMALL = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24}
 SIZES = [(8, 8), (40, 16), (16, 40), (24, 24), (9, 30), (64, 8), (17, 17), (33, 12)]
@@ -172,9 +172,9 @@ def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
     ],
 )
 def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], images: dict[str, Any]) -> None:
-    from unpad.evaluate.run import evaluate_run
-    from unpad.infer import classify, list_images
-    from unpad.run import load
+    from unpad.evaluation.run import evaluate_run
+    from unpad.inference.images import classify, list_images
+    from unpad.inference.loaded import load
 
     folder = write_folder(tmp_path / "pictures")
     recipe = recipe_of(folder, images=images, optim={"lr": 3e-3, "schedule": "constant"}).model_copy(

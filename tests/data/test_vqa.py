@@ -13,18 +13,18 @@ import torch
 import yaml
 
 from tests.data.test_images import micro_of, write_folder, write_recipe
-from tests.toy import events, quiet, rows, weights
-from unpad.batch import RaggedBatch
+from tests.helpers.toy import events, quiet, rows, weights
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro
 from unpad.data import open_data
 from unpad.data.vqa import VqaData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.models import model_config
-from unpad.plan.plan import Micro
-from unpad.prove_recipe import prove_recipe
-from unpad.recipe import Recipe
-from unpad.recipe_file import load_recipe
-from unpad.setup import resolved
-from unpad.train import train
+from unpad.proof.recipe import prove_recipe
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
+from unpad.training.loop import train
+from unpad.training.setup import resolved
 
 SMALL = {
     "kind": "vision_language",
@@ -179,9 +179,9 @@ def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path: Path) 
 
 
 def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
-    from unpad.evaluate.run import evaluate_run
-    from unpad.infer import ask, list_images
-    from unpad.run import load
+    from unpad.evaluation.run import evaluate_run
+    from unpad.inference.images import ask, list_images
+    from unpad.inference.loaded import load
 
     file = write_questions(tmp_path / "pictures")
     name = write_recipe(tmp_path / "r.yaml", recipe_of(file))
@@ -259,8 +259,8 @@ def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
 def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
     tmp_path: Path, settings: dict[str, Any], modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from unpad.evaluate import vqa
-    from unpad.evaluate.run import evaluate_run
+    from unpad.evaluation import vqa
+    from unpad.evaluation.run import evaluate_run
 
     recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 2, "threads": 1})
     name = write_recipe(tmp_path / "r.yaml", recipe.model_copy(update={"model": {**SMALL, **settings}}))

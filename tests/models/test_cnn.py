@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batch import RaggedBatch, from_padded
+from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.errors import RecipeError
-from unpad.layout import PaddedLayout, build_layout
 from unpad.models import build_model, model_config
 from unpad.models.cnn import Cnn
-from unpad.objective import WEIGHTS
-from unpad.step import accumulate, train_step
+from unpad.nn.objective import WEIGHTS
+from unpad.training.step import accumulate, train_step
 
 SIDE, CLASSES = 32, 5
 

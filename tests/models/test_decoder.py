@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
-from unpad.batch import RaggedBatch, from_padded, from_sequences, to_padded
+from unpad.batching.batch import RaggedBatch, from_padded, from_sequences, to_padded
+from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.errors import RecipeError
-from unpad.layout import PaddedLayout, build_layout
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batch import RaggedBatch, from_padded
+from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.layout import build_layout
 from unpad.errors import RecipeError
-from unpad.layout import build_layout
 from unpad.models import build_model, model_config
 from unpad.models.vit import Vit, drop_tokens
-from unpad.native import library
-from unpad.objective import WEIGHTS
-from unpad.step import accumulate, train_step
+from unpad.nn.native import library
+from unpad.nn.objective import WEIGHTS
+from unpad.training.step import accumulate, train_step
 
 PATCH, CLASSES = 2, 5
 SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]

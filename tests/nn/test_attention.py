@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.layout import PaddedLayout, build_layout
+from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.nn import attention
 from unpad.nn.attention import ragged_attention, reference_attention
 

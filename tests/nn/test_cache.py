@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from tests.conftest import VOCAB, random_sequences, tiny_model
-from unpad.batch import from_sequences
-from unpad.generate import advance, generate, prefill, stream
-from unpad.layout import Layout, build_layout
+from unpad.batching.batch import from_sequences
+from unpad.batching.layout import Layout, build_layout
+from unpad.data.tokens.words import train_words
+from unpad.inference.generate import advance, generate, prefill, stream
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
-from unpad.native import library
 from unpad.nn import linear
 from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.cache import KeyValueCache
-from unpad.recipe_training import Generate
-from unpad.tokens.words import train_words
+from unpad.nn.native import library
+from unpad.recipes.training import Generate
 
 RAGGED = [1, 100, 17, 2, 64, 33, 5, 90]
 NO_EOS = -1

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.nn.samples import VISION, WIDTH, bounds_of, check_alone, make_samples, moved
-from unpad.layout import Layout, build_layout
+from tests.helpers.samples import VISION, WIDTH, bounds_of, check_alone, make_samples, moved
+from unpad.batching.layout import Layout, build_layout
 from unpad.nn import cross_attention as module
 from unpad.nn.cross_attention import (
     CrossAttention,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.conftest import random_batch, tiny_model
-from unpad.native import library
 from unpad.nn.dropout import draw_seed, dropout, kept
+from unpad.nn.native import library
 
 
 def test_the_share_is_kept_and_the_mean_too() -> None:

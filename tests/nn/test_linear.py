@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from tests.conftest import random_batch, tiny_model
 from unpad.nn.linear import Linear, _completed, computing_copy, keep_copies
-from unpad.objective import WEIGHTS
-from unpad.optim import make_optimizer
-from unpad.recipe_training import Optim
-from unpad.step import train_step
+from unpad.nn.objective import WEIGHTS
+from unpad.recipes.training import Optim
+from unpad.training.optim import make_optimizer
+from unpad.training.step import train_step
 
 BF16 = torch.bfloat16
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from unpad.batch import to_padded
-from unpad.layout import Layout, PaddedLayout, build_layout
+from unpad.batching.batch import to_padded
+from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn.pool import AttentionPool
 from unpad.nn.segments import reduce_runs, segment_mean, segment_sum
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from unpad.batch import to_padded
-from unpad.layout import Layout, PaddedLayout, build_layout
+from unpad.batching.batch import to_padded
+from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn.positions import MAX_DOUBLINGS, GridPositions, SizeEmbedding
 
 WIDTH = 16

@@ -9,15 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.nn.samples import bounds_of
-from unpad.layout import build_layout
-from unpad.nn.segments import (
-    segment_mean,
-    segment_place,
-    segment_softmax,
-    segment_sum,
-    segment_top_k,
-)
+from tests.helpers.samples import bounds_of
+from unpad.batching.layout import build_layout
+from unpad.nn.segments import segment_mean, segment_place, segment_softmax, segment_sum, segment_top_k
 
 LENGTHS = st.lists(st.integers(0, 9), max_size=6)
 

@@ -21,11 +21,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro
 from unpad.errors import RecipeError
-from unpad.plan.plan import Micro
-from unpad.recipe import Recipe
-from unpad.recipe_data import KINDS
+from unpad.models import model_module
+from unpad.recipes.data import KINDS
+from unpad.recipes.recipe import Recipe
 
 
 class Data(Protocol):
@@ -118,8 +119,7 @@ class Data(Protocol):
 
 def family_of(recipe: Recipe) -> ModuleType:
     """The module of `data/` that holds what the recipe's model reads."""
-    model = import_module(f"unpad.models.{recipe.model['kind']}")
-    return import_module(f"unpad.data.{model.DATA}")
+    return import_module(f"unpad.data.{model_module(recipe.model['kind']).DATA}")
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:

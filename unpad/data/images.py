@@ -19,22 +19,22 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import build_layout
+from unpad.batching.plan import Micro
+from unpad.data.pixels.augment import augment
+from unpad.data.pixels.decode import NOTES, ImageError, decode
+from unpad.data.pixels.patches import prepare, resize
+from unpad.data.pixels.sizes import Grid, detail, grid_of, scaled_grid
+from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign
 from unpad.errors import RecipeError, SourceError
-from unpad.images.augment import augment
-from unpad.images.decode import NOTES, ImageError, decode
-from unpad.images.patches import prepare, resize
-from unpad.images.sizes import Grid, detail, grid_of, scaled_grid
-from unpad.layout import build_layout
 from unpad.models import model_config
-from unpad.plan.plan import Micro
-from unpad.recipe import Recipe
-from unpad.recipe_data import ImageSettings
-from unpad.sources.example import BadRow
-from unpad.sources.images import ImageExample, content_key, expand, read_all, read_bytes
-from unpad.sources.places import resolve_path
-from unpad.sources.read import apply_policy, refuse_empty
-from unpad.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign
+from unpad.recipes.data import ImageSettings
+from unpad.recipes.recipe import Recipe
 
 KINDS = ("images",)
 UNITS = ("images", "patches")

@@ -8,13 +8,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from unpad.batch import RaggedBatch, from_sequences
-from unpad.loader import load_micro
-from unpad.plan.plan import Micro
-from unpad.recipe import Recipe
-from unpad.sources.read import KINDS
-from unpad.tokens.corpus import CorpusReport, TokenSet, prepare
-from unpad.tokens.tokenizer import Tokenizer, load_tokenizer
+from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.loader import load_micro
+from unpad.batching.plan import Micro
+from unpad.data.sources.read import KINDS
+from unpad.data.tokens.corpus import CorpusReport, prepare
+from unpad.data.tokens.token_set import TokenSet
+from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
+from unpad.recipes.recipe import Recipe
 
 __all__ = ["FILES", "KINDS", "UNITS", "TextData", "next_command", "num_outputs", "open_data"]
 

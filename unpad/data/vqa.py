@@ -19,25 +19,25 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from unpad.batch import RaggedBatch, from_prompts, from_sequences
+from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
+from unpad.batching.plan import Micro
 from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
+from unpad.data.pixels.augment import augment
+from unpad.data.pixels.patches import prepare, unpatch
+from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.files import expand
+from unpad.data.sources.images import ImageExample
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.split import HOLDOUT, TRAIN, assign
+from unpad.data.sources.vqa import VqaExample, read_all
+from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
+from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
-from unpad.images.augment import augment
-from unpad.images.patches import prepare, unpatch
 from unpad.models import model_config
-from unpad.plan.plan import Micro
-from unpad.recipe import Recipe
-from unpad.recipe_data import ImageSettings
-from unpad.sources.example import BadRow, Example, Turn
-from unpad.sources.files import expand
-from unpad.sources.images import ImageExample
-from unpad.sources.places import resolve_path
-from unpad.sources.read import apply_policy, refuse_empty
-from unpad.sources.split import HOLDOUT, TRAIN, assign
-from unpad.sources.vqa import VqaExample, read_all
+from unpad.recipes.data import ImageSettings
+from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
-from unpad.tokens.encode import encode_examples, encode_prompt, reserved_texts
-from unpad.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 
 KINDS = ("vqa",)
 UNITS = ("questions", "positions")

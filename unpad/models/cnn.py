@@ -14,13 +14,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.batch import RaggedBatch
-from unpad.losses import Terms, cross_entropy, token_nll
+from unpad.batching.batch import RaggedBatch
 from unpad.nn.block import init_weights
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
+from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.segments import segment_mean
-from unpad.section import Section
+from unpad.recipes.section import Section
 
 CHANNELS = (16, 32, 64, 128)
 

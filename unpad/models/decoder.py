@@ -13,12 +13,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from unpad.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
-from unpad.layout import Layout
-from unpad.losses import Terms, cross_entropy, token_nll
 from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, init_weights
 from unpad.nn.linear import compute_dtype, computing_copy, product
+from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 

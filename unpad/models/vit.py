@@ -13,13 +13,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from unpad.batch import RaggedBatch
-from unpad.layout import PaddedLayout
-from unpad.losses import Terms, cross_entropy, token_nll
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import PaddedLayout
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
 from unpad.nn.linear import Linear
+from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
 from unpad.nn.positions import GridPositions, SizeEmbedding, seq_of_cell

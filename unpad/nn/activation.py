@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.native import library
-from unpad.native.activation import KINDS, activation
+from unpad.nn.native import library
+from unpad.nn.native.activation import KINDS, activation
 
 Kind = Literal["relu", "gelu", "quick_gelu", "geglu", "swiglu"]
 GATED = ("geglu", "swiglu")

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.layout import Layout, LengthGroup, PaddedLayout
-from unpad.native import library
-from unpad.native.attention import native_attention, supports
+from unpad.batching.layout import Layout, LengthGroup, PaddedLayout
 from unpad.nn.dropout import draw_seed, kept
+from unpad.nn.native import library
+from unpad.nn.native.attention import native_attention, supports
 from unpad.nn.rope import Rotary, rotate
 
 # Above this length the processor's fused kernel beats two matrix products and a softmax in bf16, below it loses
@@ -260,3 +260,23 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: boo
     else:
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(0, 1)
+
+
+def scale_values(qkv: Tensor, kv_heads: int, probability: Tensor, is_vision: Tensor) -> Tensor:
+    """Multiply the values of vision tokens by the probability of keeping them; a second way to weaken them.
+
+    Beside `soft_bias` it weakens tokens even where all keys are vision tokens of one probability, which divides out of
+    the weights. With probability 0 or 1 it changes nothing that the bias leaves.
+
+    Args:
+        qkv: (total_tokens, heads + 2 * kv_heads, head_dim).
+        probability, is_vision: as in `soft_bias`.
+    """
+    factor = _spread(probability, is_vision, 1).to(qkv.dtype)
+    rest, values = qkv.split([qkv.shape[1] - kv_heads, kv_heads], 1)
+    return torch.cat([rest, values * factor[:, None, None]], 1)
+
+
+def _spread(values: Tensor, where: Tensor, fill: float) -> Tensor:
+    """Values (num,) on the True places of `where` (total_tokens,), `fill` on the others."""
+    return values.new_full(where.shape, fill).masked_scatter(where, values)

@@ -9,14 +9,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from unpad.layout import Layout, PaddedLayout
+from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.activation import GATED, Kind, activate
-from unpad.nn.attention import self_attention
+from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.prune import scale_values
 from unpad.nn.rope import Rotary, rotate
-from unpad.section import Section
+from unpad.recipes.section import Section
 
 
 class BlockConfig(Section):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.layout import Layout, PaddedLayout
-from unpad.native import library
-from unpad.native.decode import decode_attention, supports
+from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.attention import self_attention
+from unpad.nn.native import library
+from unpad.nn.native.decode import decode_attention, supports
 from unpad.nn.rope import Rotary, rotate
 
 

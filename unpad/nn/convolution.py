@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.layout import Layout, PaddedLayout
+from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.activation import activate
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm

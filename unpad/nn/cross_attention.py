@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unpad.layout import Layout
+from unpad.batching.layout import Layout
 from unpad.nn.dropout import draw_seed, kept
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from unpad.native import library
-from unpad.native.small_linear import MAX_ROWS, small_linear
+from unpad.nn.native import library
+from unpad.nn.native.small_linear import MAX_ROWS, small_linear
 
 
 @dataclass

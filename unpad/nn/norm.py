@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.native import library
-from unpad.native.norm import add_norm
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import compute_dtype
+from unpad.nn.native import library
+from unpad.nn.native.norm import add_norm
 
 
 def _runs_native(residual: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from unpad.layout import Layout, PaddedLayout
+from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.linear import Linear
 from unpad.nn.segments import real_tokens, segment_softmax, sum_runs, widened
 

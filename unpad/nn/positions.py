@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.layout import Layout, PaddedLayout
+from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.linear import Linear
 from unpad.nn.rope import rotary_frequencies
 from unpad.nn.segments import widened

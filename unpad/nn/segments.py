@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unpad.layout import Layout, PaddedLayout
+from unpad.batching.layout import Layout, PaddedLayout
 
 
 def widened(x: Tensor) -> Tensor:

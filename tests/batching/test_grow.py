@@ -1,0 +1,142 @@
+"""Updates grow with the epochs as the recipe says; schedules count the right steps, and a resumed run is the same."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.toy import LOOP, rows, run, same_tensors, weights, write_toy
+from unpad.batching.plan import plan
+from unpad.errors import Interrupted, PlanError, RecipeError, ResumeError
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.training import Optim, PlanSettings
+from unpad.training.optim import Epochs, learning_rate
+
+GROW = "plan.grow={3: 400, 4: 800}"
+LENGTHS = np.random.default_rng(0).integers(1, 60, 200)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def one_stage(folder: Path, **sections: Any) -> Path:
+    """Five epochs of texts; some five steps each while nothing grows."""
+    fields = {"stages": [], "data": {"chat": None}, "train": {"threads": 1, "max_epochs": 5}, **sections}
+    return write_toy(folder, **fields)
+
+
+@pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
+def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
+    base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
+    growing = PlanSettings(**base, grow={3: 400, 6: 800})
+    for epoch, tokens in enumerate([200, 200, 400, 400, 400, 800, 800]):
+        wanted = PlanSettings(**{**base, "tokens_per_step": tokens})
+        found = [plan(LENGTHS, one, seed=0, epoch=epoch).fingerprint() for one in (growing, wanted)]
+        assert found[0] == found[1], epoch
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4), st.integers(0, 20))
+@settings(deadline=None, max_examples=60)
+def test_epochs_and_updates_are_counted_as_by_hand(parts: list[tuple[int, int]], epoch: int) -> None:
+    lengths = [steps for num, steps in parts for _ in range(num)]  # of every epoch; the last goes on
+    first = np.cumsum([0, *(num for num, _ in parts[:-1])])
+    epochs = Epochs(tuple(first.tolist()), tuple(steps for _, steps in parts))
+    lengths += [parts[-1][1]] * 21
+    assert epochs.before(epoch) == sum(lengths[:epoch])
+    for within in range(lengths[epoch]):
+        at = epochs.at(sum(lengths[:epoch]) + within)
+        assert int(at) == epoch
+        assert at == pytest.approx(epoch + within / lengths[epoch])
+
+
+def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
+    epochs = Epochs((0, 1), (4, 2))  # epochs of 4, 2, 2 updates
+    by_epoch = Optim(lr=1.0, schedule="exponential", decay=0.5, decay_epochs=1, per="epoch")
+    assert [learning_rate(by_epoch, step, 8, epochs) for step in range(8)] == [1] * 4 + [0.5] * 2 + [0.25] * 2
+    by_update = by_epoch.model_copy(update={"per": "update"})
+    found = [learning_rate(by_update, step, 8, epochs) for step in range(8)]
+    assert found == pytest.approx(
+        [0.5 ** (step / 4) for step in range(4)] + [0.5 ** (1 + step / 2) for step in range(4)]
+    )
+    cosine = Optim(lr=1.0, schedule="cosine", warmup=0, floor=0.5, per="epoch")
+    assert [learning_rate(cosine, step, 8, epochs) for step in range(8)] == [1] * 4 + [0.75] * 2 + [0.5] * 2
+
+
+def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
+    result = run(recipe, tmp_path / "run", GROW)
+    found = rows(tmp_path / "run", "train")
+    sizes = {epoch: max(row["tokens"] for row in found if row["epoch"] == epoch) for epoch in range(1, 6)}
+    counts = [sum(row["epoch"] == epoch for row in found) for epoch in range(1, 6)]
+    assert all(100 < sizes[epoch] <= 200 for epoch in (1, 2))
+    assert 200 < sizes[3] <= 400 < sizes[4] <= 800
+    assert 400 < sizes[5] <= 800
+    assert counts[0] == counts[1] > counts[2] > counts[3] == counts[4]
+    assert result.step == sum(counts)
+    assert found[0]["lr"] == 0.01
+    assert found[-1]["lr"] == pytest.approx(0.001)
+    assert found[-2]["lr"] > 0.001  # not before
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "calm", GROW, "optim.per=epoch")
+    first = [row["epoch"] for row in rows(tmp_path / "calm", "train")]
+    rates = {(row["epoch"], row["lr"]) for row in rows(tmp_path / "calm", "train")}
+    assert [rate for _, rate in sorted(rates)] == pytest.approx([0.01, 0.01, 0.007525, 0.002575, 0.0001])
+    real, count = LOOP.train_step, 0
+
+    def step(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count in (2, first.index(3) + 1, first.index(4) + 1):  # within the first epoch, and where two sizes begin
+            signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(LOOP, "train_step", step)
+    for attempt in range(3):
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run", *([] if attempt else [GROW, "optim.per=epoch"]), resume=attempt > 0)
+    run(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
+    with pytest.raises(ResumeError, match=r"plan\.grow\.3: 400 in the run, 500 now"):
+        run(recipe, tmp_path / "run", "plan.grow={3: 500, 4: 800}", resume=True)
+
+
+def test_epochs_are_read_as_numbers_wherever_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("plan:\n  grow: {3: 400, '6': 800}\n", encoding="utf-8")
+    wanted = {3: 400, 6: 800}
+    assert load_recipe(str(file)).plan.grow == wanted
+    assert load_recipe("zh_chat", ["plan.grow={3: 400, 6: 800}"]).plan.grow == wanted
+    assert load_recipe("zh_chat", ["plan.grow.3=400", "plan.grow.6=800"]).plan.grow == wanted
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(load_recipe(str(file)).to_yaml(), encoding="utf-8")
+    assert load_recipe(str(saved)).plan.grow == wanted
+    staged = Recipe(**yaml.safe_load("stages: [{name: a, plan: {grow: {2: 50}}}]"))
+    assert staged.for_stage(staged.stages[0]).plan.grow == {2: 50}
+
+
+@pytest.mark.parametrize("value", ["{1: 400}", "{3: 0}", "{x: 400}", "{3: many}", "[400]"])
+def test_what_is_no_growth_is_refused_by_its_field(value: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("zh_chat", [f"plan.grow={value}"])
+    assert "plan.grow" in caught.value.where
+
+
+def test_growth_past_the_data_is_refused_before_training(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    with pytest.raises(PlanError, match="no step from epoch 3 on"):
+        run(recipe, tmp_path / "run", "plan.grow={3: 1000000}", "plan.drop_last=true")
+    run(recipe, tmp_path / "run", "plan.grow={9: 1000000}", "plan.drop_last=true", "train.max_epochs=1")  # never comes

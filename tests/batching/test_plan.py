@@ -1,0 +1,269 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.batching.plan import Plan, plan
+from unpad.batching.strategies import bucket, budget
+from unpad.batching.strategies.rows import best_fit_decreasing
+from unpad.errors import PlanError
+from unpad.recipes.training import PlanSettings, strategy_names
+from unpad.trials.strategy_table import length_correlation
+
+LENGTHS = st.lists(st.integers(0, 60), max_size=60)
+ALL = tuple(strategy_names())
+
+
+def many(num: int, seed: int = 0) -> np.ndarray:
+    return np.clip(np.random.default_rng(seed).lognormal(4, 0.8, num), 1, 512).astype(np.int64)
+
+
+@st.composite
+def cases(draw):
+    made = PlanSettings(
+        strategy=draw(st.sampled_from(ALL)),
+        tokens_per_step=draw(st.integers(1, 150)),
+        tokens_per_micro=draw(st.integers(1, 100)),
+        batch_size=draw(st.integers(1, 9)),
+        bucket_width=draw(st.integers(1, 20)),
+        row_tokens=draw(st.integers(20, 60)),
+        max_tokens=draw(st.integers(1, 20)),
+        overflow=draw(st.sampled_from(["split", "truncate_right", "truncate_left", "drop"])),
+        drop_last=draw(st.booleans()),
+    )
+    return np.array(draw(LENGTHS), np.int64), made
+
+
+def micros_of(made: Plan) -> list:
+    return [micro for i in range(made.num_steps) for micro in made.step(i)]
+
+
+def triples(micros) -> list[tuple[int, int, int]]:
+    return [t for m in micros for t in zip(m.seq_ids.tolist(), m.starts.tolist(), m.stops.tolist(), strict=True)]
+
+
+@given(cases())
+@settings(deadline=None, max_examples=200)
+def test_every_piece_is_planned_exactly_once(case):
+    lengths, chosen = case
+    chosen = chosen.model_copy(update={"drop_last": False})
+    made = plan(lengths, chosen, seed=1, epoch=2)
+    pieces = made.pieces
+    everything = zip(pieces.seq_ids.tolist(), pieces.starts.tolist(), pieces.stops.tolist(), strict=True)
+    assert sorted(triples(micros_of(made))) == sorted(everything)
+    assert all(made.step(i) for i in range(made.num_steps))
+    assert all(len(micro.seq_ids) for micro in micros_of(made))
+
+
+@given(cases())
+@settings(deadline=None, max_examples=200)
+def test_the_numbers_of_a_plan_equal_a_recount(case):
+    lengths, chosen = case
+    made = plan(lengths, chosen, seed=1, epoch=2)
+    real = cells = trained = 0
+    for micro in micros_of(made):
+        sizes = (micro.stops - micro.starts).tolist()
+        real += sum(sizes)
+        trained += int((micro.stops - micro.fresh).sum())
+        if micro.pad_to:
+            assert max(sizes) <= micro.pad_to
+            cells += micro.pad_to * len(sizes)
+        else:
+            assert micro.fill_to == 0 or micro.fill_to >= sum(sizes)
+            cells += micro.fill_to or sum(sizes)
+    assert (made.real_tokens, made.padded_tokens) == (real, cells)
+    assert made.pad_share == pytest.approx(1 - real / cells if cells else 0)
+    assert made.ledger.tokens("trained") == trained
+    assert made.ledger.total == lengths.sum()
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_the_same_seed_and_epoch_give_the_same_plan_and_others_another(strategy):
+    lengths, chosen = many(500), PlanSettings(strategy=strategy)
+
+    def fingerprint(seed, epoch):
+        return plan(lengths, chosen, seed=seed, epoch=epoch).fingerprint()
+
+    assert fingerprint(3, 0) == fingerprint(3, 0)
+    assert len({fingerprint(3, 0), fingerprint(3, 1), fingerprint(4, 0), fingerprint(1, 3)}) == 4
+
+
+def test_a_fingerprint_covers_padding_and_pieces():
+    lengths = np.array([4, 4, 4, 4])
+    made = plan(lengths, PlanSettings(strategy="dynamic"), seed=0, epoch=0)
+    capped = plan(lengths, PlanSettings(strategy="dynamic"), seed=0, epoch=0, max_tokens=4)
+    shorter = plan(np.array([4, 4, 4, 3]), PlanSettings(strategy="dynamic"), seed=0, epoch=0)
+    assert made.fingerprint() == capped.fingerprint() != shorter.fingerprint()
+
+
+@given(LENGTHS, st.integers(1, 150), st.integers(1, 100))
+@settings(deadline=None)
+def test_pack_never_exceeds_its_budgets_unless_with_a_single_sequence(lengths, per_step, per_micro):
+    chosen = PlanSettings(strategy="pack", tokens_per_step=per_step, tokens_per_micro=per_micro)
+    made = plan(np.array(lengths, np.int64), chosen, seed=0, epoch=0)
+    assert made.pad_share == 0
+    for i in range(made.num_steps):
+        micros = made.step(i)
+        sizes = [(m.stops - m.starts).tolist() for m in micros]
+        flat = [size for part in sizes for size in part]
+        assert sum(flat) <= per_step or len(flat) == 1
+        assert all(sum(part) <= per_micro or len(part) == 1 for part in sizes)
+        assert flat == sorted(flat, reverse=True)
+        following = [size[0] for size in sizes[1:]]
+        assert all(sum(part) + first > per_micro for part, first in zip(sizes, following, strict=False))
+
+
+@pytest.mark.parametrize("strategy", ["fixed", "dynamic", "bucket", "budget"])
+def test_padded_steps_end_when_they_hold_enough_tokens(strategy):
+    made = plan(many(400), PlanSettings(strategy=strategy, tokens_per_step=1000), seed=0, epoch=0)
+    for i in range(made.num_steps):
+        tokens = [int((m.stops - m.starts).sum()) for m in made.step(i)]
+        assert sum(tokens[:-1]) < 1000
+        assert sum(tokens) >= 1000 or i == made.num_steps - 1
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_step_is_complete_with_exactly_its_tokens(strategy):
+    chosen = PlanSettings(strategy=strategy, tokens_per_step=30, tokens_per_micro=10, batch_size=1, row_tokens=10)
+    made = plan(np.full(12, 10), chosen, seed=0, epoch=0)
+    assert [sum(len(m.seq_ids) for m in made.step(i)) for i in range(made.num_steps)] == [3, 3, 3, 3]
+
+
+def test_fixed_pads_to_the_cap_and_dynamic_to_the_longest_of_the_batch():
+    lengths, ids = np.array([2, 3, 4]), np.array([0, 1, 2])
+    fixed = plan(lengths, PlanSettings(strategy="fixed"), seed=0, epoch=0, max_tokens=16, seq_ids=ids)
+    assert [m.pad_to for m in micros_of(fixed)] == [16]
+    assert [m.pad_to for m in micros_of(plan(lengths, PlanSettings(strategy="fixed"), seed=0, epoch=0))] == [4]
+    dynamic = plan(lengths, PlanSettings(strategy="dynamic"), seed=0, epoch=0, max_tokens=16)
+    assert [m.pad_to for m in micros_of(dynamic)] == [4]
+    assert dynamic.pad_share == pytest.approx(1 - 9 / 12)
+    assert all(
+        len(m.seq_ids) == 8 for m in micros_of(plan(many(80), PlanSettings(strategy="dynamic"), seed=0, epoch=0))
+    )
+
+
+@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 20), st.integers(1, 9))
+@settings(deadline=None)
+def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
+    lengths = np.array(lengths, np.int64)
+    chosen = PlanSettings(bucket_width=width, batch_size=batch_size)
+    made = bucket.group(lengths, chosen, np.random.default_rng(0))
+    for start, stop in zip(made.micro_offsets, made.micro_offsets[1:], strict=False):
+        part = lengths[made.order[start:stop]]
+        assert 1 <= len(part) <= batch_size
+        assert len(set((part // width).tolist())) == 1
+
+
+@given(st.integers(2, 64))
+@settings(deadline=None)
+def test_lengths_width_minus_one_and_width_are_in_different_buckets(width):
+    lengths = np.array([width - 1, width, 2 * width - 1])
+    made = bucket.group(lengths, PlanSettings(bucket_width=width), np.random.default_rng(0))
+    batches = [set(made.order[a:b].tolist()) for a, b in zip(made.micro_offsets, made.micro_offsets[1:], strict=False)]
+    assert sorted(batches, key=min) == [{0}, {1, 2}]
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_lengths_do_not_drift_over_an_epoch(strategy):
+    made = plan(many(20_000), PlanSettings(strategy=strategy, tokens_per_step=512), seed=0, epoch=0)
+    assert abs(length_correlation(made)) < 0.1
+
+
+@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 200))
+@settings(deadline=None)
+def test_budget_holds_for_padded_tokens(lengths, limit):
+    lengths = np.array(lengths, np.int64)
+    made = budget.group(lengths, PlanSettings(tokens_per_micro=limit), np.random.default_rng(0))
+    for start, stop, pad_to in zip(made.micro_offsets, made.micro_offsets[1:], made.pad_to, strict=False):
+        assert pad_to == lengths[made.order[start:stop]].max()
+        assert pad_to * (stop - start) <= limit or stop - start == 1
+
+
+def best_fit_one_by_one(lengths: np.ndarray, size: int) -> list[int]:
+    """Space left in every row after best-fit decreasing, by the book."""
+    spaces: list[int] = []
+    for length in sorted(lengths.tolist(), reverse=True):
+        fitting = [space for space in spaces if space >= length]
+        space = min(fitting) if fitting else size
+        if fitting:
+            spaces.remove(space)
+        spaces.append(space - length)
+    return sorted(spaces)
+
+
+@given(st.lists(st.integers(1, 50), max_size=80), st.integers(50, 90))
+@settings(deadline=None, max_examples=200)
+def test_rows_equal_best_fit_decreasing_one_by_one(lengths, size):
+    lengths = np.array(lengths, np.int64)
+    row_of = best_fit_decreasing(lengths, size)
+    used = np.bincount(row_of, weights=lengths)
+    assert sorted((size - used).astype(int).tolist()) == best_fit_one_by_one(lengths, size)
+
+
+@given(st.lists(st.integers(1, 50), max_size=80), st.integers(50, 90), st.integers(1, 400), st.integers(1, 400))
+@settings(deadline=None)
+def test_rows_fill_whole_rows_within_the_budgets(lengths, size, per_step, per_micro):
+    lengths = np.array(lengths, np.int64)
+    chosen = PlanSettings(strategy="rows", row_tokens=size, tokens_per_step=per_step, tokens_per_micro=per_micro)
+    made = plan(lengths, chosen, seed=0, epoch=0)
+    num_rows = len(best_fit_one_by_one(lengths, size))
+    assert made.padded_tokens == num_rows * size
+    for i in range(made.num_steps):
+        micros = made.step(i)
+        assert all(m.fill_to % size == 0 and size <= m.fill_to <= max(per_micro, size) for m in micros)
+        real = sum(int((m.stops - m.starts).sum()) for m in micros)
+        assert real <= per_step or sum(m.fill_to for m in micros) == size
+
+
+def test_a_piece_longer_than_a_row_is_refused_with_the_fix():
+    with pytest.raises(PlanError, match="600 tokens does not fit a row of 512") as caught:
+        plan(np.array([600]), PlanSettings(strategy="rows"), seed=0, epoch=0)
+    assert "plan.row_tokens" in caught.value.fix
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_drop_last_leaves_out_a_short_last_step_and_says_so(strategy):
+    lengths = np.append(np.full(50, 10), 7)
+    masks = np.arange(51) % 2  # every other sequence has a single target, the rest one per position
+
+    def targets(seq_ids, starts, stops):
+        return np.where(masks[seq_ids] == 1, 1, stops - starts)
+
+    chosen = PlanSettings(
+        strategy=strategy, tokens_per_step=120, tokens_per_micro=60, batch_size=4, row_tokens=30, max_tokens=10
+    )
+    kept = plan(lengths, chosen, seed=0, epoch=0, targets=targets)
+    made = plan(lengths, chosen.model_copy(update={"drop_last": True}), seed=0, epoch=0, targets=targets)
+    last = triples(kept.step(kept.num_steps - 1))
+    tokens = sum(stop - start for _, start, stop in last)
+    if tokens + 7 > 120:  # full: not even the shortest would fit
+        assert made.num_steps == kept.num_steps
+        return
+    assert made.num_steps == kept.num_steps - 1
+    assert triples(micros_of(made)) + last == triples(micros_of(kept))
+    assert made.ledger.dropped == {"last_step": tokens}
+    assert made.ledger.first_ids["last_step"] == tuple(sorted({seq_id for seq_id, _, _ in last})[:5])
+    assert made.ledger.total == kept.ledger.total == 507
+
+
+def test_the_smaller_of_two_limits_holds():
+    chosen = PlanSettings(max_tokens=8)
+    assert plan(np.array([20]), chosen, seed=0, epoch=0, max_tokens=16).pieces.lengths.max() == 8
+    assert plan(np.array([20]), chosen, seed=0, epoch=0, max_tokens=4).pieces.lengths.max() == 4
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_corpus_without_targets_gives_an_empty_plan(strategy):
+    made = plan(np.array([0, 0]), PlanSettings(strategy=strategy, drop_last=True), seed=0, epoch=0)
+    assert (made.num_steps, made.num_micros, made.padded_tokens, made.pad_share) == (0, 0, 0, 0.0)
+    assert made.ledger.sequences == {"no_target": 2}
+    assert len(made.fingerprint()) == 64
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_plan_has_the_promised_types(strategy):
+    made = plan(many(100).astype(np.int32), PlanSettings(strategy=strategy), seed=0, epoch=0)
+    assert made.order.dtype == made.micro_offsets.dtype == made.step_offsets.dtype == np.int64
+    assert made.pad_to.dtype == made.fill_to.dtype == np.int32
+    with pytest.raises(IndexError):
+        made.step(made.num_steps)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from unpad.data.pixels.patches import prepare, unpatch
+from unpad.data.pixels.sizes import grid_of
+from unpad.recipes.data import ImageSettings
+
+IMAGENET = ImageSettings(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
+def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def test_patches_are_what_a_convolution_over_patches_multiplies() -> None:
+    pixels, weight = noise(6, 9), torch.randn(5, 3, 3, 3, dtype=torch.float64)
+    patches = torch.from_numpy(prepare(pixels, (2, 3), 3, IMAGENET)).double()
+    scaled = (pixels / 255 - np.array(IMAGENET.mean)) / np.array(IMAGENET.std)
+    image = torch.from_numpy(scaled).permute(2, 0, 1)[None]
+    expected = torch.nn.functional.conv2d(image, weight, stride=3)[0].flatten(1).T  # (rows * columns, 5), row by row
+    torch.testing.assert_close(patches @ weight.flatten(1).T, expected, atol=1e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [ImageSettings(), IMAGENET])
+def test_an_image_of_whole_patches_comes_back_exactly(settings: ImageSettings) -> None:
+    pixels = noise(32, 48)
+    patches = prepare(pixels, (2, 3), 16, settings)
+    assert patches.shape == (6, 3 * 16 * 16)
+    assert patches.dtype == np.float32
+    assert patches.flags["C_CONTIGUOUS"]
+    np.testing.assert_array_equal(unpatch(patches, (2, 3), 16, settings), pixels)
+
+
+def test_black_and_white_are_minus_one_and_one_by_default() -> None:
+    for value, expected in ((0, -1), (255, 1)):
+        patches = prepare(np.full((4, 4, 3), value, np.uint8), (1, 1), 4, ImageSettings())
+        np.testing.assert_allclose(patches, expected, atol=1e-6)
+
+
+def test_resizing_averages_what_a_pixel_covers() -> None:
+    board = np.indices((64, 64)).sum(0) % 2 * 255  # without antialiasing, some pixels of it are black or white
+    pixels = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
+    small = unpatch(prepare(pixels, (1, 1), 8, ImageSettings()), (1, 1), 8, ImageSettings())
+    assert abs(small.astype(int) - 127).max() < 8
+
+
+def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one() -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (10, 12, 4), np.uint8)
+    pixels[:, :6, 3] = 0
+    settings = ImageSettings(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+    both = prepare(pixels, (2, 3), 8, settings).reshape(6, 4, 64)
+    colours = prepare(np.ascontiguousarray(pixels[:, :, :3]), (2, 3), 8, settings).reshape(6, 3, 64)
+    assert np.array_equal(both[:, :3], colours), "what is transparent keeps its colour"
+    assert both[0, 3].reshape(8, 8)[:, :4].max() == -1.0, "out of reach of what is opaque"
+    opaque = prepare(np.full((8, 8, 4), 255, np.uint8), (1, 1), 8, ImageSettings())
+    assert np.array_equal(opaque, np.ones((1, 256), np.float32))
+    shown = unpatch(both.reshape(6, 256), (2, 3), 8, settings)
+    assert np.array_equal(shown, unpatch(colours.reshape(6, 192), (2, 3), 8, settings))
+
+
+def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
+    settings = ImageSettings(size="letterbox", square=32, mean=(0.2, 0.4, 0.6))
+    for pixels, inner in ((np.full((20, 40, 3), 250, np.uint8), np.s_[8:24, :]),
+                          (np.full((120, 60, 3), 250, np.uint8), np.s_[:, 8:24])):  # fmt: skip
+        grid = grid_of(pixels.shape[1], pixels.shape[0], 8, settings)
+        patches = prepare(pixels, grid, 8, settings)
+        picture = unpatch(patches, grid, 8, settings)
+        assert (picture[inner] == 250).all()
+        border = np.ones((32, 32), bool)
+        border[inner] = False
+        assert (picture[border] == (51, 102, 153)).all()
+        assert (patches == 0).sum() == border.sum() * 3
+        opaque = np.dstack([pixels, np.full(pixels.shape[:2], 255, np.uint8)])
+        opacity = prepare(opaque, grid, 8, settings).reshape(-1, 4, 64)[:, 3]
+        assert ((opacity == -1).sum(), (opacity == 1).sum()) == (border.sum(), (~border).sum())
+
+
+def test_square_fills_the_square() -> None:
+    settings = ImageSettings(size="square", square=32)
+    pixels = np.full((20, 40, 3), 250, np.uint8)
+    assert (unpatch(prepare(pixels, (4, 4), 8, settings), (4, 4), 8, settings) == 250).all()
+
+
+def test_a_strip_and_a_single_pixel_are_prepared() -> None:
+    for height, width in ((1, 1), (720, 48), (1, 2_000), (16_384, 3)):
+        grid = grid_of(width, height, 16, ImageSettings(max_tokens=64))
+        patches = prepare(np.full((height, width, 3), 200, np.uint8), grid, 16, ImageSettings())
+        assert patches.shape == (grid[0] * grid[1], 768)
+        assert (unpatch(patches, grid, 16, ImageSettings()) == 200).all()
+
+
+def test_equal_images_have_equal_patches_whatever_else_is_prepared() -> None:
+    pixels, settings = noise(50, 70), ImageSettings(max_tokens=20)
+    grid = grid_of(70, 50, 8, settings)
+    alone = prepare(pixels, grid, 8, settings)
+    for seed in range(1, 4):
+        prepare(noise(seed * 30, 40, seed), (3, 3), 8, settings)
+        np.testing.assert_array_equal(prepare(pixels.copy(), grid, 8, settings), alone)
+
+
+def test_the_pixels_given_are_left_alone() -> None:
+    pixels = noise(16, 16)
+    before = pixels.copy()
+    prepare(pixels, (2, 2), 8, ImageSettings())[:] = 0
+    np.testing.assert_array_equal(pixels, before)

@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from unpad.data.sources.chat import read
+from unpad.data.sources.example import Example
+from unpad.data.sources.files import expand
+from unpad.recipes.data import Data, Source
+
+U, A, S = "user", "assistant", "system"
+
+
+def conversations(path: Path, field: str | None = None) -> list[Any]:
+    """[(role, content), ...] of each conversation, the code of each bad row."""
+    (file,) = expand([Source(path=str(path), field=field)], Path)
+    items = list(read(file, Data()))
+    return [[(t.role, t.content) for t in i.turns] if isinstance(i, Example) else i.code for i in items]
+
+
+def messages(*turns: tuple[Any, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
+def sharegpt(*turns: tuple[Any, Any]) -> dict[str, Any]:
+    return {"conversations": [{"from": role, "value": content} for role, content in turns]}
+
+
+CASES: list[tuple[Any, Any]] = [
+    (messages((U, "问"), (A, " 答\n")), [(U, "问"), (A, " 答\n")]),
+    (messages((S, "规"), (U, "问"), (A, "答"), (U, "再问")), [(S, "规"), (U, "问"), (A, "答"), (U, "再问")]),
+    (sharegpt(("system", "规"), ("human", "问"), ("gpt", "答")), [(S, "规"), (U, "问"), (A, "答")]),
+    (sharegpt(("user", "问"), ("assistant", "答")), [(U, "问"), (A, "答")]),
+    ({"text": "用户：你好！助手：好。"}, [(U, "你好！"), (A, "好。")]),
+    (
+        {"text": " 用户:问 \n助手: 答\n1) 甲\n用户：再问助手：再答"},
+        [(U, "问"), (A, "答\n1) 甲"), (U, "再问"), (A, "再答")],
+    ),
+    ({"text": "系统：规。用户：问助手：答"}, [(S, "规。"), (U, "问"), (A, "答")]),
+    ({"text": "User: hi\nAssistant: ho"}, [(U, "hi"), (A, "ho")]),
+    ({"text": "User：hi Assistant：ho"}, [(U, "hi"), (A, "ho")]),
+    ({"text": "用户：写英文助手：User: x"}, [(U, "写英文"), (A, "User: x")]),
+    ({"text": "User: a SuperUser: b Assistant: c"}, [(U, "a SuperUser: b"), (A, "c")]),
+    (messages(("bot", "x")), "E_ROLE"),
+    (messages((None, "x")), "E_ROLE"),
+    (messages((A, "答"), (U, "问")), "E_ROLE"),
+    (messages((U, "问"), (U, "问"), (A, "答")), "E_ROLE"),
+    (messages((U, "问"), (S, "规"), (A, "答")), "E_ROLE"),
+    (messages((S, "规"), (S, "规"), (U, "问"), (A, "答")), "E_ROLE"),
+    ({"text": "用户：一用户：二助手：三"}, "E_ROLE"),
+    ({"text": "你好"}, "E_ROLE"),
+    (messages((U, ""), (A, "答")), "E_EMPTY"),
+    (messages((U, "问"), (A, " \n")), "E_EMPTY"),
+    (messages((U, "问"), (A, "\u200b")), "E_EMPTY"),
+    ({"messages": []}, "E_EMPTY"),
+    ({"text": "用户：问助手："}, "E_EMPTY"),
+    ({"text": ""}, "E_EMPTY"),
+    (messages((U, "问")), "E_NO_TARGET"),
+    (messages((S, "规")), "E_NO_TARGET"),
+    ({"text": "用户：问"}, "E_NO_TARGET"),
+    ({"messages": "用户"}, "E_ROLE"),
+    ({"messages": None}, "E_NULL"),
+    ({"messages": {"role": U}}, "E_TYPE"),
+    ({"messages": ["问", "答"]}, "E_TYPE"),
+    (messages((U, ["问"]), (A, "答")), "E_TYPE"),
+    (messages((U, "问"), (A, None)), "E_NULL"),
+    (messages((U, "问\0"), (A, "答")), "E_NUL"),
+    ({"messages": [{"content": "问"}]}, "E_MISSING"),
+    ({"messages": [{"role": U, "text": "问"}]}, "E_MISSING"),
+    ({"dialogue": []}, "E_MISSING"),
+    ({**messages((U, "问"), (A, "答")), "split": "test"}, "E_SPLIT"),
+]
+
+
+@pytest.mark.parametrize(("row", "expected"), CASES)
+def test_a_row_becomes_turns_or_is_named(tmp_path: Path, row: Any, expected: Any) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert conversations(path) == [expected]
+
+
+def test_an_array_may_mix_strings_and_objects(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    rows = ["用户：问助手：答", messages((U, "q"), (A, "a")), "闲谈", 3, None]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    assert conversations(path) == [[(U, "问"), (A, "答")], [(U, "q"), (A, "a")], "E_ROLE", "E_TYPE", "E_NULL"]
+
+
+def test_plain_text_holds_one_conversation_per_document(tmp_path: Path) -> None:
+    path = tmp_path / "c.txt"
+    path.write_text("用户：一\n助手：二\n\n用户：三\n助手：四\n", encoding="utf-8")
+    assert conversations(path) == [[(U, "一"), (A, "二")], [(U, "三"), (A, "四")]]
+
+
+def test_a_parquet_column_holds_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "c.parquet"
+    rows = [[{"role": U, "content": "问"}, {"role": A, "content": "答"}], [{"role": U, "content": "问"}], None]
+    pq.write_table(pa.table({"messages": rows, "fact": ["f", "g", "h"]}), path)
+    assert conversations(path) == [[(U, "问"), (A, "答")], "E_NO_TARGET", "E_NULL"]
+
+
+def test_a_row_states_its_fact_keywords_and_split_and_a_source_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    row = {"talk": messages((U, "问"), (A, "答"))["messages"], "fact": "f1", "keywords": ["答"], "split": "holdout"}
+    path.write_text(json.dumps(row), encoding="utf-8")
+    (file,) = expand([Source(path=str(path), field="talk")], Path)
+    (example,) = read(file, Data())
+    assert isinstance(example, Example)
+    assert (example.group, example.keywords, example.split) == ("f1", ("答",), "holdout")
+    assert example.where == f"{path}:1"

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from unpad.data.sources.files import expand, guess_encoding
+from unpad.errors import SourceError
+from unpad.recipes.data import Source
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x", encoding="utf-8")
+
+
+def names(folder: Path, path: str) -> list[str]:
+    return [file.path.relative_to(folder).as_posix() for file in expand([Source(path=path)], lambda p: folder / p)]
+
+
+def test_numbers_in_names_are_ordered_as_numbers(tmp_path: Path) -> None:
+    write(tmp_path, "p10.json", "p2.json", "p1.json", "b10/a.txt", "b9/a.txt", "P3.json")
+    assert names(tmp_path, ".") == ["b9/a.txt", "b10/a.txt", "p1.json", "p2.json", "P3.json", "p10.json"]
+    assert names(tmp_path, "p*.json") == ["p1.json", "p2.json", "p10.json"]
+
+
+def test_a_folder_gives_its_data_files_only_and_each_its_format(tmp_path: Path) -> None:
+    write(tmp_path, "a.json", "b.jsonl", "c.txt", "d.MD", "e.parquet", "f.png", ".hidden.json", ".git/x.txt")
+    files = expand([Source(path=".")], lambda p: tmp_path / p)
+    assert [file.format for file in files] == ["json", "jsonl", "text", "text", "parquet"]
+
+
+def test_sources_keep_their_order_weight_and_field(tmp_path: Path) -> None:
+    write(tmp_path, "z.log", "a.txt")
+    sources = [Source(path="z.log", weight=0.5, field="body", format="jsonl"), Source(path="a.txt")]
+    first, second = expand(sources, lambda p: tmp_path / p)
+    assert (first.source, first.weight, first.field, first.format) == (0, 0.5, "body", "jsonl")
+    assert (second.source, second.weight, second.field, second.format) == (1, 1.0, None, "text")
+
+
+def test_a_name_with_brackets_is_no_pattern_when_the_file_exists(tmp_path: Path) -> None:
+    write(tmp_path, "a[1].txt", "a1.txt")
+    assert names(tmp_path, "a[1].txt") == ["a[1].txt"]
+
+
+@pytest.mark.parametrize("path", ["none.jsonl", "none/*.jsonl", "empty"])
+def test_a_path_without_data_names_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError) as caught:
+        expand([Source(path=path)], Path)
+    assert str(tmp_path / path) in caught.value.where
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("head", "guess"),
+    [
+        (b"\x1f\x8b\x08\x00", "gzip"),
+        ("你好".encode("utf-16"), "UTF-16"),
+        ('{"text": "x"}'.encode("utf-16-le"), "UTF-16"),
+        ('{"text": "x"}'.encode("utf-16-be"), "UTF-16"),
+        ('{"text": "学习效率的提升"}'.encode("gb18030"), "GB18030"),
+        ('{"text": "学习"}'.encode(), None),
+        ("学习".encode()[:-1], None),
+        ("学习效率".encode() + b"\xff", None),
+        (b'{"text": "\xff\xfe"}', None),
+        (b"a\0", None),
+        (b"", None),
+    ],
+)
+def test_other_encodings_are_recognised(head: bytes, guess: str | None) -> None:
+    assert guess_encoding(head) == guess

@@ -1,0 +1,145 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from unpad.data.check import check
+from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import SourceFile, expand
+from unpad.data.sources.read import read_file
+from unpad.errors import SourceError
+from unpad.recipes.data import Data, Source
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "zh"
+
+
+def bad_rows(count: int) -> list[BadRow]:
+    return [BadRow(f"a.jsonl:{n}", "E_JSON", f"fault {n}", "mend it") for n in range(1, count + 1)]
+
+
+def test_rows_read_are_rows_used_and_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\nnull\n\n{"text": 3}\n{"text": "b"}\n\xff\n')
+    (file,) = expand([Source(path=str(path))], Path)
+    used, bad = read_file("text", file, Data())
+    assert [example.where for example in used] == [f"{path}:1", f"{path}:5"]
+    assert [row.where for row in bad] == [f"{path}:2", f"{path}:4", f"{path}:6"]
+
+
+def test_stop_lists_the_bad_rows_before_it_refuses() -> None:
+    with pytest.raises(SourceError) as caught:
+        apply_policy(bad_rows(25), 1000, Data())
+    text = str(caught.value)
+    assert "25 of 1000" in text
+    assert "a.jsonl:1: E_JSON fault 1\n" in text
+    assert "a.jsonl:20: E_JSON fault 20\n" in text
+    assert "fault 21" not in text
+    assert "5 more" in text
+    assert "unpad data check a.jsonl" in text
+    assert "data.on_bad_row=quarantine" in text
+    assert caught.value.exit_code == 3
+    apply_policy([], 1000, Data())
+
+
+def test_quarantine_goes_on_up_to_its_limit() -> None:
+    data = Data(on_bad_row="quarantine", max_bad=0.02)
+    apply_policy(bad_rows(20), 1000, data)
+    with pytest.raises(SourceError, match="max_bad"):
+        apply_policy(bad_rows(21), 1000, data)
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    files = [SourceFile(tmp_path / "a.txt", "text", None, 1.0, 0)]
+    with pytest.raises(SourceError, match="no usable text"):
+        refuse_empty(0, "text", files)
+    refuse_empty(1, "text", files)
+
+
+def test_a_file_that_vanished_is_the_users_error(tmp_path: Path) -> None:
+    for name in ("text", "json", "jsonl", "parquet"):
+        with pytest.raises(SourceError, match="cannot be read"):
+            read_file("text", SourceFile(tmp_path / "gone", name, None, 1.0, 0), Data())  # type: ignore[arg-type]
+
+
+def test_check_reports_every_file_by_its_kind(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "问"}, {"role": "assistant", "content": "答"}]
+    (tmp_path / "b2.jsonl").write_text(json.dumps({"messages": turns}) + "\n\n" + json.dumps({"messages": turns[:1]}))
+    (tmp_path / "b10.json").write_text('["用户：问助手：答", "用户：问"]', encoding="utf-8")
+    (tmp_path / "a.txt").write_text("一\n\n二", encoding="utf-8")
+    report = check(tmp_path)
+    assert [(f.path.name, f.kind, f.num_rows, f.num_used, f.num_blank) for f in report.files] == [
+        ("a.txt", "text", 2, 2, 0),
+        ("b2.jsonl", "chat", 2, 1, 1),
+        ("b10.json", "chat", 2, 1, 0),
+    ]
+    assert [row.code for row in report.bad] == ["E_NO_TARGET", "E_NO_TARGET"]
+    assert not report.passed
+    lines = report.lines()
+    assert any(line.startswith(f"{tmp_path}/b2.jsonl:3: E_NO_TARGET") for line in lines)
+    assert "rows read 6 = rows used 4 + bad rows 2" in lines
+
+
+def test_check_does_not_pass_a_file_without_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    report = check(tmp_path / "a.jsonl")
+    assert not report.passed
+    assert "E_EMPTY" in report.lines()[-1]
+
+
+def test_a_hundred_thousand_rows_are_read_in_two_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
+    path.write_text("".join(row % n for n in range(100_000)), encoding="utf-8")
+    start = time.process_time()
+    used, bad = read_file("text", SourceFile(path, "jsonl", None, 1.0, 0), Data())
+    assert (len(used), len(bad)) == (100_000, 0)
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the shared Chinese data is absent")
+@pytest.mark.parametrize(
+    ("name", "kind", "rows"), [("pretraining", "text", 1426), ("chat", "chat", 1051), ("sayings.jsonl", "text", 5265)]
+)
+def test_real_corpora_are_read_whole(name: str, kind: str, rows: int) -> None:
+    report = check(SHARED / name)
+    assert report.passed
+    assert report.num_used == rows
+    assert {file.kind for file in report.files} == {kind}
+
+
+def test_check_knows_images_and_questions_about_them(tmp_path: Path) -> None:
+    for label, color in (("cat", "white"), ("dog", "black")):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        Image.new("RGB", (9, 8), color).save(tmp_path / "pictures" / label / "a.png")
+    (tmp_path / "pictures" / "dog" / "b.png").write_bytes(b"")
+    report = check(tmp_path / "pictures")
+    assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 2, 3)]
+    assert [row.code for row in report.bad] == ["E_EMPTY"]
+    rows = [{"image": "pictures/cat/a.png", "label": "cat"}, {"image": "pictures/dog/gone.png", "label": "dog"}]
+    (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = [{"image": "pictures/cat/a.png", "question": "what?", "answer": "cat"}, {"image": None, "question": "?"}]
+    (tmp_path / "vqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = check(tmp_path)
+    assert [(file.kind, file.num_used, file.num_rows) for file in report.files] == [("images", 1, 2), ("vqa", 1, 2)]
+    assert [row.code for row in report.bad] == ["E_MISSING", "E_NULL"]
+    assert {file.kind for file in check(tmp_path / "vqa.jsonl", "images").files} == {"images"}
+
+
+def test_check_looks_at_one_picture_and_past_stray_files_beside_pictures(tmp_path: Path) -> None:
+    for name in ("cat/a.png", "dog/b.png", "dog/cut.png"):
+        path = tmp_path / "pictures" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 8)).save(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    (tmp_path / "pictures" / "info.json").write_text("{}")
+    report = check(tmp_path / "pictures")
+    assert [(file.kind, file.num_used) for file in report.files] == [("images", 2)]
+    assert [row.code for row in report.bad] == ["E_TRUNCATED"]
+    alone = check(path)
+    assert [(file.kind, file.num_used, file.num_rows) for file in alone.files] == [("images", 0, 1)]
+    assert [row.code for row in alone.bad] == ["E_TRUNCATED"]
+    path.write_bytes(b"")
+    assert [row.code for row in check(path).bad] == ["E_EMPTY"]

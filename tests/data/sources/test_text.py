@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from unpad.data.sources.example import BadRow, Example
+from unpad.data.sources.files import expand
+from unpad.data.sources.text import read
+from unpad.recipes.data import Data, Source
+
+
+def documents(path: Path, content: bytes | None = None, field: str | None = None, separator: str = "auto") -> list:
+    """(place, text) of each document, (place, code) of each bad row."""
+    if content is not None:
+        path.write_bytes(content)
+    (file,) = expand([Source(path=str(path), field=field)], Path)
+    found = []
+    for item in read(file, Data(separator=separator)):
+        place = item.where.removeprefix(str(path))
+        found.append((place, item.turns[0].content if isinstance(item, Example) else item.code))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("content", "separator", "expected"),
+    [
+        (b"a\nb\n\nc\n \t\n\n d \n", "auto", [(":1", "a\nb"), (":4", "c"), (":7", " d ")]),
+        (b"\n\n\na", "auto", [(":4", "a")]),
+        (b"a\n\nb<|endoftext|>\nc\n<|endoftext|>\n", "auto", [(":1", "a\n\nb"), (":4", "c")]),
+        (b"a\n\nb\n---\nc", "\n---\n", [(":1", "a\n\nb"), (":5", "c")]),
+        (b"a\r\nb\r\n\r\nc", "auto", [(":1", "a\nb"), (":4", "c")]),
+        (b"a\rb\r\rc", "auto", [(":1", "a\nb"), (":4", "c")]),
+        ("\ufeff甲\u2028乙\u0085".encode(), "auto", [(":1", "甲\u2028乙\u0085")]),
+        (b"a\n\nb\n\xff\n\nc", "auto", [(":1", "a"), (":4", "E_UTF8"), (":6", "c")]),
+        (b"a\n\nb\n\0\n\nc", "auto", [(":1", "a"), (":4", "E_CTRL"), (":6", "c")]),
+        ("学习效率的提升".encode("gb18030"), "auto", [(":1", "E_ENCODING")]),
+        (b"", "auto", []),
+        (b" \n\n \n", "auto", []),
+    ],
+)
+def test_plain_text_is_split_at_its_separator(
+    tmp_path: Path, content: bytes, separator: str, expected: list[tuple[str, str]]
+) -> None:
+    assert documents(tmp_path / "a.txt", content, separator=separator) == expected
+
+
+def test_strings_of_an_array_are_documents(tmp_path: Path) -> None:
+    content = '["\\n甲 \\n\\n乙\\n", "", "\u3000", null, 3, ["x"], "\\u0000", {"text": "丙"}]'.encode()
+    assert documents(tmp_path / "a.json", content) == [
+        ("[0]", "甲 \n\n乙"),
+        ("[1]", "E_EMPTY"),
+        ("[2]", "E_EMPTY"),
+        ("[3]", "E_NULL"),
+        ("[4]", "E_TYPE"),
+        ("[5]", "E_TYPE"),
+        ("[6]", "E_NUL"),
+        ("[7]", "丙"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (rb'{"text": "a\u0000b"}', "E_NUL"),
+        (b'{"title": "a", "body": "b"}', "E_MISSING"),
+        (b'{"text": {"x": 1}}', "E_TYPE"),
+        (b'{"text": 7}', "E_TYPE"),
+        (b'{"text": null}', "E_NULL"),
+        (b'{"text": ""}', "E_EMPTY"),
+        (rb'{"text": " \n\u200b"}', "E_EMPTY"),
+        (b'{"text": "a", "split": "dev"}', "E_SPLIT"),
+        (b'{"text": "a", "split": ["train"]}', "E_SPLIT"),
+        (b'{"text": "a", "group": ["x"]}', "E_TYPE"),
+        (b'{"text": "a", "keywords": "x"}', "E_TYPE"),
+        (b'{"text": "a", "keywords": [1]}', "E_TYPE"),
+    ],
+)
+def test_a_row_that_is_no_document_is_named(tmp_path: Path, row: bytes, code: str) -> None:
+    path = tmp_path / "a.jsonl"
+    assert documents(path, b'{"text": "a"}\n' + row + b"\n") == [(":1", "a"), (":2", code)]
+
+
+def test_a_missing_field_names_the_fields_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"title": "a", "body": "b"}')
+    (file,) = expand([Source(path=str(path))], Path)
+    (bad,) = read(file, Data())
+    assert isinstance(bad, BadRow)
+    assert '"title", "body"' in bad.what
+    assert documents(path, field="body") == [(":1", "b")]
+
+
+def test_a_row_states_its_split_group_and_keywords(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a", "split": "holdout", "group": 7, "keywords": ["x"]}\n{"text": "b", "split": null}')
+    (file,) = expand([Source(path=str(path))], Path)
+    first, second = read(file, Data())
+    assert isinstance(first, Example)
+    assert (first.split, first.group, first.keywords) == ("holdout", "7", ("x",))
+    assert isinstance(second, Example)
+    assert (second.split, second.group, second.keywords) == (None, "", ())
+
+
+def test_a_parquet_column_holds_documents(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["甲", None, " "], "body": ["x", "y", "z"], "n": [1, 2, 3]}), path)
+    assert documents(path) == [(":1", "甲"), (":2", "E_NULL"), (":3", "E_EMPTY")]
+    assert documents(path, field="body") == [(":1", "x"), (":2", "y"), (":3", "z")]
+    assert documents(path, field="none") == [("", "E_MISSING")]
+    assert documents(path, field="n") == [(":1", "E_TYPE"), (":2", "E_TYPE"), (":3", "E_TYPE")]
+
+
+def test_bad_utf8_in_parquet_costs_its_own_row_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    raw = pa.array([b"a", b"\xff", b"c"], pa.binary())
+    strings = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    pq.write_table(pa.table({"text": strings}), path)
+    assert documents(path) == [(":1", "a"), (":2", "E_UTF8"), (":3", "c")]
+
+
+@pytest.mark.parametrize("damage", ["empty", "magic", "footer", "page"])
+def test_a_damaged_parquet_file_is_a_bad_row(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": [f"document {i}" for i in range(5000)]}), path, write_page_checksum=True)
+    good = path.read_bytes()
+    middle = len(good) // 3
+    content = {
+        "empty": b"",
+        "magic": b"XXXX" + good[4:-4] + b"XXXX",
+        "footer": good[:-20],
+        "page": good[:middle] + bytes(byte ^ 255 for byte in good[middle : middle + 50]) + good[middle + 50 :],
+    }[damage]
+    found = documents(path, content)
+    assert found[-1][1] == "E_PARQUET"
+    assert all(text.startswith("document ") for _, text in found[:-1])

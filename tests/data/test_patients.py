@@ -1,0 +1,583 @@
+"""Patients from tables to batches: the same from every layout, cut at the landmark, scaled by training alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from tests.helpers.event_tables import (
+    FIRST_ID,
+    MEASURED,
+    Row,
+    draw_rows,
+    micro_of,
+    opened,
+    put,
+    put_folder,
+    put_meds,
+    recipe_of,
+    table,
+)
+from unpad.batching.batch import RaggedBatch, concatenate
+from unpad.batching.layout import Layout
+from unpad.batching.plan import plan
+from unpad.data.histories.tables import alias
+from unpad.data.once import every_micro
+from unpad.data.patients import CODES, EventData, num_outputs
+from unpad.errors import RecipeError, SourceError
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.training import PlanSettings, strategy_names
+
+CLINICAL = Path(__file__).parents[3] / "shared" / "data" / "clinical"
+A, B, C = FIRST_ID, FIRST_ID + 1, FIRST_ID + 2
+
+
+def long(root: Path, rows: list[Row], **source: Any) -> dict[str, Any]:
+    return {"path": str(put(root / "long.parquet", table(rows))), "unit": "minutes", **source}
+
+
+def sides_of(rows: list[Row]) -> dict[int, str]:
+    return {patient: ("train", "train", "valid")[n % 3] for n, patient in enumerate(sorted({row[0] for row in rows}))}
+
+
+def split_file(path: Path, sides: dict[int, str]) -> dict[str, str]:
+    put(path, pa.table({"id": list(sides), "split": list(sides.values())}))
+    return {"split": str(path)}
+
+
+def label_file(path: Path, **columns: list[Any]) -> str:
+    return str(put(path, pa.table(columns)))
+
+
+def of(data: EventData, patient: int) -> int:
+    """The sequence of a patient."""
+    return data.ids.tolist().index(patient if data.ids.dtype == np.int64 else str(patient))
+
+
+def told(data: EventData, patient: int) -> list[tuple[float, list[tuple[str, float | None]]]]:
+    """A patient as (time, [(code, value in its own unit)]) of every set."""
+    seq, sets = of(data, patient), data.sets
+    found = []
+    for one in range(sets.sets_of[seq], sets.sets_of[seq + 1]):
+        inside = []
+        for event in range(sets.set_starts[one], sets.set_starts[one + 1]):
+            code, value = data.code[event], float(data.values[event])
+            own = value * data.known.std[code] + data.known.mean[code]
+            inside.append((data.codes[code], None if np.isnan(value) else round(float(own), 2)))
+        found.append((round(float(sets.times[one]) * 1440, 1), sorted(inside, key=str)))
+    return found
+
+
+# --------------------------------------------------------------------------- layouts
+
+
+def in_a_folder(root: Path, rows: list[Row], sides: dict[int, str]) -> EventData:
+    return opened(str(put_folder(root / "stays", rows, sides)))
+
+
+def in_one_table(root: Path, rows: list[Row], sides: dict[int, str]) -> EventData:
+    return opened(long(root, rows), events=split_file(root / "split.parquet", sides))
+
+
+def in_csv(root: Path, rows: list[Row], sides: dict[int, str]) -> EventData:
+    shuffled = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    path = put(root / "long.csv", table(shuffled, id="person", code="what"))
+    source = {"path": str(path), "id": "person", "code": "what", "unit": "minutes"}
+    return opened(source, events=split_file(root / "split.csv", sides))
+
+
+def in_two_tables(root: Path, rows: list[Row], sides: dict[int, str]) -> EventData:
+    measured = put(root / "measured.parquet", table([row for row in rows if row[2] in MEASURED]))
+    hours = [(patient, minute / 60, code, None) for patient, minute, code, _ in rows if code not in MEASURED]
+    noted = put(root / "noted.parquet", table(hours, code="event").drop_columns("value"))
+    sources = [
+        {"path": str(measured), "unit": "minutes"},
+        {"path": str(noted), "unit": "hours", "code": "event", "value": None},
+    ]
+    return opened(sources, events=split_file(root / "split.parquet", sides))
+
+
+def in_meds(root: Path, rows: list[Row], sides: dict[int, str]) -> EventData:
+    return opened(str(put_meds(root / "meds", rows, (), {k: v.replace("valid", "tuning") for k, v in sides.items()})))
+
+
+LAYOUTS = (in_a_folder, in_one_table, in_csv, in_two_tables, in_meds)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_every_layout_gives_the_same_patients(layout: Callable[..., EventData], tmp_path: Path) -> None:
+    rows = draw_rows(30)
+    data = layout(tmp_path, rows, sides_of(rows))
+    last = {row[0]: row[1] for row in rows}
+    assert len(data.ids) == len(last)
+    for patient, side in sides_of(rows).items():
+        sets: dict[float, list[tuple[str, float | None]]] = {}
+        for row in rows:
+            if row[0] == patient:
+                sets.setdefault(row[1] - last[patient], []).append(row[2:])
+        assert told(data, patient) == [(minute, sorted(inside, key=str)) for minute, inside in sets.items()]
+        assert data.split[of(data, patient)] == (side == "valid")
+    commonest = {
+        code: sum(row[2] == code and sides_of(rows)[row[0]] == "train" for row in rows) for code in data.codes[1:]
+    }
+    assert list(data.codes[1:]) == sorted(commonest, key=lambda code: (-commonest[code], code))
+    assert data.codes[0] == "<unknown>"
+    assert data.describe_outputs() == "6 codes"
+    assert not any(str(patient) in "\n".join(data.lines()) for patient in last)
+
+
+def test_facts_come_first_and_diagnoses_have_no_value(tmp_path: Path) -> None:
+    static: list[Row] = [(A, 0, "GENDER//F", None), (A, 0, "HEIGHT", 170.0), (B, 0, "GENDER//M", None)]
+    rows: list[Row] = [(A, 60, "glucose", 90.0), (A, 120, "fever", None)]
+    data = opened(str(put_meds(tmp_path / "meds", rows, static)), data={"holdout": 0})
+    assert told(data, A) == [
+        (-60.0, [("GENDER//F", None), ("HEIGHT", 170.0)]), (-60.0, [("glucose", 90.0)]), (0.0, [("fever", None)])
+    ]  # fmt: skip
+    assert told(data, B) == [(0.0, [("GENDER//M", None)])]
+    assert data.sets.timeless.tolist() == [True, False, False, True]
+    batch = data.load(micro_of(data, [of(data, A)]))
+    assert batch.events is not None
+    assert batch.events.has_value.tolist() == [not np.isnan(value) for value in data.values[:4]]
+    assert (batch.events.values[~batch.events.has_value] == 0).all()
+
+
+# --------------------------------------------------------------------------- sets, landmark, cuts
+
+
+def test_sets_go_by_time_by_window_or_by_number(tmp_path: Path) -> None:
+    rows: list[Row] = [(A, m, c, None) for m, c in ((0, "a"), (50, "b"), (50, "a"), (70, "c"), (130, "a"))]
+    assert [m for m, _ in told(opened(long(tmp_path, rows), data={"holdout": 0}), A)] == [-130, -80, -60, 0]
+    windowed = opened(long(tmp_path, rows), data={"holdout": 0}, events={"window": 60, "landmark": 130})
+    # Windows end at the landmark: (-180, -120], (-120, -60], (-60, 0]; a set has the time of its last event.
+    assert [(m, len(inside)) for m, inside in told(windowed, A)] == [(-130, 1), (-60, 3), (0, 1)]
+    numbered = table(rows, time="minute", code="variable").drop_columns("id")
+    numbered = numbered.append_column("set_index", pa.array([0, 0, 0, 1, 2]))
+    stays = str(put(tmp_path / "stays" / f"{A}.parquet", numbered).parent)
+    assert [(m, len(inside)) for m, inside in told(opened(stays, data={"holdout": 0}), A)] == [
+        (-80, 3),
+        (-60, 1),
+        (0, 1),
+    ]
+    by_time = opened({"path": stays, "set": None}, data={"holdout": 0})
+    assert [len(inside) for _, inside in told(by_time, A)] == [1, 2, 1, 1]
+
+
+def test_rows_that_go_back_in_time_are_sorted_and_duplicates_dropped_and_counted(tmp_path: Path) -> None:
+    rows: list[Row] = [(A, 50, "b", 1.0), (A, 0, "a", None), (A, 50, "b", 1.0), (A, 50, "b", 2.0), (A, 0, "a", None)]
+    data = opened(long(tmp_path, rows), data={"holdout": 0})
+    assert [(m, len(inside)) for m, inside in told(data, A)] == [(-50, 1), (0, 2)]
+    assert data.counts["exact duplicates"] == 2
+    assert any("2 rows went back in time" in line for line in data.lines())
+    assert opened(long(tmp_path, rows), data={"holdout": 0}, events={"duplicates": "keep"}).positions.tolist() == [5]
+
+
+def test_nothing_after_the_landmark_is_read_and_all_rows_are_accounted_for(tmp_path: Path) -> None:
+    rows = draw_rows(30)
+    whole = opened(long(tmp_path, rows), events={"landmark": 10_000})
+    cut = opened(long(tmp_path, rows), events={"landmark": 90})
+    assert cut.counts["after the landmark"] == sum(row[1] > 90 for row in rows) > 0
+    assert len(cut.code) + sum(cut.counts.values()) == len(rows)
+    assert float(cut.sets.times.max()) == 0.0
+    assert float(whole.sets.times.max()) < 0
+    later = [row if row[1] <= 90 else (row[0], row[1], "sepsis", None) for row in rows]
+    after = opened(long(tmp_path, list(dict.fromkeys(later))), events={"landmark": 90})
+    assert (after.fingerprint(), after.files) == (cut.fingerprint(), cut.files), "what comes later changes nothing"
+
+
+@pytest.mark.parametrize("keep", ["latest", "earliest"])
+def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: Path) -> None:
+    rows: list[Row] = [(A, m, c, None) for m in (0, 10, 20) for c in ("a", "b")] + [
+        (B, 5, str(n), None) for n in range(9)
+    ]
+    facts = put(tmp_path / "facts.parquet", pa.table({"id": [A], "age": [70]}))
+    sources = [long(tmp_path, rows), {"path": str(facts), "static": ["age"]}]
+    data = opened(
+        sources, data={"events": sources, "holdout": 0}, events={"max_events": 6, "keep": keep, "landmark": 20}
+    )
+    stay = [-10, 0] if keep == "latest" else [-20, -10]
+    assert [m for m, _ in told(data, A)] == [stay[0], *stay], "facts stay, and stand where the first set does"
+    assert data.positions[of(data, B)] == 9, "a set is never split"
+    assert data.counts["beyond events.max_events"] == 2
+    assert any("2 beyond events.max_events" in line for line in data.lines())
+    with pytest.raises(RecipeError, match="cut through a set") as caught:
+        opened(sources, model={"context": 8}, plan={"overflow": "split"})
+    assert "events.max_events=8" in caught.value.fix
+
+
+# --------------------------------------------------------------------------- labels
+
+
+def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    num = 300
+    ids = list(range(FIRST_ID, FIRST_ID + num))
+    ends, dead = rng.integers(0, 60, num).tolist(), rng.integers(0, 2, num).tolist()
+    ends[0], dead[0] = 40, 0  # watched to the very horizon
+    rows: list[Row] = [(patient, day, "x", None) for patient in ids[::2] for day in (1, 9, 30)]
+    path = label_file(tmp_path / "people.parquet", id=ids, end=ends, dead=dead)
+    made = {"path": path, "event": "dead", "duration": "end", "horizon": 30}
+    source = {**long(tmp_path, rows), "unit": "days"}
+    data = opened(source, events={"labels": made, "landmark": 10})
+    assert data.labels is not None
+    expected, why = {}, {"over": 0, "censored": 0}
+    for patient, end, died in zip(ids, ends, dead, strict=True):
+        if end < 10:
+            why["over"] += 1
+        elif died and end <= 40:
+            expected[patient] = 1
+        elif end >= 40:
+            expected[patient] = 0
+        else:
+            why["censored"] += 1
+    assert dict(zip(data.ids.tolist(), data.labels.tolist(), strict=True)) == expected
+    assert data.cohort.left_out == {
+        "whose observation ended before the landmark": why["over"], "censored before the horizon": why["censored"]
+    }  # fmt: skip
+    assert data.ids.tolist() == list(expected), "in the order of their ids"
+    batch = data.load(micro_of(data, range(len(data.ids))))
+    assert batch.attended.lengths().tolist() == data.attended.tolist(), "sets and a readout"
+    assert batch.events is not None
+    assert batch.events.durations is not None
+    assert batch.events.observed is not None
+    lengths = {patient: float(end - 10) for patient, end in zip(ids, ends, strict=True)}
+    assert batch.events.durations.tolist() == [lengths[patient] for patient in expected]
+    assert batch.events.observed.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
+    empty = [patient for patient in expected if patient not in ids[::2]]
+    assert int((data.positions == 0).sum()) == len(empty) > 0, "who has no event stays"
+    kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
+    assert kept.labels is not None
+    assert int((kept.labels == -1).sum()) == why["censored"]
+    timed = {"labels": {k: v for k, v in made.items() if k != "horizon"}, "landmark": 10}
+    only = opened(source, events=timed, model={"kind": "set_sequence", "bins": [0, 30]})
+    assert (only.labels, len(only.ids)) == (None, num - why["over"])
+    with pytest.raises(RecipeError, match="nothing learns the outcome") as caught:
+        opened(source, events=timed)
+    assert "events.labels.horizon" in caught.value.fix
+    assert "model.bins" in caught.value.fix
+    assert opened(source, kept=only.files, events=timed).labels is None, "a run that is trained can be used"
+
+
+def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> None:
+    rows: list[Row] = [(p, m, "x", float(m)) for p in (A, B, C) for m in (0, 60, 120)]
+    path = label_file(tmp_path / "labels.parquet", id=[A, B], dead=[True, False], at=[60, 120])
+    asked = {"labels": {"path": path, "label": "dead", "missing": "exclude"}, "landmark": "at"}
+    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+    assert (data.ids.tolist(), data.labels is not None and data.labels.tolist()) == ([A, B], [1, 0])
+    assert [m for m, _ in told(data, A)] == [-60, 0]
+    assert data.cohort.left_out == {"without a label": 1}
+    several = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 90}
+    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=several)
+    assert (data.ids.tolist(), data.labels is not None and data.labels.tolist()) == ([A, B, C], [1, 0, -1])
+    assert data.num_targets.tolist() == [1, 1, 1]
+    assert "1 with the outcome, 1 without, 1 without a label" in data.lines()
+
+
+def test_one_sided_outcomes_are_told_and_refused_where_they_would_train(tmp_path: Path) -> None:
+    rows = draw_rows(12)
+    ids = sorted({row[0] for row in rows})
+    sides = split_file(tmp_path / "s.parquet", {p: ("train", "train", "valid")[n % 3] for n, p in enumerate(ids)})
+
+    def told_of(labels: list[int | None], weight: float) -> str:
+        path = label_file(tmp_path / "labels.parquet", id=ids, dead=labels)
+        asked = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 300, **sides}
+        return "\n".join(opened(long(tmp_path, rows), events=asked, losses={"classification": weight}).lines())
+
+    held_alike = [0 if n % 3 == 2 else n % 2 for n in range(12)]
+    assert "held out: 0 with the outcome; AUROC does not exist" in told_of(held_alike, 1)
+    assert "AUROC" not in told_of([n % 2 for n in range(12)], 1)
+    train_alike = [n % 2 if n % 3 == 2 else 1 for n in range(12)]
+    assert "to train on: 0 without the outcome" in told_of(train_alike, 0)
+    with pytest.raises(SourceError, match="whose label is known have label 1") as caught:
+        told_of([None if n == 4 else label for n, label in enumerate(train_alike)], 1)
+    assert "losses.classification=0" in caught.value.fix
+    assert caught.value.where.endswith("labels.parquet")
+
+
+def test_a_label_without_a_landmark_or_a_time_is_told(tmp_path: Path) -> None:
+    rows: list[Row] = [(A, 0, "x", None), (B, 30, "x", None)]
+    path = label_file(tmp_path / "labels.parquet", id=[A, B], dead=[0, 1], at=[60, 60])
+    asked = {"path": path, "label": "dead"}
+    silent = [{"labels": {**asked, "time": "at"}}, {"labels": asked, "landmark": 60}, {}]
+    told_by = [
+        "\n".join(opened(long(tmp_path, rows), events=events).lines()) for events in ({"labels": asked}, *silent)
+    ]
+    assert ["no landmark: every event is history" in lines for lines in told_by] == [True, False, False, False]
+
+
+def test_files_that_are_named_by_whole_numbers_give_whole_ids(tmp_path: Path) -> None:
+    rows = draw_rows(4)
+    stays = put_folder(tmp_path / "stays", rows)
+    assert opened(str(stays)).ids.dtype == np.int64
+    path = label_file(tmp_path / "labels.csv", id=[str(A), "x7"], dead=[0, 1])
+    labels = {"path": path, "label": "dead", "missing": "keep"}
+    assert "x7" in opened(str(stays), events={"labels": labels, "landmark": 300}).ids.tolist()
+    (stays / f"{A}.0.parquet").rename(stays / f"0{A}.0.parquet")
+    assert opened(str(stays)).ids.tolist()[-1] == f"0{A}", "leading zeros stay"
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    for labels, landmark in (
+        ({"label": "dead", "event": "dead"}, 0), ({"event": "dead"}, 0), ({"label": "dead", "horizon": 3}, 0),
+        ({"event": "dead", "duration": "end", "horizon": 3}, None), ({"event": "x", "duration": "y", "time": "z"}, 0),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"events\.labels|events"):
+            Recipe(events={"labels": {"path": "a.parquet", **labels}, "landmark": landmark})
+    with pytest.raises(ValueError, match="needs labels"):
+        Recipe(events={"landmark": "day"})
+
+
+# --------------------------------------------------------------------------- codes and scales
+
+
+def test_values_are_scaled_by_training_patients_alone(tmp_path: Path) -> None:
+    rows = draw_rows(40, seed=5)
+    sides = sides_of(rows)
+    data = in_one_table(tmp_path, rows, sides)
+    for code in MEASURED:
+        values = [row[3] for row in rows if row[2] == code and sides[row[0]] == "train"]
+        index = data.codes.index(code)
+        assert data.known.mean[index] == pytest.approx(np.mean(values), abs=1e-9)
+        assert data.known.std[index] == pytest.approx(np.std(values), abs=1e-9)
+    changed = [(*row[:3], None if row[3] is None else row[3] * 50) if sides[row[0]] == "valid" else row for row in rows]
+    again = in_one_table(tmp_path, changed, sides)
+    assert again.files == data.files
+    train = np.repeat(data.split, data.positions) == 0
+    assert np.array_equal(again.values[train], data.values[train], equal_nan=True)
+    assert not np.array_equal(again.values, data.values, equal_nan=True)
+
+
+def test_a_value_that_never_changes_does_not_divide_by_zero(tmp_path: Path) -> None:
+    rows: list[Row] = [(p, p - A, c, v) for p in (A, B) for c, v in (("flag", 1.0), ("none", 0.0))]
+    rows += [(C, 0, "flag", 0.0), (C, 0, "none", 2.0)]
+    sides = {A: "train", B: "train", C: "holdout"}
+    data = opened(long(tmp_path, rows), events={**split_file(tmp_path / "s.parquet", sides), "std_floor": 0.1})
+    held = data.load(micro_of(data, [of(data, C)]))
+    assert held.events is not None
+    assert dict(zip([data.codes[c] for c in held.input_ids.tolist()], held.events.values.tolist(), strict=True)) == {  # type: ignore[union-attr]
+        "flag": pytest.approx(-10.0), "none": 2.0
+    }  # fmt: skip
+    assert np.isfinite(data.values).all()
+
+
+@pytest.mark.parametrize("policy", ["unknown", "skip"])
+def test_codes_that_training_does_not_have_are_one_code_or_left_out(policy: str, tmp_path: Path) -> None:
+    rows: list[Row] = [
+        (A, 0, "a", 5.0),
+        (A, 0, "b", None),
+        (A, 9, "a", 7.0),
+        (B, 0, "new", 3.0),
+        (B, 9, "a", 6.0),
+        (B, 9, "b", 1.0),
+    ]
+    sides = split_file(tmp_path / "s.parquet", {A: "train", B: "holdout"})
+    data = opened(long(tmp_path, rows), events={**sides, "unknown_codes": policy, "min_count": 1})
+    assert data.codes == ("<unknown>", "a", "b")
+    assert told(data, B)[-1][1] == [("a", 6.0), ("b", None)], "b has no value in training, so nothing scales this one"
+    if policy == "unknown":
+        assert told(data, B)[0][1] == [("<unknown>", None)]
+    else:
+        assert (len(told(data, B)), data.counts["of unknown codes"]) == (1, 1)
+    assert "not among them: new 1" in "\n".join(data.lines())
+    seldom = opened(long(tmp_path, rows), events={**sides, "min_count": 2})
+    assert seldom.codes == ("<unknown>", "a")
+    assert seldom.known.counts.tolist() == [1, 2]
+
+
+def test_a_run_keeps_its_codes_and_scales(tmp_path: Path) -> None:
+    rows = draw_rows(20)
+    data = opened(long(tmp_path, rows))
+    assert num_outputs(data.files) == data.num_outputs == len(data.codes)
+    assert json.loads(data.files[CODES])["codes"] == list(data.codes)
+    others = [(row[0] + 500, row[1], row[2], row[3] and row[3] * 3) for row in rows[:30]]
+    again = opened(long(tmp_path, others), kept=data.files, data={"holdout": 0.999})
+    assert (again.codes, again.files) == (data.codes, data.files)
+    with pytest.raises(SourceError, match="nobody is left to train on: all are held out"):
+        opened(long(tmp_path, others), events=split_file(tmp_path / "s.parquet", {r[0]: "valid" for r in others}))
+
+
+def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> None:
+    rows: list[Row] = [(A, 0, "a", None), (A, 1, "b", None), (A, 2, "b", None), (A, 2, "c", None)]
+    (tmp_path / "v.csv").write_text("Key,0,1\na,1,2\nelse,9,9\nb,3,4\n", encoding="utf-8")
+    chosen = {"code_embeddings": str(tmp_path / "v.csv")}
+    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=chosen)
+    assert data.codes == ("<unknown>", "b", "a", "c")
+    assert data.code_vectors is not None
+    assert data.code_vectors.tolist() == [[0, 0], [3, 4], [1, 2], [0, 0]]
+    assert any("1 codes without a vector: c" in line for line in data.lines())
+    (tmp_path / "v.csv").write_text("Key,0,1\na,1,2\na,3,4\n", encoding="utf-8")
+    with pytest.raises(SourceError, match="E_DUPKEY"):
+        opened(long(tmp_path, rows), data={"holdout": 0}, events=chosen)
+
+
+# --------------------------------------------------------------------------- batches and plans
+
+
+def with_empty(root: Path, num: int = 14) -> EventData:
+    """Patients with labels, every third of whom has no event."""
+    rows = [row for row in draw_rows(num) if (row[0] - FIRST_ID) % 3]
+    ids = list(range(FIRST_ID, FIRST_ID + num))
+    columns = {"id": ids, "dead": [n % 2 for n in range(num)], "end": [500 + n for n in range(num)]}
+    path = label_file(root / "labels.parquet", **columns)
+    labels = {"path": path, "event": "dead", "duration": "end", "horizon": 600, "censored": "keep"}
+    return opened(long(root, rows), events={"labels": labels, "landmark": 300})
+
+
+def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
+    for name in ("input_ids", "position_ids", "labels", "loss_mask", "seq_ids", "seq_labels"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+    assert isinstance(one.layout, Layout)
+    assert isinstance(two.layout, Layout)
+    assert torch.equal(one.layout.cu_seqlens, two.layout.cu_seqlens)
+    assert one.events is not None
+    assert two.events is not None
+    for name in ("values", "has_value", "times", "durations", "observed"):
+        assert torch.equal(getattr(one.events, name), getattr(two.events, name)), name
+    for name in ("members", "history"):
+        assert torch.equal(getattr(one.events, name).cu_seqlens, getattr(two.events, name).cu_seqlens), name
+
+
+def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
+    data = with_empty(tmp_path)
+    ids = np.random.default_rng(0).permutation(len(data.ids)).tolist()
+    assert {0, 1} < set(data.positions[ids].tolist())
+    batch = data.load(micro_of(data, ids))
+    assert batch.events is not None
+    assert batch.num_targets == batch.num_seqs == 14
+    alone = [data.alone(seq, 0, int(data.positions[seq]), 0) for seq in ids]
+    for place, one in enumerate(alone):
+        assert_equal(batch.select([place]), one)
+    assert_equal(batch, concatenate(alone))
+    for seq, times in zip(range(14), batch.events.times.split(batch.events.history.lengths().tolist()), strict=True):
+        assert (times.diff() >= 0).all(), seq
+    padded = data.load(micro_of(data, ids, pad_to=12))
+    assert padded.total_tokens == 14 * 12
+    assert padded.events is not None
+    assert torch.equal(padded.events.values, batch.events.values)
+    nothing = data.load(micro_of(data, []))
+    assert (nothing.total_tokens, nothing.num_seqs, nothing.num_targets) == (0, 0, 0)
+    assert nothing.events is not None
+    assert nothing.events.num_sets == 0
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> None:
+    data = with_empty(tmp_path)
+    assert int((data.positions == 0).sum()) == 5
+    settings = PlanSettings(strategy=strategy, tokens_per_step=12, tokens_per_micro=8, row_tokens=16, batch_size=3)
+    made = plan(data.positions, settings, seed=0, epoch=0, targets=data.count_targets)
+    batches = [data.load(micro) for step in range(made.num_steps) for micro in made.step(step)]
+    seen = sorted(seq for batch in batches for seq in batch.seq_ids.tolist())  # type: ignore[union-attr]
+    assert seen == list(range(14))
+    assert made.ledger.total == int(data.positions.sum())
+    assert made.ledger.sequences["whole"] == 14
+    assert made.ledger.dropped == {}
+    assert not data.count_targets(np.array([0]), np.array([1]), np.array([2])).any(), "a patient counts once"
+
+
+def test_evaluation_sees_patients_without_events(tmp_path: Path) -> None:
+    data = with_empty(tmp_path)
+
+    class Model(torch.nn.Module):
+        config = type("Config", (), {"longest": 100})
+
+    ids = np.flatnonzero(data.positions < 4)
+    seen = [m.seq_ids for m in every_micro(Model(), data, ids, PlanSettings(tokens_per_micro=4))]
+    assert sorted(np.concatenate(seen).tolist()) == ids.tolist()
+
+
+def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None:
+    path = label_file(tmp_path / "labels.parquet", id=[A, B, C], dead=[1, None, None])
+    labels = {"path": path, "label": "dead", "missing": "keep"}
+    data = opened(long(tmp_path, [(B, 0, "x", None)]), data={"holdout": 0}, events={"labels": labels, "landmark": 0})
+    assert data.num_targets.tolist() == [1, 1, 0]
+    made = plan(data.positions, PlanSettings(), seed=0, epoch=0, targets=data.count_targets)
+    assert made.ledger.sequences == {"whole": 2, "no_target": 1}
+
+
+# --------------------------------------------------------------------------- splits
+
+
+def test_patients_are_split_by_their_id_and_the_seed(tmp_path: Path) -> None:
+    rows = draw_rows(60)
+    data = opened(long(tmp_path, rows))
+    assert 5 < int(data.split.sum()) < 30
+    fewer = opened(long(tmp_path, [row for row in rows if row[0] % 2]))
+    side = dict(zip(data.ids.tolist(), data.split.tolist(), strict=True))
+    assert {p: s for p, s in zip(fewer.ids.tolist(), fewer.split.tolist(), strict=True) if side[p] != s} == {}
+    assert not np.array_equal(opened(long(tmp_path, rows), train={"seed": 1}).split, data.split)
+    sides = {patient: ("train", "holdout", "test")[n % 3] for n, patient in enumerate(data.ids.tolist()[:40])}
+    fixed = opened(long(tmp_path, rows), events=split_file(tmp_path / "s.csv", sides))
+    assert dict(zip(fixed.ids.tolist(), fixed.split.tolist(), strict=True)) == {
+        patient: side == "holdout" for patient, side in sides.items() if side != "test"
+    }
+    assert fixed.cohort.left_out == {"in no part of events.split": 20, "of a split named test": 13}
+    assert "20 left out in no part of events.split" in fixed.lines()[1]
+    split_file(tmp_path / "t.csv", sides)
+    with (tmp_path / "t.csv").open("a", encoding="utf-8") as handle:
+        handle.write(f'{A},"holdout"\n')
+    with pytest.raises(SourceError, match=f"E_LEAK patient {alias(str(A))}"):
+        opened(long(tmp_path, rows), events={"split": str(tmp_path / "t.csv")})
+
+
+def test_the_fingerprint_follows_what_is_read(tmp_path: Path) -> None:
+    rows = draw_rows(20)
+    before = opened(long(tmp_path, rows))
+    assert opened(long(tmp_path, rows[::-1])).fingerprint() == before.fingerprint(), "the order of rows is no content"
+    for change in (
+        [*rows[:-1], (rows[-1][0], rows[-1][1] + 1, *rows[-1][2:])],
+        [*rows[:-1], (*rows[-1][:2], "else", None)],
+        rows[:-1],
+    ):
+        assert opened(long(tmp_path, change)).fingerprint() != before.fingerprint()
+    assert opened(long(tmp_path, rows), train={"seed": 4}).fingerprint() != before.fingerprint()
+    assert [path for path, _ in before.file_hashes] == [str(tmp_path / "long.parquet")]
+    stays = opened(str(put_folder(tmp_path / "stays", rows)))
+    assert {path for path, _ in stays.file_hashes} == {f"{tmp_path / 'stays'}[{n}]" for n in range(20)}
+    assert stays.where(3) == f"{tmp_path / 'stays'}[3]:1 (patient {alias(str(FIRST_ID + 3))})"
+
+
+# --------------------------------------------------------------------------- packaged and real patients
+
+
+def test_the_simulated_patients_need_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
+    people = "simulated:patients/patients.parquet"
+    sources = [
+        {"path": "simulated:patients/events.parquet", "time": "days"},
+        {"path": people, "static": ["age", "sex"]},
+    ]
+    labels = {"path": people, "event": "died", "duration": "days", "horizon": 365}
+    data = opened(sources, events={"labels": labels, "landmark": 0})
+    assert data.labels is not None
+    assert 0.2 < float((data.labels == 1).mean()) < 0.5
+    assert int(data.has_no_time.sum()) > 20
+    assert data.counts["after the landmark"] > 1000
+    assert data.fingerprint() == opened(sources, events={"labels": labels, "landmark": 0}).fingerprint()
+
+
+@pytest.mark.skipif(not CLINICAL.is_dir(), reason="the clinical tables are not beside the checkout")
+def test_the_study_has_the_people_that_it_should() -> None:
+    people = str(CLINICAL / "subjects.parquet")
+    recipe = recipe_of(
+        [
+            {"path": str(CLINICAL / "measurements.parquet"), "time": "days", "code": "test"},
+            {"path": str(CLINICAL / "events.parquet"), "time": "days", "code": "event", "value": None},
+            {"path": people, "static": ["age", "male"]},
+        ],
+        events={"labels": {"path": people, "event": "status", "duration": "futime", "horizon": 1825}, "landmark": 0},
+    )
+    data = opened([source.model_dump() for source in recipe.data.events], events=recipe.events.model_dump())
+    assert len(data.ids) == 10_684
+    assert data.labels is not None
+    assert int((data.labels == 1).sum()) == 731
+    assert int((data.per_source[:, 0] == 0).sum()) == 2_033, "without an earlier measurement"
+    assert int(data.has_no_time.sum()) == 1_799, "with neither measurement nor diagnosis"
+    assert data.codes[1:3] == ("chol", "hdl")
+    assert len(data.code) + sum(data.counts.values()) == 400_123 + 34_340 + 2 * 17_549

@@ -1,0 +1,213 @@
+import random
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.data.sources.example import Example, Turn
+from unpad.data.tokens.augment import PACKAGED_SYNONYMS, augment, load_synonyms, with_copies
+from unpad.data.tokens.words import segment
+from unpad.errors import SourceError
+from unpad.recipes.data import Augment
+
+SYNONYMS = {"高兴": ("开心", "愉快"), "喜欢": ("喜爱",), "老师": ("教师",), "移动支付": ("手机付款",)}
+LONG = "老师喜欢公园，学生高兴地散步。今天天气很好；我们一起读书！" * 40
+ALL_ON = Augment(multiplier=2, synonyms=0.5, delete=0.2, insert=0.3, reorder=0.5)
+chinese = st.text(
+    st.sampled_from("老师喜欢公园学生高兴今天天气很好我们一起读书，。；！？\n a1😀”"), min_size=1, max_size=60
+)
+
+
+def text(content: str, **fields: Any) -> Example:
+    return Example(where="a.txt:1", turns=(Turn("text", content),), **fields)
+
+
+def only(**rates: float) -> Augment:
+    return Augment(**{"multiplier": 1, "synonyms": 0.0, **rates})
+
+
+def changed(content: str, rates: Augment, seed: int = 0, copy: int = 1) -> str:
+    return augment(text(content), rates, segment, SYNONYMS, seed, copy).turns[0].content
+
+
+def test_zero_rates_change_nothing() -> None:
+    assert changed(LONG, only()) == LONG
+
+
+def test_synonyms_at_one_replace_every_known_word() -> None:
+    result = changed(LONG, only(synonyms=1.0))
+    assert not any(word in result for word in SYNONYMS)
+    assert (
+        result.replace("教师", "老师").replace("喜爱", "喜欢").replace("开心", "高兴").replace("愉快", "高兴") == LONG
+    )
+
+
+def test_a_known_word_that_the_segmenter_cuts_is_still_found() -> None:
+    assert "移动支付" not in segment("用移动支付买票")
+    assert changed("用移动支付买票", only(synonyms=1.0)) == "用手机付款买票"
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_synonyms_come_at_their_rate(rate: float) -> None:
+    content = "老师喜欢。" * 2000
+    replaced = sum(changed(content, only(synonyms=rate)).count(word) for word in ("教师", "喜爱"))
+    assert abs(replaced / 4000 - rate) < 5 * (rate * (1 - rate) / 4000) ** 0.5
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
+def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate: float) -> None:
+    content = "老师喜欢公园，3天！" * 1000
+    result = changed(content, only(delete=rate))
+    left = sum(result.count(word) for word in ("老师", "喜欢", "公园", "天"))
+    assert abs(left / 4000 - (1 - rate)) < 5 * (rate * (1 - rate) / 4000) ** 0.5
+    assert [result.count(mark) for mark in "，！3"] == [1000, 1000, 1000]
+
+
+@settings(deadline=None, max_examples=300)
+@given(chinese, st.integers(0, 2**31 - 1))
+def test_deletion_never_takes_the_last_word(content: str, seed: int) -> None:
+    result = changed(content, only(delete=0.99), seed)
+    assert result
+    assert any(map(str.isalpha, result)) == any(map(str.isalpha, content))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.6, 1.0])
+def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> None:
+    content = "老师喜欢公园，ok 12！" * 1000
+    inserted = changed(content, Augment(multiplier=1, synonyms=0.0, insert=rate, insert_words=["呀", "嘛"]))
+    assert inserted.replace("呀", "").replace("嘛", "") == content
+    count = inserted.count("呀") + inserted.count("嘛")
+    assert abs(count / 3000 - rate) <= 5 * (rate * (1 - rate) / 3000) ** 0.5
+    assert inserted.count("呀")
+    assert inserted.count("嘛")
+    pieces = set(inserted.replace("呀", "|").replace("嘛", "|").replace("，", "|").replace("！", "|").split("|"))
+    words = ["老师", "喜欢", "公园", "ok 12"]
+    runs = {"".join(words[start:end]) for start in range(3) for end in range(start + 1, 4)} | {"", "ok 12"}
+    assert pieces <= runs  # never inside a word
+
+
+@settings(deadline=None, max_examples=300)
+@given(chinese, st.integers(0, 2**31 - 1))
+def test_reordering_keeps_every_character(content: str, seed: int) -> None:
+    result = changed(content, only(reorder=1.0), seed)
+    assert Counter(result) == Counter(content)
+
+
+def test_reordering_moves_clauses_and_leaves_their_ends() -> None:
+    assert changed("今天天气好，我们散步。", only(reorder=1.0)) == "我们散步，今天天气好。"
+    assert changed("他说：“好。”走了！", only(reorder=1.0)) == "走了。”他说：“好！"
+    assert {changed("一，二。三！", only(reorder=1.0), seed) for seed in range(60)} == {
+        "一，三。二！", "二，一。三！", "二，三。一！", "三，一。二！", "三，二。一！",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["今天天气很好。", "今天天气很好", "\n今天天气很好！\n", "，。！", "好，好。"])
+def test_a_single_clause_stays(content: str) -> None:
+    assert changed(content, only(reorder=1.0)) == content
+
+
+def test_markers_inside_a_text_stay_in_their_places() -> None:
+    content = "用户：老师喜欢公园，学生散步。助手：高兴<|endoftext|>老师"
+    for seed in range(50):
+        result = changed(content, Augment(multiplier=1, synonyms=1, delete=0.9, insert=1, reorder=1), seed)
+        found = [result.find(marker) for marker in ("用户：", "助手：", "<|endoftext|>")]
+        assert found[0] == 0
+        assert found == sorted(found)
+        assert result.count("：") == 2
+
+
+def conversation() -> Example:
+    turns = (
+        Turn("system", "你是老师，喜欢读书。"),
+        Turn("user", "老师喜欢公园，学生高兴地散步。"),
+        Turn("assistant", "老师喜欢，学生高兴。"),
+        Turn("user", "高兴，散步。"),
+        Turn("assistant", "好。"),
+    )
+    return Example("chat.jsonl:7", turns, split="train", group="g", keywords=("高兴",))
+
+
+def test_only_what_users_say_is_changed() -> None:
+    before = conversation()
+    after = augment(before, Augment(multiplier=1, synonyms=1, insert=1, reorder=1), segment, SYNONYMS, 0, 1)
+    assert [turn.role for turn in after.turns] == [turn.role for turn in before.turns]
+    same = [old == new for old, new in zip(before.turns, after.turns, strict=True)]
+    assert same == [True, False, True, False, True]
+    assert (after.split, after.group, after.keywords) == ("train", "g", ("高兴",))
+    assert after.where == "chat.jsonl:7#1"
+
+
+def test_copies_follow_the_originals() -> None:
+    examples = [text("老师喜欢，学生高兴。"), conversation()]
+    result = with_copies(examples, ALL_ON, segment, SYNONYMS, 0)
+    assert result[:2] == examples
+    wheres = ["a.txt:1", "chat.jsonl:7", "a.txt:1#1", "chat.jsonl:7#1", "a.txt:1#2", "chat.jsonl:7#2"]
+    assert [example.where for example in result] == wheres
+    assert with_copies(examples, Augment(), segment, SYNONYMS, 0) == examples
+
+
+def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:
+    one, two = text(LONG), text(LONG + "好")
+    copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS)
+    assert copy(one, seed=3, copy=1) == copy(one, seed=3, copy=1)
+    versions = [
+        copy(one, seed=3, copy=1),
+        copy(one, seed=4, copy=1),
+        copy(one, seed=3, copy=2),
+        copy(two, seed=3, copy=1),
+    ]
+    assert len({version.turns[0].content for version in versions}) == 4
+    moved = Example("elsewhere:9", one.turns)
+    assert copy(moved, seed=3, copy=1).turns == versions[0].turns
+
+
+def test_order_and_processes_change_no_copy() -> None:
+    draws = random.Random(0)
+    examples = [text("".join(draws.choices(LONG, k=30))) for _ in range(40)]
+    copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS, seed=0, copy=1)
+    serial = [copy(example) for example in examples]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(copy, examples[::-1], chunksize=5))[::-1] == serial
+
+
+# --------------------------------------------------------------------------- dictionaries
+
+
+def test_packaged_groups_are_words_without_repeats() -> None:
+    lines = PACKAGED_SYNONYMS.read_text(encoding="utf-8").splitlines()
+    groups = [line.split() for line in lines if line and not line.startswith("#")]
+    assert len(groups) >= 250
+    repeats = [word for word, count in Counter(word for group in groups for word in group).items() if count > 1]
+    assert repeats == []
+    assert all(len(group) >= 2 and min(map(len, group)) >= 2 for group in groups)
+    assert set(load_synonyms(None)["高兴"]) == {"开心", "愉快", "欢喜"}
+
+
+def test_the_users_groups_win(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes("\ufeff# mine\n\n高兴 乐呵\r\n显卡　图形处理器 GPU\nGPU 加速卡\n".encode())
+    synonyms = load_synonyms(path)
+    assert synonyms["高兴"] == ("乐呵",)
+    assert synonyms["显卡"] == ("图形处理器", "GPU")
+    assert synonyms["GPU"] == ("显卡", "图形处理器", "加速卡")
+    assert "开心" in synonyms["愉快"]
+
+
+def test_bad_lines_are_all_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_bytes("好 棒\n孤\n高兴，开心\n".encode() + b"\xff\xfe a\n" + "美 美\n好 ！\n".encode())
+    with pytest.raises(SourceError) as error:
+        load_synonyms(path)
+    assert [f"{path}:{line}:" in error.value.where for line in range(1, 7)] == [False, True, True, True, True, True]
+    assert "5 lines" in error.value.what
+
+
+def test_missing_dictionary_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"absent\.txt"):
+        load_synonyms(tmp_path / "absent.txt")

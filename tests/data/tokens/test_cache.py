@@ -1,0 +1,199 @@
+"""A shard comes back as it was written, or is refused before it is mapped."""
+
+import os
+import signal
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from unpad import storage
+from unpad.data.sources.example import BadRow
+from unpad.data.tokens import cache
+from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_bad_rows, pack_details, shard_path, write_shard
+from unpad.errors import DiskError
+
+KEY = make_key("test")
+DETAILS = ([":1", ":2", ":3"], ["", "水", ""], [(), ("水", "火"), ()])
+
+
+def make_shard(num_rows: int = 3, dtype: str = "<u2") -> Shard:
+    rows = np.arange(num_rows)
+    lengths = 2 + rows
+    return Shard(
+        tokens=np.arange(lengths.sum()).astype(dtype),
+        loss_mask=np.arange(lengths.sum()) % 3 > 0,
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        content_key=(rows.astype(np.uint64) + 1) * np.uint64(2**63 // 7),
+        declared=np.full(num_rows, -1, np.int8),
+        copy=np.zeros(num_rows, np.uint8),
+        num_targets=lengths.astype(np.int32),
+        target_chars=lengths.astype(np.int32),
+        target_bytes=(3 * lengths).astype(np.int32),
+        num_chars=lengths.astype(np.int32),
+        details=pack_details(*(column[:num_rows] for column in DETAILS)),
+        bad=pack_bad_rows([BadRow("a/文.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], "a/文.jsonl"),
+    )
+
+
+@pytest.fixture(params=["mapped", "in memory"])
+def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cache, "MAP_FROM", 0 if request.param == "mapped" else 1 << 30)
+    return tmp_path
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+@pytest.mark.parametrize("num_rows", [0, 3])
+def test_a_shard_comes_back_as_written(folder: Path, dtype: str, num_rows: int) -> None:
+    shard = make_shard(num_rows, dtype)
+    assert open_shard(folder, KEY) == (None, "")
+    write_shard(folder, KEY, shard)
+    opened, damage = open_shard(folder, KEY)
+    assert opened is not None
+    assert damage == ""
+    for field in fields(Shard):
+        array = getattr(opened, field.name)
+        np.testing.assert_array_equal(array, getattr(shard, field.name))
+        assert array.dtype == getattr(shard, field.name).dtype
+        assert not array.flags.writeable
+        assert array.ctypes.data % array.itemsize == 0
+
+
+def test_details_and_bad_rows_take_the_name_the_file_has_today(folder: Path) -> None:
+    write_shard(folder, KEY, make_shard())
+    opened, _ = open_shard(folder, KEY)
+    assert opened is not None
+    assert [opened.where(row) for row in range(3)] == [":1", ":2", ":3"]
+    assert [opened.group(row) for row in range(3)] == ["", "水", ""]
+    assert [opened.keywords(row) for row in range(3)] == [(), ("水", "火"), ()]
+    assert opened.bad_rows("b.jsonl") == [BadRow("b.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")]
+
+
+def test_every_flipped_byte_is_noticed(folder: Path) -> None:
+    write_shard(folder, KEY, make_shard())
+    path = shard_path(folder, KEY)
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << (position % 8)
+        path.write_bytes(damaged)
+        shard, reason = open_shard(folder, KEY)
+        assert shard is None, position
+        assert reason, position
+
+
+def test_every_other_length_is_noticed(folder: Path) -> None:
+    write_shard(folder, KEY, make_shard())
+    path = shard_path(folder, KEY)
+    whole = path.read_bytes()
+    for data in [*(whole[:length] for length in range(len(whole))), whole + b"\0", bytes(len(whole))]:
+        path.write_bytes(data)
+        shard, reason = open_shard(folder, KEY)
+        assert shard is None, len(data)
+        assert reason, len(data)
+
+
+def test_a_shard_under_another_name_is_refused(folder: Path) -> None:
+    write_shard(folder, KEY, make_shard())
+    other = make_key("other")
+    shard_path(folder, other).parent.mkdir(parents=True, exist_ok=True)
+    shard_path(folder, KEY).rename(shard_path(folder, other))
+    assert open_shard(folder, other) == (None, "belongs to another key")
+
+
+def test_a_mapping_lives_on_when_the_shard_is_written_again(folder: Path) -> None:
+    write_shard(folder, KEY, make_shard())
+    opened, _ = open_shard(folder, KEY)
+    assert opened is not None
+    write_shard(folder, KEY, replace(make_shard(), tokens=np.zeros(9, np.uint16)))
+    np.testing.assert_array_equal(opened.tokens, make_shard().tokens)
+
+
+def run_child(work: object) -> int:
+    """Fork, run `work`, return the wait status."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()  # type: ignore[operator]
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = 0
+    for number in range(1000):
+        folder = tmp_path / str(number)
+
+        def kill(name: str, path: Path, calls: list[int] = [number]) -> None:  # noqa: B006 - one list per definition
+            calls[0] -= 1
+            if calls[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def build(folder: Path = folder, kill: object = kill) -> None:
+            monkeypatch.setattr(storage, "_operation", kill)
+            write_shard(folder, KEY, make_shard())
+
+        status = run_child(build)
+        shard, damage = open_shard(folder, KEY)
+        assert damage == ""
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            assert shard is not None
+            break
+        killed += 1
+        write_shard(folder, KEY, make_shard())
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == [f"{KEY}.tokens"]
+    assert killed >= 5
+
+
+def test_a_write_survives_the_clean_up_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+
+    def remove_once(name: str, path: Path) -> None:
+        if name == "rename" and not removed:
+            removed.extend(str(leftover) for leftover in path.parent.glob(".tmp-*"))
+            Path(removed[0]).unlink()
+
+    monkeypatch.setattr(storage, "_operation", remove_once)
+    write_shard(tmp_path, KEY, make_shard())
+    assert removed
+    assert open_shard(tmp_path, KEY)[0] is not None
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "shards").write_text("a file in the way")
+    with pytest.raises(DiskError) as caught:
+        write_shard(tmp_path, KEY, make_shard())
+    assert "UNPAD_CACHE" in caught.value.fix
+
+
+def test_two_builders_at_once_leave_one_whole_shard(tmp_path: Path) -> None:
+    def build() -> None:
+        for _ in range(50):
+            write_shard(tmp_path, KEY, make_shard())
+
+    child = os.fork()
+    if child == 0:
+        build()
+        os._exit(0)
+    build()
+    assert os.waitpid(child, 0)[1] == 0
+    write_shard(tmp_path / "alone", KEY, make_shard())
+    assert shard_path(tmp_path, KEY).read_bytes() == shard_path(tmp_path / "alone", KEY).read_bytes()
+    assert len(list(shard_path(tmp_path, KEY).parent.iterdir())) == 1
+
+
+def test_sealed_bytes_come_back_or_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b.json"
+    assert cache.read_sealed(path) == (None, "")
+    cache.write_sealed(path, b"{}")
+    assert cache.read_sealed(path) == (b"{}", "")
+    whole = path.read_bytes()
+    for data in (whole[:-1], whole[:-1] + b"]", whole + b" ", b""):
+        path.write_bytes(data)
+        read, reason = cache.read_sealed(path)
+        assert read is None
+        assert reason

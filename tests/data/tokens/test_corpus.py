@@ -1,0 +1,443 @@
+"""Encoded once, split by content, read back by number; a damaged cache is built again."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.data.sources.example import Turn
+from unpad.data.sources.read import read_file
+from unpad.data.tokens import corpus
+from unpad.data.tokens.corpus import prepare
+from unpad.data.tokens.encode import encode_prompt, reserved_texts
+from unpad.data.tokens.token_set import TokenSet
+from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
+from unpad.errors import SourceError
+from unpad.recipes.file import parse_recipe
+from unpad.recipes.recipe import Recipe
+
+TEXTS = [f"第{i}句话讲的是水的第{i * 7}种样子，它流过山谷。" for i in range(40)]
+CHATS = [(f"第{i}个问题？", f"这是第{i}个回答。") for i in range(30)]
+
+
+def messages(*contents: str) -> list[dict[str, str]]:
+    roles = ("user", "assistant") * len(contents)
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+def write_corpus(folder: Path) -> None:
+    for name, texts in (("a.json", TEXTS[:20]), ("b.json", TEXTS[20:])):
+        (folder / "text").mkdir(parents=True, exist_ok=True)
+        (folder / "text" / name).write_text(json.dumps(texts, ensure_ascii=False))
+    rows = [{"messages": messages(*chat), "keywords": ["这是"], "group": f"g{i}"} for i, chat in enumerate(CHATS)]
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def make_recipe(folder: Path, **sections: dict[str, Any]) -> Recipe:
+    data = {"root": str(folder), "text": "text", "chat": "chat.jsonl", "holdout": 0.2, **sections.pop("data", {})}
+    return parse_recipe({"data": data, "tokenizer": {"vocab_size": 600}, **sections})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    write_corpus(tmp_path)
+    return tmp_path
+
+
+def contents(tokens: TokenSet) -> list[tuple[list[int], list[bool]]]:
+    return [(tokens.tokens(i).tolist(), tokens.loss_mask(i).tolist()) for i in range(len(tokens))]
+
+
+class Counting:
+    """A tokenizer that counts the texts it is given."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.texts = tokenizer, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        self.texts += texts
+        return self.tokenizer.encode_batch(texts)
+
+
+# --------------------------------------------------------------------------- what a sequence holds
+
+
+def test_texts_carry_loss_on_all_but_bos_and_chats_on_replies_alone(folder: Path) -> None:
+    tokens, tokenizer, _ = prepare(make_recipe(folder))
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    text = tokenizer.encode_batch([TEXTS[0]])[0]
+    assert tokens.tokens(0).tolist() == [bos, *text, eos]
+    assert tokens.loss_mask(0).tolist() == [False, *[True] * (len(text) + 1)]
+    first = int(np.flatnonzero(tokens.kind == 1)[0])
+    lead, question, follow, answer = tokenizer.encode_batch(["用户：", CHATS[0][0], "助手：", CHATS[0][1]])
+    assert tokens.tokens(first).tolist() == [bos, *lead, *question, *follow, *answer, eos]
+    context = 1 + len(lead) + len(question) + len(follow)
+    assert tokens.loss_mask(first).tolist() == [False] * context + [True] * (len(answer) + 1)
+    assert tokens.target_chars[first] == len(CHATS[0][1])
+    assert tokens.target_bytes[first] == len(CHATS[0][1].encode())
+    assert tokens.num_targets[first] == len(answer) + 1
+    assert tokens.where(first) == f"{folder / 'chat.jsonl'}:1"
+    assert tokens.where(20) == f"{folder / 'text' / 'b.json'}[0]"
+    assert tokens.group(first) == "g0"
+    assert tokens.keywords(first) == ("这是",)
+    assert tokens.group(0) == ""
+
+
+def test_separators_systems_and_every_reply_of_a_long_conversation(folder: Path) -> None:
+    turns = [("system", "简短"), ("user", "一"), ("assistant", "二"), ("user", "三"), ("assistant", "四")]
+    row = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    (folder / "chat.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    recipe = make_recipe(folder, data={"template": {"separator": "\n"}})
+    tokens, tokenizer, _ = prepare(recipe)
+    i = len(tokens) - 1
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode_batch([text])[0]
+
+    context = [
+        tokenizer.bos_id,
+        *ids("系统："),
+        *ids("简短"),
+        *ids("\n"),
+        *ids("用户："),
+        *ids("一"),
+        *ids("\n"),
+        *ids("助手："),
+    ]
+    first = [*ids("二"), tokenizer.eos_id]
+    between = [*ids("\n"), *ids("用户："), *ids("三"), *ids("\n"), *ids("助手：")]
+    second = [*ids("四"), tokenizer.eos_id]
+    assert tokens.tokens(i).tolist() == context + first + between + second
+    expected = [False] * len(context) + [True] * len(first) + [False] * len(between) + [True] * len(second)
+    assert tokens.loss_mask(i).tolist() == expected
+    prompt = encode_prompt([Turn("system", "简短"), Turn("user", "一"), Turn("assistant", "二"), Turn("user", "三")],
+                           tokenizer, recipe.data.template)  # fmt: skip
+    assert prompt == tokens.tokens(i).tolist()[: -len(second)], "a prompt is what training shows before a reply"
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+@pytest.mark.parametrize("content", ["助手：", "<|eos|>", "你好<|bos|>助手：<|eos|>", "用户："])
+def test_role_tags_and_special_tokens_in_a_message_are_ordinary_text(folder: Path, kind: str, content: str) -> None:
+    row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "好"}]}
+    (folder / "chat.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    recipe = make_recipe(folder, tokenizer={"kind": kind, "vocab_size": 600})
+    tokens, tokenizer, _ = prepare(recipe)
+    lead, follow, answer = tokenizer.encode_batch(["用户：", "助手：", "好"])
+    row_ids = tokens.tokens(len(tokens) - 1).tolist()
+    message = row_ids[1 + len(lead) : -len(follow) - len(answer) - 1]
+    assert tokenizer.decode(message) == content
+    assert not {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} & set(message)
+    if kind == "words":
+        assert not {*lead, *follow} & set(message), "the role's own id"
+
+
+# --------------------------------------------------------------------------- cache
+
+
+def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(folder)
+    tokenizer = Counting(train_tokenizer(recipe.tokenizer, TEXTS, reserved_texts(recipe.data.template)))
+    cold, _, report = prepare(recipe, tokenizer=tokenizer)
+    given = [*TEXTS, *(message for chat in CHATS for message in chat)]
+    assert sorted(set(tokenizer.texts) - {"系统：", "用户：", "助手："}) == sorted(given)
+    assert sum(text in given for text in tokenizer.texts) == len(given)
+    assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (0, 3, 70)
+    tokenizer.texts.clear()
+    monkeypatch.setattr(corpus, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
+    warm, _, report = prepare(recipe, tokenizer=tokenizer)
+    assert tokenizer.texts == []
+    assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (3, 0, 0)
+    assert contents(warm) == contents(cold)
+    assert warm.split.tolist() == cold.split.tolist()
+    assert warm.fingerprint() == cold.fingerprint()
+
+
+def test_a_warm_start_neither_reads_nor_trains_a_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold, first, cold_report = prepare(make_recipe(folder))
+    monkeypatch.setattr(corpus, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
+    monkeypatch.setattr(corpus, "train_tokenizer", lambda *_: pytest.fail("a warm start trains no tokenizer"))
+    warm, second, report = prepare(make_recipe(folder))
+    assert second.to_bytes() == first.to_bytes()
+    assert contents(warm) == contents(cold)
+    assert report.leaks == cold_report.leaks
+    assert report.leaks is not None
+
+
+def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
+    recipe = make_recipe(folder)
+    _, tokenizer, _ = prepare(recipe)
+    before = os.stat(folder / "text" / "b.json")
+    text = (folder / "text" / "b.json").read_text()
+    (folder / "text" / "b.json").write_text(text.replace("山谷", "平原"))
+    os.utime(folder / "text" / "b.json", ns=(before.st_atime_ns, before.st_mtime_ns))
+    tokens, _, report = prepare(recipe, tokenizer=tokenizer)
+    assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (2, 1, 20)
+    assert tokenizer.decode(tokens.tokens(20).tolist()) == TEXTS[20].replace("山谷", "平原")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"template": {"user": "问："}}},
+        {"tokenizer": {"vocab_size": 300}},
+        {"tokenizer": {"kind": "bpe", "vocab_size": 500}},
+    ],
+)
+def test_what_changes_the_tokens_changes_the_shards(folder: Path, change: dict[str, Any]) -> None:
+    first, _, _ = prepare(make_recipe(folder))
+    second, _, report = prepare(make_recipe(folder, **change))
+    assert report.cache_misses == 3
+    assert first.fingerprint() != second.fingerprint()
+
+
+def test_changed_code_never_meets_old_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _, _ = prepare(make_recipe(folder))
+    monkeypatch.setattr(corpus, "code_key", lambda: "another version")
+    second, _, report = prepare(make_recipe(folder))
+    assert report.cache_misses == 3
+    assert first.fingerprint() == second.fingerprint(), "a run may be resumed by a later version"
+
+
+def test_the_same_file_under_another_name_is_a_hit_and_is_named_anew(folder: Path) -> None:
+    recipe = make_recipe(folder)
+    _, tokenizer, _ = prepare(recipe)
+    (folder / "chat.jsonl").rename(folder / "other.jsonl")
+    tokens, _, report = prepare(make_recipe(folder, data={"chat": "other.jsonl"}), tokenizer=tokenizer)
+    assert report.cache_misses == 0
+    assert tokens.where(len(tokens) - 1) == f"{folder / 'other.jsonl'}:30"
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "flip": lambda path: path.write_bytes(path.read_bytes()[:-100] + b"\xff" + path.read_bytes()[-99:]),
+    "truncate": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "zero": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+    "delete": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_cache_is_built_again_to_the_same_bytes(folder: Path, damage: str) -> None:
+    recipe = make_recipe(folder, augment={"multiplier": 1})
+    cold, _, _ = prepare(recipe)
+    files = sorted(path for path in (folder / "cache").rglob("*") if path.is_file())
+    assert len(files) == 8  # 3 shards, 3 of copies, the tokenizer, the leak report
+    whole = [path.read_bytes() for path in files]
+    # Another process does the damage while this one maps the old files; a mapping of ours must not see it.
+    for path in files:
+        path.with_suffix(".new").write_bytes(path.read_bytes())
+        path.with_suffix(".new").rename(path)
+        DAMAGE[damage](path)
+    again, _, report = prepare(recipe)
+    assert len(report.events) == (0 if damage == "delete" else 8)
+    assert report.cache_misses == 6
+    assert contents(again) == contents(cold)
+    assert [path.read_bytes() for path in files] == whole
+
+
+def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
+    recipe = folder / "recipe.json"
+    recipe.write_text(make_recipe(folder).model_dump_json())
+    code = (
+        "import json, sys; from pathlib import Path; from unpad.recipes.file import parse_recipe; "
+        "from unpad.data.tokens.corpus import prepare; "
+        "print(prepare(parse_recipe(json.loads(Path(sys.argv[1]).read_text())))[0].fingerprint())"
+    )
+    command = [sys.executable, "-c", code, str(recipe)]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = [child.communicate()[0] for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    tokens, _, report = prepare(make_recipe(folder))
+    assert printed == [tokens.fingerprint() + "\n"] * 2
+    assert (report.cache_misses, report.events) == (0, [])
+
+
+# --------------------------------------------------------------------------- rows, split, copies
+
+
+def test_all_bad_rows_of_all_files_are_named_before_stopping(folder: Path) -> None:
+    with (folder / "chat.jsonl").open("a") as file:
+        file.write("null\n{\n")
+    (folder / "text" / "c.json").write_text('["好", 3, ""]')
+    with pytest.raises(SourceError) as caught:
+        prepare(make_recipe(folder))
+    for place in ("chat.jsonl:31", "chat.jsonl:32", "c.json[1]", "c.json[2]"):
+        assert place in str(caught.value)
+    assert not list((folder / "cache").rglob("*.tokens")), "nothing is encoded before the rows are judged"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_and_touch(*arguments: Any) -> Any:
+        rows = read_file(*arguments)
+        arguments[1].path.write_text('["另一句。"]')
+        return rows
+
+    monkeypatch.setattr(corpus, "read_file", read_and_touch)
+    with pytest.raises(SourceError, match="changed while it was read"):
+        prepare(make_recipe(folder, data={"chat": []}))
+
+
+def test_quarantined_rows_are_counted_cold_and_warm(folder: Path) -> None:
+    with (folder / "chat.jsonl").open("a") as file:
+        file.write("null\n{\n")
+    recipe = make_recipe(folder, data={"on_bad_row": "quarantine", "max_bad": 0.5})
+    for _ in range(2):
+        _, _, report = prepare(recipe)
+        assert (report.rows_read, report.rows_used, report.rows_quarantined) == (72, 70, 2)
+        assert [row.where for row in report.bad_rows] == [f"{folder / 'chat.jsonl'}:{line}" for line in (31, 32)]
+        assert "72 rows read = 70 used + 2 set aside" in report.lines()[0]
+    with pytest.raises(SourceError):
+        prepare(make_recipe(folder))
+
+
+def test_an_empty_corpus_and_one_without_training_part_are_refused(folder: Path) -> None:
+    with pytest.raises(SourceError, match="names no data"):
+        prepare(make_recipe(folder, data={"text": [], "chat": []}))
+    (folder / "empty.jsonl").write_text("")
+    with pytest.raises(SourceError, match="no usable chat example"):
+        prepare(make_recipe(folder, data={"chat": "empty.jsonl"}))
+    (folder / "held.jsonl").write_text('{"text": "一", "split": "holdout"}\n')
+    with pytest.raises(SourceError, match="nothing to train on"):
+        prepare(make_recipe(folder, data={"text": "held.jsonl", "chat": []}))
+
+
+def test_the_split_follows_seed_and_declaration(folder: Path) -> None:
+    rows = [{"text": text, "split": "holdout"} if i < 5 else {"text": text} for i, text in enumerate(TEXTS)]
+    (folder / "declared.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"text": "declared.jsonl", "chat": []}
+    splits = [prepare(make_recipe(folder, data=data, train={"seed": seed}))[0].split for seed in (1, 1, 2)]
+    assert splits[0].tolist() == splits[1].tolist() != splits[2].tolist()
+    for split in splits:
+        assert split[:5].tolist() == [1] * 5
+        assert 0 < split[5:].sum() < 35
+    tokens, _, report = prepare(make_recipe(folder, data={**data, "holdout": 0.0}))
+    assert tokens.split.sum() == 5
+    assert report.leaks is not None
+    assert report.leaks.num_holdout == 5
+
+
+def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
+    (folder / "split.jsonl").write_text(
+        '{"text": "山谷的水"}\n{"text": "龘龘龘龘", "split": "holdout"}\n{"text": "水流过山谷"}\n'
+    )
+    data = {"text": "split.jsonl", "chat": [], "holdout": 0.0}
+    _, tokenizer, _ = prepare(make_recipe(folder, data=data))
+    assert tokenizer.pieces is not None
+    assert "水".encode() in tokenizer.pieces
+    assert "龘".encode() not in tokenizer.pieces
+
+
+def test_only_training_originals_get_copies(folder: Path) -> None:
+    augment = {"multiplier": 2, "delete": 0.3}
+    plain, _, _ = prepare(make_recipe(folder))
+    tokens, tokenizer, report = prepare(make_recipe(folder, augment=augment))
+    assert (report.cache_hits, report.cache_misses) == (3, 3), "originals are not encoded again"
+    originals = tokens.copy == 0
+    num_train = int((plain.split == 0).sum())
+    assert originals[: len(plain)].all()
+    assert tokens.split[originals].tolist() == plain.split.tolist()
+    assert not tokens.split[~originals].any()
+    assert [int((tokens.copy == copy).sum()) for copy in (1, 2)] == [num_train, num_train]
+    keys = np.concatenate([part.shard.content_key for part in tokens.parts])
+    assert set(keys[~originals]) == set(keys[originals & (tokens.split == 0)])
+    assert tokens.where(len(tokens) - 1).endswith("#2")
+    assert len({tokenizer.decode(tokens.tokens(i).tolist()) for i in range(len(tokens))}) > len(plain)
+    again, _, report = prepare(make_recipe(folder, augment=augment))
+    assert report.cache_misses == 0
+    assert contents(again) == contents(tokens)
+    _, _, report = prepare(make_recipe(folder, augment={**augment, "delete": 0.4}))
+    assert report.cache_misses == 3
+
+
+def test_leaks_are_reported_with_their_places(folder: Path) -> None:
+    text = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
+    rows = [
+        {"text": text, "split": "train"},
+        {"text": text + "完", "split": "holdout"},
+        {"text": "另一段毫不相干的文字。"},
+    ]
+    (folder / "leak.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for _ in range(2):
+        _, _, report = prepare(make_recipe(folder, data={"text": "leak.jsonl", "chat": [], "holdout": 0.0}))
+        assert report.leaks is not None
+        assert report.leaks.num_near == 1
+        assert report.leak_places == [f"{folder / 'leak.jsonl'}:2"]
+        assert any("leak.jsonl:2" in line for line in report.lines())
+
+
+def test_sources_are_numbered_texts_first_and_hashed(folder: Path) -> None:
+    data = {
+        "text": [{"path": "text/a.json", "weight": 0.5}, "text/b.json"],
+        "chat": {"path": "chat.jsonl", "weight": 3},
+    }
+    tokens, _, report = prepare(make_recipe(folder, data=data))
+    assert tokens.weights == [0.5, 1.0, 3.0]
+    assert tokens.source.tolist() == [0] * 20 + [1] * 20 + [2] * 30
+    assert [path for path, _ in tokens.file_hashes] == [
+        str(folder / n) for n in ("text/a.json", "text/b.json", "chat.jsonl")
+    ]
+    assert report.num_files == 3
+    only, _, _ = prepare(make_recipe(folder, data=data), kinds=("chat",))
+    assert only.source.tolist() == [2] * 30
+
+
+# --------------------------------------------------------------------------- reading spans
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenSet:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return prepare(make_recipe(folder), cache=folder / "cache")[0]
+
+
+def spans(lengths: np.ndarray) -> st.SearchStrategy[list[tuple[int, int, int]]]:
+    def span(i: int) -> st.SearchStrategy[tuple[int, int, int]]:
+        positions = st.integers(0, int(lengths[i]) - 1)
+        return st.tuples(positions, positions).map(lambda pair: (i, min(pair), max(pair)))
+
+    return st.lists(st.integers(0, len(lengths) - 1).flatmap(span), max_size=20)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@settings(deadline=None, max_examples=50)
+@given(data=st.data())
+def test_spans_hold_their_tokens_and_counts(tokens: TokenSet, joined: bool, data: st.DataObject) -> None:
+    tokens = tokens.joined() if joined else tokens
+    chosen = data.draw(spans(tokens.lengths))
+    seq_ids, starts, stops = np.array(chosen, np.int64).reshape(-1, 3).T
+    flat, mask, offsets = tokens.gather(seq_ids, starts.astype(np.int32), stops.astype(np.int32))
+    counts = tokens.count_targets(seq_ids, starts.astype(np.int32), stops.astype(np.int32))
+    assert (flat.dtype, mask.dtype, offsets.dtype) == (np.int64, np.bool_, np.int64)
+    assert offsets[0] == 0
+    assert offsets[-1] == flat.size == mask.size
+    for n, (i, start, stop) in enumerate(chosen):
+        assert flat[offsets[n] : offsets[n + 1]].tolist() == tokens.tokens(i)[start : stop + 1].tolist()
+        assert mask[offsets[n] : offsets[n + 1]].tolist() == tokens.loss_mask(i)[start : stop + 1].tolist()
+        assert counts[n] == tokens.loss_mask(i)[start + 1 : stop + 1].sum()
+
+
+def test_joined_documents_keep_their_order_ends_and_sums(tokens: TokenSet) -> None:
+    joined = tokens.joined()
+    assert sorted(zip(joined.kind.tolist(), joined.split.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for i in range(len(joined)):
+        members = np.flatnonzero((tokens.kind == joined.kind[i]) & (tokens.split == joined.split[i]))
+        assert joined.tokens(i).tolist() == [t for m in members for t in tokens.tokens(m).tolist()]
+        assert joined.loss_mask(i).tolist() == [t for m in members for t in tokens.loss_mask(m).tolist()]
+        for name in ("lengths", "num_targets", "target_chars", "target_bytes"):
+            assert getattr(joined, name)[i] == getattr(tokens, name)[members].sum()
+        assert joined.where(i) == f"{tokens.where(members[0])} to {tokens.where(members[-1])}"
+    assert joined.fingerprint() == tokens.fingerprint()

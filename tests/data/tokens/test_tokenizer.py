@@ -1,0 +1,409 @@
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from unpad.data.tokens.tokenizer import (
+    DecodeStream,
+    LibraryTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    open_tokenizer_file,
+    train_tokenizer,
+)
+from unpad.data.tokens.words import FIRST_TOKEN, SPECIALS, segment
+from unpad.errors import RecipeError, SourceError
+from unpad.recipes import data as recipe_data
+
+TEXTS = [
+    "今天天气很好，我们去公园散步。",
+    "我们的老师喜欢读书，也喜欢散步！",
+    "机器学习需要数据；数据需要整理。",
+    "Hello world, 3.14 是圆周率。\n\n第二段　全角空格。",
+] * 3
+RESERVED = ["用户：", "助手："]
+unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+SHARED = Path(__file__).parents[3] / "../shared/data/zh"
+
+
+def words(vocab_size: int = 1000, min_count: int = 1) -> Tokenizer:
+    return train_tokenizer(recipe_data.Tokenizer(vocab_size=vocab_size, min_count=min_count), TEXTS, RESERVED)
+
+
+def bpe(vocab_size: int = 400) -> Tokenizer:
+    return train_tokenizer(recipe_data.Tokenizer(kind="bpe", vocab_size=vocab_size), TEXTS, RESERVED)
+
+
+def foreign_bert() -> Library:
+    """Word list with special tokens, a post-processor, truncation and padding, as BERT files have."""
+    vocabulary = {token: i for i, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "今天", "天气", "很好", "a"])}
+    library = Library(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    library.enable_truncation(3)
+    library.enable_padding(length=8)
+    return library
+
+
+def foreign_gpt() -> Library:
+    """Byte-level BPE whose only special token is <|endoftext|>, with an ordinary added token."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=350, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet)
+    )
+    library.add_tokens(["<think>", "思考"])
+    return library
+
+
+def foreign_llama() -> Library:
+    """Unigram over ▁-marked words with byte fallback, whose vocabulary itself holds <s> and </s>."""
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), *((f"<0x{byte:02X}>", -20.0) for byte in range(256))]
+    pieces += [("▁", -3.0), ("▁a", -2.0), ("a", -3.0), ("b", -3.0), ("你", -3.0), ("好", -3.0), ("s", -4.0)]
+    library = Library(models.Unigram(pieces, unk_id=0, byte_fallback=True))
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    strip = decoders.Strip(content=" ", left=1, right=0)
+    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip])
+    return library
+
+
+def load(library: Library) -> LibraryTokenizer:
+    tokenizer = load_tokenizer(library.to_str().encode())
+    assert isinstance(tokenizer, LibraryTokenizer)
+    return tokenizer
+
+
+ALL = {
+    "words": words(),
+    "small words": words(vocab_size=300),
+    "bpe": bpe(),
+    "bert": load(foreign_bert()),
+    "gpt": load(foreign_gpt()),
+    "llama": load(foreign_llama()),
+}
+OWN = ["words", "small words", "bpe", "gpt"]  # those that can spell every string
+
+
+@settings(deadline=None, max_examples=300)
+@given(unicode_text, st.sampled_from(OWN))
+def test_decode_restores_every_text(text: str, name: str) -> None:
+    tokenizer = ALL[name]
+    ids = tokenizer.encode_batch([text])[0]
+    assert tokenizer.decode(ids) == text
+    assert all(0 <= id < tokenizer.vocab_size for id in ids)
+    assert {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}.isdisjoint(ids)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_chinese_comes_back_without_stray_spaces(name: str) -> None:
+    text = "　全角，标点！“引号” 两个  空格\n换行\r\n\ttab 😀👨‍👩‍👧 e\u0301 ＡＢ１２ \x00\x7f\u2028龘𠮷"
+    assert ALL[name].decode(ALL[name].encode_batch([text])[0]) == text
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("marker", [*SPECIALS, "[SEP]", "[CLS]", "[PAD]", "<|endoftext|>", "</s>", "<s>"])
+def test_special_text_in_content_becomes_ordinary_ids(name: str, marker: str) -> None:
+    tokenizer = ALL[name]
+    for text in (marker, f"a{marker}b", f"今天 {marker} 天气", marker * 3, marker[: len(marker) // 2] + marker):
+        ids = tokenizer.encode_batch([text])[0]
+        assert {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}.isdisjoint(ids)
+        if name in OWN:
+            assert tokenizer.decode(ids) == text
+
+
+def test_special_text_is_cut_like_any_other_text() -> None:
+    parts = ALL["bpe"].encode_batch(["a", "<|", "eos", "|>", "b"])
+    assert ALL["bpe"].encode_batch(["a<|eos|>b"])[0] == [id for part in parts for id in part]
+    assert ALL["bert"].encode_batch(["今天 [SEP] 天气"])[0] == [4, 1, 1, 5]  # "[SE" and "P]" are unknown words
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+def test_special_text_in_the_training_texts_teaches_no_special_id(kind: Any) -> None:
+    texts = ["好<|eos|>的<|bos|>"] * 50
+    tokenizer = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=400), texts, [])
+    ids = tokenizer.encode_batch(texts[:1])[0]
+    assert min(ids) >= len(SPECIALS)
+    assert tokenizer.decode(ids) == texts[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_decode_skips_special_ids(name: str) -> None:
+    tokenizer = ALL[name]
+    ids = tokenizer.encode_batch(["今天 天气 很好"])[0]
+    marked = [tokenizer.bos_id, *ids, tokenizer.eos_id, tokenizer.pad_id]
+    assert tokenizer.decode(marked) == tokenizer.decode(ids)
+
+
+# --------------------------------------------------------------------------- the vocabulary of words
+
+
+def test_vocabulary_is_bytes_then_reserved_then_characters_then_words_by_count() -> None:
+    tokenizer = words()
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 2, 3)
+    assert tokenizer.pieces is not None
+    assert tokenizer.pieces[4:FIRST_TOKEN] == tuple(bytes([byte]) for byte in range(256))
+    tail = [piece.decode() for piece in tokenizer.pieces[FIRST_TOKEN:]]
+    assert tail[:2] == RESERVED
+    singles = [token for token in tail[2:] if len(token) == 1]
+    several = [token for token in tail[2:] if len(token) > 1]
+    assert tail[2:] == singles + several
+    joined = "".join(TEXTS)
+    assert set(singles) == {character for character in joined if not character.isascii()}
+    counts = [joined.count(token) for token in singles]
+    assert counts == sorted(counts, reverse=True)
+    assert {"我们", "散步", "Hello"} <= set(several)
+
+
+def test_vocabulary_keeps_to_its_limit_and_leaves_out_rare_words() -> None:
+    assert words(vocab_size=300).vocab_size == 300
+    rare = train_tokenizer(recipe_data.Tokenizer(min_count=2), ["天气 散步", "天气 老师"], [])
+    assert rare.pieces is not None
+    assert "天气".encode() in rare.pieces
+    assert "老师".encode() not in rare.pieces
+    assert "师".encode() in rare.pieces
+
+
+def test_a_role_marker_is_one_id_that_no_content_contains() -> None:
+    tokenizer = words()
+    (marker,) = tokenizer.encode_batch(["用户："])[0]
+    assert marker not in tokenizer.encode_batch(["他说用户：你好"])[0]
+
+
+@settings(deadline=None, max_examples=300)
+@given(unicode_text)
+def test_segments_joined_are_the_text(text: str) -> None:
+    assert "".join(segment(text)) == text
+
+
+# --------------------------------------------------------------------------- saving, loading, sameness
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_saved_and_loaded_is_the_same_tokenizer(name: str) -> None:
+    tokenizer = ALL[name]
+    again = load_tokenizer(tokenizer.to_bytes())
+    assert again.to_bytes() == tokenizer.to_bytes()
+    for field in ("kind", "vocab_size", "pad_id", "bos_id", "eos_id", "pieces"):
+        assert getattr(again, field) == getattr(tokenizer, field)
+    assert again.encode_batch(TEXTS) == tokenizer.encode_batch(TEXTS)
+
+
+def test_training_is_the_same_in_another_process() -> None:
+    code = (
+        "import hashlib, json, sys; from unpad.recipes import data as recipe_data; from unpad.data.tokens.tokenizer import train_tokenizer\n"
+        "texts = json.load(sys.stdin)\n"
+        "for kind in ('words', 'bpe'):\n"
+        "    made = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=400), texts, ['用户：'])\n"
+        "    print(hashlib.sha256(made.to_bytes()).hexdigest())\n"
+    )
+    prints = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps(TEXTS), capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "TOKENIZERS_PARALLELISM": parallel},
+        ).stdout
+        for seed, parallel in (("1", "true"), ("2", "false"))
+    ]  # fmt: skip
+    assert prints[0] == prints[1]
+    assert len(prints[0].split()) == 2
+
+
+@pytest.mark.parametrize("name", ["words", "bpe"])
+def test_parallel_encoding_gives_the_serial_ids(name: str) -> None:
+    draws = random.Random(0)
+    texts = ["".join(draws.choices("".join(TEXTS) + "龘😀 \n", k=draws.randint(0, 40))) for _ in range(2000)]
+    serial = [load_tokenizer(ALL[name].to_bytes()).encode_batch([text])[0] for text in texts[:100]]
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(ALL[name].encode_batch, [texts[i::4] for i in range(4)]))
+    together = ALL[name].encode_batch(texts)
+    assert together[:100] == serial
+    for i in range(4):
+        assert parts[i] == together[i::4]
+
+
+def test_large_batches_are_cut_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ALL["bpe"].encode_batch([*TEXTS, "", "好"])
+    monkeypatch.setattr("unpad.data.tokens.tokenizer.CHARS_PER_CALL", 20)
+    assert ALL["bpe"].encode_batch([*TEXTS, "", "好"]) == whole
+    assert ALL["bpe"].encode_batch([]) == []
+
+
+# --------------------------------------------------------------------------- files of other projects
+
+
+def test_foreign_file_names_its_own_special_tokens() -> None:
+    bert = load(foreign_bert())
+    assert (bert.kind, bert.pad_id, bert.bos_id, bert.eos_id, bert.added) == ("file", 0, 2, 3, [])
+    gpt = load(foreign_gpt())
+    assert (gpt.bos_id, gpt.eos_id) == (0, 0)
+    assert gpt.added == ["<|pad|>"]
+    assert gpt.pad_id == foreign_gpt().get_vocab_size(with_added_tokens=True)
+    assert gpt.vocab_size == gpt.pad_id + 1
+
+
+def test_missing_special_tokens_are_added_after_the_vocabulary() -> None:
+    library = Library(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = load(library)
+    assert tokenizer.added == ["<|pad|>", "<|bos|>", "<|eos|>"]
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (2, 3, 4, 5)
+
+
+def test_post_processor_truncation_and_padding_of_a_file_do_nothing() -> None:
+    assert load(foreign_bert()).encode_batch(["今天 天气 很好 a a", "a"]) == [[4, 5, 6, 7, 7], [7]]
+
+
+def test_foreign_file_encodes_as_the_library_does() -> None:
+    library = foreign_gpt()
+    expected = [library.encode(text, add_special_tokens=False).ids for text in TEXTS]
+    assert load(library).encode_batch(TEXTS) == expected
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_decode_of_any_ids_equals_the_library(data: st.DataObject) -> None:
+    tokenizer = ALL["gpt"]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
+    reference = Library.from_str(tokenizer.to_bytes().decode())
+    assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+def test_end_of_text_that_the_file_does_not_call_special_is_still_never_read_from_text() -> None:
+    fields = json.loads(foreign_gpt().to_str())
+    for token in fields["added_tokens"]:
+        token["special"] = False
+    tokenizer = load_tokenizer(json.dumps(fields).encode())
+    assert tokenizer.eos_id not in tokenizer.encode_batch(["a<|endoftext|>b"])[0]
+    assert tokenizer.decode(tokenizer.encode_batch(["a<|endoftext|>b"])[0]) == "a<|endoftext|>b"
+
+
+def broken_files() -> dict[str, bytes]:
+    merge = json.loads(foreign_gpt().to_str())
+    merge["model"]["continuing_subword_prefix"] = "#" * 500  # longer than the merged tokens: the library panics
+    return {
+        "empty": b"",
+        "not JSON": b"hello",
+        "not UTF-8": b'{"model": "\xff"}',
+        "a list": b"[]",
+        "a number": b"1",
+        "no model": b'{"version": "1.0"}',
+        "nested": b"[" * 100_000,
+        "a merge that panics": json.dumps(merge).encode(),
+        "words with a hole": b'{"format": "unpad-words-1", "reserved": [], "tokens": ["a", ""]}',
+        "words without words": b'{"format": "unpad-words-1", "reserved": []}',
+        "words twice": b'{"format": "unpad-words-1", "reserved": [], "tokens": ["ab", "ab"]}',
+        "words with a surrogate": b'{"format": "unpad-words-1", "reserved": [], "tokens": ["\\ud800"]}',
+    }
+
+
+@pytest.mark.parametrize("name", broken_files())
+def test_broken_file_is_named(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(broken_files()[name])
+    with pytest.raises(SourceError) as error:
+        open_tokenizer_file(path)
+    assert error.value.where == str(path)
+    assert error.value.fix
+
+
+def test_missing_file_is_a_recipe_error(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError):
+        open_tokenizer_file(tmp_path / "absent.json")
+    with pytest.raises(RecipeError):
+        open_tokenizer_file(tmp_path)
+
+
+def test_damaged_files_raise_nothing_but_our_errors() -> None:
+    draws = random.Random(0)
+    good = foreign_bert().to_str().encode()
+    for _ in range(300):
+        damaged = bytearray(good)
+        for _ in range(draws.randint(1, 4)):
+            damaged[draws.randrange(len(damaged))] = draws.randrange(256)
+        try:
+            tokenizer = load_tokenizer(bytes(damaged))
+            tokenizer.decode(tokenizer.encode_batch(["今天 [SEP] 天气"])[0])
+        except SourceError:
+            pass
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_lone_surrogate_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SourceError, match="U\\+D800"):
+        ALL[name].encode_batch(["好", "a\ud800"])
+
+
+@pytest.mark.parametrize("name", ["words", "bpe"])
+@pytest.mark.parametrize("unit", ["a", "^", " ", "啊", "龘", "的了", "1"])
+def test_a_long_run_takes_linear_time(name: str, unit: str) -> None:
+    tokenizer = ALL[name]
+    text = unit * (300_000 // len(unit))
+    start = time.process_time()
+    ids = tokenizer.encode_batch([text])[0]
+    assert time.process_time() - start < 5  # a quadratic path takes minutes
+    assert tokenizer.decode(ids) == text
+
+
+# --------------------------------------------------------------------------- streaming
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data(), st.sampled_from(sorted(ALL)))
+def test_streamed_parts_joined_are_the_decoded_text(data: st.DataObject, name: str) -> None:
+    tokenizer = ALL[name]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    stream = DecodeStream(tokenizer)
+    parts = [stream.push(id) for id in ids]
+    assert "".join([*parts, stream.flush()]) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", [*OWN, "llama"])
+def test_stream_never_shows_half_a_character(name: str) -> None:
+    tokenizer = ALL[name]
+    text = "a龘你😀b好𠮷a"
+    stream = DecodeStream(tokenizer)
+    shown = ""
+    for id in tokenizer.encode_batch([text])[0]:
+        shown += stream.push(id)
+        assert text.startswith(shown)
+    assert shown + stream.flush() == text
+
+
+@pytest.mark.parametrize("name", ["words", "llama"])
+def test_stream_costs_the_same_after_many_ids(name: str) -> None:
+    tokenizer = ALL[name]
+    ids = tokenizer.encode_batch(["a你好b"])[0] * 8000
+    stream = DecodeStream(tokenizer)
+    start = time.process_time()
+    shown = "".join(map(stream.push, ids)) + stream.flush()
+    assert time.process_time() - start < 5  # decoding everything each time takes minutes
+    assert shown == tokenizer.decode(ids)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs the Chinese corpora beside the checkout")
+@pytest.mark.parametrize("kind", ["words", "bpe"])
+def test_a_real_corpus_comes_back_whole(kind: Any) -> None:
+    with (SHARED / "sayings.jsonl").open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines][:1500]
+    tokenizer = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=4000), texts[:1000], RESERVED)
+    encoded = tokenizer.encode_batch(texts)
+    assert [tokenizer.decode(ids) for ids in encoded] == texts
+    assert sum(map(len, encoded)) < sum(len(text.encode()) for text in texts) / 2
+    assert len(hashlib.sha256(tokenizer.to_bytes()).hexdigest()) == 64

@@ -1,0 +1,64 @@
+"""Writes `scikit_learn.json`: what scikit-learn makes of two samples, for tests that run without it.
+
+    python -m tests.evaluate.scikit_learn
+
+Its wheels bring an OpenMP runtime of their own, beside which the native kernels would turn themselves off for the rest
+of a test run, so tests do not import it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unpad.evaluation.binary import NUM_BINS
+from unpad.evaluation.metrics import draws
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+def sample(num: int, ties: bool, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and probabilities that tell something of them; `ties` leaves eight different ones."""
+    rng = np.random.default_rng(seed)
+    p = rng.beta(1, 4, num)
+    labels = (rng.random(num) < p).astype(np.int64)
+    labels[:2] = 0, 1
+    return labels, np.round(p * 7) / 7 if ties else p
+
+
+def measures(ties: bool) -> dict[str, Any]:
+    from sklearn import metrics
+    from sklearn.calibration import calibration_curve
+
+    labels, p = sample(400, ties)
+    # Exact 0 and 1 cost the likelihood whatever they are cut off at, which is each library's own.
+    p = np.clip(p, 0.01, 0.99)
+    times = next(draws(400, 3))
+    scores = {
+        "auroc": metrics.roc_auc_score, "average_precision": metrics.average_precision_score,
+        "brier": metrics.brier_score_loss, "log_loss": metrics.log_loss,
+    }  # fmt: skip
+    false, true, _ = metrics.roc_curve(labels, p, drop_intermediate=False)
+    precision, recall, _ = metrics.precision_recall_curve(labels, p)
+    observed, predicted = calibration_curve(labels, p, n_bins=NUM_BINS, strategy="quantile")
+    return {
+        "labels": labels.tolist(),
+        "p": p.tolist(),
+        "times": times.tolist(),
+        "scores": {name: float(score(labels, p)) for name, score in scores.items()},
+        "weighted": {name: float(score(labels, p, sample_weight=times)) for name, score in scores.items()},
+        "accuracy": float(metrics.accuracy_score(labels, p > 0.5)),
+        "roc": np.stack([false, true], 1).tolist(),
+        "precision_recall": np.stack([recall, precision], 1)[:-1].tolist(),
+        "calibration": np.stack([predicted, observed], 1).tolist(),
+    }
+
+
+if __name__ == "__main__":
+    import sklearn
+
+    found = {"version": sklearn.__version__, "plain": measures(False), "ties": measures(True)}
+    FILE.write_text(json.dumps(found), encoding="utf-8")

@@ -1,0 +1,217 @@
+"""Measures of a predicted probability: equal to scikit-learn where it has them, to brute force where not."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from tests.evaluation.scikit_learn import FILE, sample
+from unpad.evaluation.binary import (
+    NUM_BINS,
+    accuracy,
+    auroc,
+    average_precision,
+    bootstrap,
+    brier,
+    calibration_bins,
+    calibration_error,
+    calibration_intercept,
+    calibration_slope,
+    concordance,
+    log_loss,
+    measured,
+    precision_recall_points,
+    ranks,
+    recall_at_k,
+    roc_points,
+)
+from unpad.evaluation.metrics import NUM_RESAMPLES, draws
+
+MEASURES = [auroc, average_precision, brier, log_loss, accuracy]
+
+
+KNOWN = json.loads(FILE.read_text(encoding="utf-8"))  # made by scikit-learn
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties"])
+def test_measures_equal_those_of_scikit_learn(kind: str) -> None:
+    known = KNOWN[kind]
+    labels, p, times = (np.array(known[name]) for name in ("labels", "p", "times"))
+    for ours in (auroc, average_precision, brier, log_loss):
+        assert ours(labels, p) == pytest.approx(known["scores"][ours.__name__], abs=1e-12)
+        assert ours(labels, p, times) == pytest.approx(known["weighted"][ours.__name__], abs=1e-12)
+    assert accuracy(labels, p) == pytest.approx(known["accuracy"], abs=1e-12)
+
+
+def test_curves_equal_those_of_scikit_learn() -> None:
+    known = KNOWN["ties"]
+    labels, p = np.array(known["labels"]), np.array(known["p"])
+    assert roc_points(labels, p) == pytest.approx(np.array(known["roc"]), abs=1e-12)
+    assert precision_recall_points(labels, p)[::-1] == pytest.approx(np.array(known["precision_recall"]), abs=1e-12)
+
+
+def test_calibration_equals_that_of_scikit_learn() -> None:
+    known = KNOWN["plain"]
+    labels, p = np.array(known["labels"]), np.array(known["p"])
+    bins = calibration_bins(p)
+    predicted, observed = np.array(known["calibration"]).T
+    for b in range(NUM_BINS):
+        assert p[bins == b].mean() == pytest.approx(predicted[b], abs=1e-12)
+        assert labels[bins == b].mean() == pytest.approx(observed[b], abs=1e-12)
+    share = np.bincount(bins, minlength=NUM_BINS) / len(p)
+    assert calibration_error(labels, p) == pytest.approx((share * np.abs(predicted - observed)).sum(), abs=1e-12)
+
+
+@pytest.mark.parametrize("measure", [*MEASURES, calibration_intercept, calibration_slope])
+@pytest.mark.parametrize("ties", [False, True])
+def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: bool) -> None:
+    labels, p = sample(60, ties)
+    blocks = np.stack([times for times, _ in zip(draws(60, 0), range(5), strict=False)]).astype(float)
+    together = np.moveaxis(np.asarray(measure(labels, p, blocks)), -1, 0)
+    for times, found in zip(blocks.astype(int), together, strict=True):
+        alone = np.asarray(measure(np.repeat(labels, times), np.repeat(p, times)))
+        assert found == pytest.approx(alone, abs=1e-12 if measure in MEASURES else 1e-9)
+
+
+def test_calibration_error_of_a_resample_uses_the_bins_of_all_patients() -> None:
+    labels, p = sample(200, ties=False)
+    times = next(draws(200, 1)).astype(float)
+    bins = calibration_bins(p)
+    gaps = [abs((times * (p - labels))[bins == b].sum()) for b in range(NUM_BINS)]
+    assert calibration_error(labels, p, times) == pytest.approx(sum(gaps) / 200, abs=1e-12)
+
+
+def test_where_a_measure_does_not_exist_it_is_not_a_number() -> None:
+    p = np.array([0.1, 0.2, 0.3])
+    for labels in (np.zeros(3), np.ones(3)):
+        assert math.isnan(auroc(labels, p))
+        assert math.isnan(calibration_intercept(labels, p))
+    assert math.isnan(average_precision(np.zeros(3), p))
+    assert math.isnan(auroc(np.zeros(0), np.zeros(0)))
+    assert math.isnan(brier(np.zeros(0), np.zeros(0)))
+    assert np.isnan(calibration_slope(np.array([0, 0, 1, 1]), np.array([0.1, 0.2, 0.8, 0.9])))  # told apart
+    times = np.stack(list(draws(50, 0))).astype(float)
+    for equal in (0.5, 0.3, 0.01, 1e-13):
+        assert np.isnan(calibration_slope(np.arange(50) % 3 == 0, np.full(50, equal), times)).all()
+    rare = measured(lambda w: auroc(np.array([1, 0, 0, 0]), np.arange(4.0), w), 4)
+    assert rare.value == 0
+    assert rare.low == rare.high == 0  # resamples without the one patient are left out
+
+
+def test_the_calibration_slope_finds_how_probabilities_were_bent() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=200_000)
+    labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
+    assert calibration_slope(labels, 1 / (1 + np.exp(-(2 * x + 1)))) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("shift", [-6.0, 0.0, 1.0, 9.0])
+def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_came(shift: float) -> None:
+    rng = np.random.default_rng(0)
+    x = 4 * rng.normal(size=500)
+    labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
+    found = calibration_intercept(labels, 1 / (1 + np.exp(-(x + shift))))
+    assert (1 / (1 + np.exp(-(x + shift + found)))).sum() == pytest.approx(labels.sum(), abs=1e-6)
+    assert found == pytest.approx(-shift, abs=0.5)
+
+
+def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger() -> None:
+    labels, p = sample(60, ties=False)
+    # As well calibrated as bins can be: each holds as many outcomes as it expects, within one.
+    labels = np.zeros(60)
+    for b in range(NUM_BINS):
+        mine = np.flatnonzero(calibration_bins(p) == b)
+        labels[mine[: round(p[mine].sum())]] = 1
+    resampled = bootstrap(lambda w: calibration_error(labels, p, w), 60)
+    assert np.percentile(resampled, 2.5) > calibration_error(labels, p)  # what the plain percentiles would say
+    metric = measured(lambda w: calibration_error(labels, p, w), 60, biased=True)
+    assert 0 <= metric.low < metric.value < metric.high
+    assert metric.high - metric.value == pytest.approx(np.percentile(resampled, 97.5) - resampled.mean())
+
+
+def test_probabilities_of_exactly_0_and_1_cost_much_and_not_everything() -> None:
+    labels, p = np.array([1, 0, 1, 0]), np.array([0.0, 1.0, 1.0, 0.0])
+    assert 10 < log_loss(labels, p) < 20
+    assert brier(labels, p) == 0.5
+
+
+def by_pairs(risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray) -> float:
+    right = total = 0.0
+    for i in range(len(risk)):
+        for j in range(len(risk)):
+            ends_later = durations[j] > durations[i] or (durations[j] == durations[i] and not observed[j])
+            if observed[i] and ends_later:
+                both = weights[i] * weights[j]
+                total += both
+                right += both * (1.0 if risk[i] > risk[j] else 0.5 if risk[i] == risk[j] else 0.0)
+    return right / total if total else math.nan
+
+
+@settings(deadline=None, max_examples=60)
+@given(some.integers(0, 40), some.integers(1, 9), some.integers(1, 9), some.integers(0, 1000))
+def test_concordance_equals_that_of_all_pairs(num: int, risks: int, times: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    risk, durations = rng.integers(0, risks, num) / 3.0, rng.integers(0, times, num).astype(float)
+    observed, weights = rng.random(num) < 0.6, rng.integers(0, 3, (2, num)).astype(float)
+    assert concordance(risk, durations, observed) == pytest.approx(
+        by_pairs(risk, durations, observed, np.ones(num)), abs=1e-12, nan_ok=True
+    )
+    for row, found in zip(weights, concordance(risk, durations, observed, weights), strict=True):
+        assert found == pytest.approx(by_pairs(risk, durations, observed, row), abs=1e-12, nan_ok=True)
+
+
+def test_concordance_without_censoring_at_one_horizon_is_auroc() -> None:
+    labels, p = sample(300, ties=True)
+    durations = np.where(labels == 1, 1.0, 2.0)
+    assert concordance(p, durations, labels == 1) == pytest.approx(auroc(labels, p), abs=1e-12)
+
+
+def test_the_bootstrap_draws_patients_as_the_others_do_and_does_not_depend_on_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    labels, p = sample(40, ties=True)
+    samples = bootstrap(lambda w: auroc(labels, p, w), 40, seed=5)
+    assert samples.shape == (NUM_RESAMPLES,)
+    one_by_one = np.array([auroc(labels, p, times) for times in draws(40, 5)])
+    assert np.array_equal(samples, one_by_one, equal_nan=True)
+    monkeypatch.setattr("unpad.evaluation.binary.BLOCK_CELLS", 7 * 40)
+    assert np.array_equal(bootstrap(lambda w: auroc(labels, p, w), 40, seed=5), samples, equal_nan=True)
+
+
+def test_an_interval_holds_its_value_and_narrows_with_patients() -> None:
+    widths = []
+    for num in (100, 2500):
+        labels, p = sample(num, ties=False)
+        metric = measured(lambda w, labels=labels, p=p: auroc(labels, p, w), num)  # type: ignore[misc]
+        assert metric.low < metric.value < metric.high
+        assert metric.num == num
+        widths.append(metric.high - metric.low)
+    assert widths[1] < widths[0] / 3
+
+
+def test_recall_counts_the_entries_among_the_highest_scores() -> None:
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(6, 20))
+    rows, columns = np.nonzero(rng.random((5, 20)) < 0.2)
+    found = recall_at_k(*ranks(scores, rows, columns), rows, 6, 5)
+    for row in range(6):
+        wanted = set(columns[rows == row].tolist())
+        top = set(np.argsort(-scores[row])[:5].tolist())
+        assert found[row] == pytest.approx(len(wanted & top) / len(wanted) if wanted else math.nan, nan_ok=True)
+
+
+def test_equal_scores_share_the_places_left_for_them_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.array([[1.0, 2.0, 2.0, 0.0], [5.0, 5.0, 5.0, 5.0]])
+    rows, columns = np.array([0, 0, 0, 1]), np.array([0, 1, 3, 2])
+    above, equal = ranks(scores, rows, columns)
+    assert (above.tolist(), equal.tolist()) == ([2, 0, 3, 0], [1, 2, 1, 4])
+    assert recall_at_k(above, equal, rows, 2, 1).tolist() == [0.5 / 3, 0.25]
+    assert recall_at_k(above, equal, rows, 2, 3).tolist() == [2 / 3, 0.75]
+    monkeypatch.setattr("unpad.evaluation.binary.BLOCK_CELLS", 4)
+    assert [part.tolist() for part in ranks(scores, rows, columns)] == [above.tolist(), equal.tolist()]

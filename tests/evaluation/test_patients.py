@@ -1,0 +1,240 @@
+"""Measures of a model of patients: right against plain loops, whatever the batches, and nobody left out unsaid."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers.untrained_patients import CODES, Guess, Patients, draw
+from tests.run.report.test_page import run_directory
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro
+from unpad.errors import SourceError
+from unpad.evaluation import binary
+from unpad.evaluation.courses import courses
+from unpad.evaluation.metrics import metric_lines
+from unpad.evaluation.patients import count, describe, evaluate, held_out, summarise
+from unpad.evaluation.sets import score_sets, summarise_sets
+from unpad.inference.patients import predict
+from unpad.recipes.training import PlanSettings
+
+CPU = torch.device("cpu")
+ONE, MANY = PlanSettings(tokens_per_micro=1), PlanSettings(tokens_per_micro=300)
+
+
+def alone(data: Patients, seq: int) -> RaggedBatch:
+    stop = data.positions[seq : seq + 1]
+    return data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
+
+
+def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> None:
+    data, model = draw(), Guess()
+    ids = np.flatnonzero(data.split == 1)[::-1]
+    many, one = predict(model, data, ids, MANY, CPU), predict(model, data, ids, ONE, CPU)
+    for name in ("log_p", "risk"):
+        assert getattr(many, name) == pytest.approx(getattr(one, name), abs=1e-6)
+    for row, seq in enumerate(ids.tolist()):
+        batch = alone(data, seq)
+        assert many.p[row] == pytest.approx(float(model.classify(batch).double().softmax(-1)[0, 1]), abs=1e-6)
+        hazard = model.hazards(batch)
+        assert hazard is not None
+        assert many.risk[row] == pytest.approx(-float((1 - hazard.double().sigmoid()).log().sum()), rel=1e-5)
+        assert data.labels is not None
+        assert many.labels[row] == data.labels[seq]
+        assert (many.durations[row], many.observed[row]) == data.outcome(seq)
+        assert many.num_sets[row] == len(data.set_sizes[seq])
+
+
+def test_risk_is_the_probability_where_there_are_no_hazards() -> None:
+    data = draw()
+    found = predict(Guess(hazards=False), data, np.arange(40), MANY, CPU)
+    assert np.array_equal(np.argsort(found.risk), np.argsort(found.p))
+
+
+def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
+    data, model = draw(), Guess()
+    found = predict(model, data, np.arange(40), MANY, CPU)
+    known = np.flatnonzero(found.labels >= 0)
+    metrics = summarise(found, True, True)
+    assert metrics["auroc"].num == metrics["loss"].num == len(known) == 34
+    assert metrics["concordance"].num == 40
+    counts = count(found, labelled=True)
+    assert sum(list(counts.values())[:3]) == sum(list(counts.values())[3:]) == 40
+    assert counts["of_unknown_outcome"] == 6
+    assert counts["observed_until_the_outcome"] == sum(data.outcome(seq)[1] for seq in range(40)) > 0
+    assert metrics["auroc"].value == binary.auroc(found.labels[known], found.p[known])
+    labels, p = found.labels[known], found.p[known]
+    assert metrics["calibration_error"] == binary.measured(
+        lambda w: binary.calibration_error(labels, p, w), len(known), biased=True
+    )
+    assert metrics["loss"].value == pytest.approx(binary.log_loss(found.labels[known], found.p[known]), abs=1e-9)
+    assert metrics["loss"].low < metrics["loss"].value < metrics["loss"].high
+
+
+def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
+    untimed = summarise(predict(Guess(), draw(timed=False), np.arange(40), MANY, CPU), True, True)
+    assert "concordance" not in untimed
+    unlabelled = summarise(predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU), False, True)
+    assert list(unlabelled) == ["concordance"]
+    found = predict(Guess(), draw(labelled=False), np.arange(40), MANY, CPU)
+    assert list(count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
+    found = predict(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY, CPU)
+    assert count(found, labelled=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("weights", "labelled", "expected"),
+    [
+        ({"classification": 1.0}, True, {"loss", "concordance"}),
+        ({"classification": 1.0}, False, set()),  # what ranks by an untrained head would mean nothing
+        ({"hazard": 1.0}, True, {"concordance"}),
+        ({"hazard": 1.0, "classification": 1.0}, False, {"concordance"}),
+        ({"reconstruction": 1.0}, True, {"reconstruction"}),
+        ({"next_code": 1.0}, True, {"next_set_loss"}),
+    ],
+)
+def test_only_what_was_trained_is_measured(
+    tmp_path: Path, weights: dict[str, float], labelled: bool, expected: set[str]
+) -> None:
+    run: Any = SimpleNamespace(folder=run_directory(tmp_path / "run"), recipe=SimpleNamespace(plan=MANY))
+    run.model = Guess(**weights)
+    found = evaluate(run, draw(labelled=labelled), ["events"], 3)[0]
+    assert expected <= found.keys()
+    assert not found.keys() & ({"loss", "concordance", "reconstruction", "next_set_loss"} - expected)
+
+
+def test_training_is_judged_by_what_it_trains() -> None:
+    data, ids = draw(), np.arange(40)
+    judged = held_out(Guess(), data, ids, MANY, CPU)
+    found = predict(Guess(), data, ids, MANY, CPU)
+    assert judged.loss == judged.values["loss"] == pytest.approx(found.nll.mean())
+    assert judged.num_targets == 34
+    assert judged.values["auroc"] == summarise(found, True, False)["auroc"].value
+    rebuilt = score_sets(Guess(), data, ids, MANY, CPU, True, False)
+    for model, patients in ((Guess(classification=0.0, reconstruction=1.0), data), (Guess(), draw(labelled=False))):
+        judged = held_out(model, patients, ids, MANY, CPU)
+        assert judged.loss == pytest.approx(rebuilt.reconstruction.mean(), rel=1e-5)
+        assert judged.num_targets == len(rebuilt.patient)
+        assert judged.values == {"loss": judged.loss, "reconstruction": judged.loss}
+
+
+def test_patients_with_nothing_to_judge_by_are_an_error() -> None:
+    with pytest.raises(SourceError, match="have no target"):
+        held_out(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY, CPU)
+
+
+def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient() -> None:
+    data, model = draw(), Guess()
+    found = score_sets(model, data, np.arange(40), MANY, CPU, True, True)
+    metrics = summarise_sets(found, CODES)
+    recalls: dict[int, list[float]] = {5: [], 10: []}
+    areas, nats, rebuilt = [], [], []
+    for seq in range(40):
+        batch = alone(data, seq)
+        assert batch.events is not None
+        assert batch.input_ids is not None
+        scores = model.next_codes(batch).double()
+        rebuilt += model.reconstruct(batch).tolist()
+        bounds = batch.events.members.cu_seqlens.tolist()
+        for at in range(len(data.set_sizes[seq]) - 1):
+            came = sorted(set(batch.input_ids[bounds[at + 1] : bounds[at + 2]].tolist()))
+            order = scores[at].argsort(descending=True).tolist()
+            for k, values in recalls.items():
+                values.append(len(set(order[:k]) & set(came)) / len(came))
+            nats += (-scores[at].log_softmax(-1)[came]).tolist()
+            if len(came) < len(CODES):
+                is_there = np.isin(np.arange(len(CODES)), came)
+                areas.append(float(binary.auroc(is_there, scores[at].numpy())))
+    assert metrics["next_set_recall@5"].value == pytest.approx(np.mean(recalls[5]), abs=1e-6)
+    assert "next_set_recall@10" not in metrics  # there are seven codes
+    assert metrics["next_set_auroc"].value == pytest.approx(np.mean(areas), abs=1e-6)
+    assert metrics["next_set_loss"].value == pytest.approx(np.mean(nats), abs=1e-6)
+    assert metrics["reconstruction"].value == pytest.approx(np.mean(rebuilt), rel=1e-5)
+    assert metrics["reconstruction"].num == 40
+    one = score_sets(model, data, np.arange(40), ONE, CPU, True, True)
+    assert summarise_sets(one, CODES)["next_set_auroc"].value == pytest.approx(metrics["next_set_auroc"].value)
+
+
+def test_codes_that_were_rebuilt_are_told_apart() -> None:
+    data, model = draw(12), Guess()
+    metrics = summarise_sets(score_sets(model, data, np.arange(12), MANY, CPU, True, False), CODES)
+    assert "next_set_loss" not in metrics
+    every = [], []  # type: tuple[list[int], list[float]]
+    for seq in range(12):
+        batch = alone(data, seq)
+        assert batch.input_ids is not None
+        every[0].extend(batch.input_ids.tolist())
+        every[1].extend(model.code_nll(batch).tolist())
+    codes, nats = map(np.array, every)
+    assert metrics["made_code"].value == pytest.approx(nats.mean(), rel=1e-5)
+    assert metrics["made_code: heart rate"].value == pytest.approx(nats[codes == 2].mean(), rel=1e-5)
+    assert "made_code: unknown" not in metrics
+
+
+def test_patients_of_one_set_have_no_next() -> None:
+    data = Patients([[2], [1], [3]], np.array([0, 1, 0]))
+    found = score_sets(Guess(), data, np.arange(3), MANY, CPU, True, True)
+    assert not (found.above >= 0).any()
+    assert "next_set_loss" not in summarise_sets(found, CODES)
+
+
+def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    data, recipe = draw(80), SimpleNamespace(plan=MANY)
+    run: Any = SimpleNamespace(folder=folder, model=Guess(), recipe=recipe)
+    metrics, lines = evaluate(run, data, ["events"], 2)
+    assert list(metrics)[:6] == ["loss", "auroc", "average_precision", "brier", "accuracy", "prevalence"]
+    mine = data.labels[data.split == 1]  # type: ignore[index]
+    assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())
+    assert "next_set_recall@5" in metrics
+    assert lines[0].startswith("held out: 60 patients, ")
+    assert "of unknown outcome" in lines[0]
+    assert len(lines) == 3
+    assert lines[1].startswith("patients.parquet:")
+    written = (folder / "evaluation.json").read_text()
+    left = json.loads(written)
+    assert left["family"] == "events"
+    assert left["roc"][0] == [0, 0]
+    assert left["roc"][-1] == [1, 1]
+    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[data.split == 1] >= 0)  # type: ignore[index]
+    assert len(left["courses"]) == 4
+    for name in data.ids.tolist():
+        assert name not in written
+    assert "patient 1" in (folder / "report.html").read_text()
+
+
+def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
+    data = draw(80)
+    found = predict(Guess(), data, np.arange(80), MANY, CPU)
+    chosen = courses(Guess(), data, np.arange(80), found.p, found.labels, found.num_sets)
+    assert [course["outcome"] for course in chosen] == [True, True, False, False]
+    readable = (found.num_sets >= 3) & (found.labels == 1)
+    assert chosen[0]["p"] == pytest.approx(found.p[readable].max(), abs=1e-4)
+    facts = found.p[::3].round(4).tolist()  # every third patient begins with facts that have no time
+    assert [course["days"][0] is None for course in chosen] == [course["p"] in facts for course in chosen]
+    assert {course["days"][0] is None for course in chosen} == {True, False}
+    assert chosen[1]["p"] == pytest.approx(found.p[readable].min(), abs=1e-4)
+    for course in chosen:
+        assert len(course["days"]) == len(course["probability"]) == len(course["attention"]) >= 3
+        timed = [day for day in course["days"] if day is not None]
+        assert timed == sorted(timed)
+        assert None not in course["days"][1:]
+        assert {at for at, _, _ in course["events"]} == set(range(len(course["days"])))
+
+
+def test_one_outcome_alone_has_no_curve() -> None:
+    data = Patients([[2, 1]] * 12, np.zeros(12, np.int64))
+    found = predict(Guess(), data, np.arange(12), MANY, CPU)
+    assert list(describe(found)) == ["calibration"]
+    assert math.isnan(summarise(found, True, True)["auroc"].value)
+    shown = metric_lines({"auroc": summarise(found, True, True)["auroc"]})[0]
+    assert "nan" not in shown
+    assert shown.split()[:2] == ["auroc", "-"]
+    assert courses(Guess(), data, np.arange(12), found.p, found.labels, found.num_sets) == []

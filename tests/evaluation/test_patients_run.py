@@ -1,0 +1,179 @@
+"""A run of patients from its tables to measures, a report and vectors, through the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
+from tests.helpers.shell import Shell
+from tests.helpers.toy import quiet
+from tests.helpers.untrained_patients import CODES, Guess, draw
+from unpad.data import open_data
+from unpad.evaluation.patients import summarise
+from unpad.evaluation.sets import score_sets, summarise_sets
+from unpad.inference.patients import predict
+from unpad.models import model_config
+from unpad.models.set_sequence.model import SetSequence
+from unpad.recipes.data import EventLabels, EventSettings, EventSource
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.training import PlanSettings
+from unpad.training.loop import train
+
+MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
+FIRST, PEOPLE = 987_654_000, 60  # ids that no number of a report looks like
+
+
+def write_tables(folder: Path, ids: np.ndarray) -> None:
+    """Measurements and outcomes of people; who is ill has higher values. The same id gives the same person."""
+    folder.mkdir()
+    tests: dict[str, list[object]] = {"id": [], "days": [], "test": [], "value": []}
+    people: dict[str, list[object]] = {"id": [], "age": [], "futime": [], "status": []}
+    for person in ids.tolist():
+        rng = np.random.default_rng(person)
+        ill = person % 3 == 0
+        for key, one in zip(people, (person, int(rng.integers(30, 90)), 100 if ill else 900, int(ill)), strict=True):
+            people[key].append(one)
+        for day in sorted(rng.integers(-500, 1, rng.integers(0, 8)).tolist()):
+            row = (person, day, str(rng.choice(["a", "b", "c"])), float(rng.normal() + 3 * ill))
+            for key, cell in zip(tests, row, strict=True):
+                tests[key].append(cell)
+    pq.write_table(pa.table(tests), folder / "tests.parquet")
+    pq.write_table(pa.table(people), folder / "people.parquet")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of a few steps, beside the tables that it was trained on."""
+    root = tmp_path_factory.mktemp("patients")
+    write_tables(root / "tables", FIRST + np.arange(PEOPLE))
+    recipe = {
+        "data": {
+            "root": str(root / "tables"),
+            "holdout": 0.4,
+            "events": [
+                {"path": "tests.parquet", "time": "days", "code": "test"},
+                {"path": "people.parquet", "static": ["age"]},
+            ],
+        },
+        "events": {
+            "landmark": 0,
+            "labels": {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 365},
+        },
+        "model": {**MODEL, "bins": [0, 90, 365]},
+        "plan": {"tokens_per_step": 200, "tokens_per_micro": 90},
+        "train": {"max_steps": 6, "threads": 1},
+        "precision": "fp32",
+    }
+    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        train(str(root / "recipe.yaml"), root / "run", [], console=quiet())
+        yield root / "run"
+
+
+def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
+    outcome = unpad("eval", run, "--json")
+    assert outcome.code == 0, outcome.err
+    metrics = json.loads(outcome.out)
+    for name in ("loss", "auroc", "average_precision", "brier", "calibration_error", "accuracy", "concordance",
+                 "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
+        assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
+    shown = unpad("eval", run, "--replies", "2")
+    assert shown.out.startswith("held out: ")
+    told = shown.out + (run / "evaluation.json").read_text() + (run / "report.html").read_text()
+    assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]
+
+
+def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    write_tables(tmp_path / "others", FIRST + np.array([PEOPLE + 5, 3, 1, PEOPLE + 1]))
+    own, others = tmp_path / "own.parquet", tmp_path / "others.parquet"
+    assert unpad("embed", run, "--out", own).code == 0
+    assert unpad("embed", run, "--data", tmp_path / "others", "--out", others).code == 0
+    known, found = (pq.read_table(path).to_pydict() for path in (own, others))
+    assert sorted(known["id"]) == (FIRST + np.arange(PEOPLE)).tolist()
+    assert sorted(found["id"]) == [FIRST + i for i in (1, 3, PEOPLE + 1, PEOPLE + 5)]
+    for person in (FIRST + 1, FIRST + 3):
+        before, now = (table["embedding"][table["id"].index(person)] for table in (known, found))
+        assert now == pytest.approx(before, rel=1e-4, abs=1e-5)
+    sets = tmp_path / "sets.parquet"
+    assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
+    table = pq.read_table(sets)
+    assert table.column_names == ["id", "set_index", "days_from_landmark", "embedding"]
+    first = [index == 0 for index in table["set_index"].to_pylist()]
+    assert [day is None for day in table["days_from_landmark"].to_pylist()] == first, "ages have no time"
+    assert list(known) == ["id", "probability", "risk", "split", "label", "embedding"]
+    assert list(found) == ["id", "probability", "risk", "embedding"], "of others neither side nor label is known"
+
+
+def test_the_recipe_for_own_tables_reads_such_tables_and_every_field_and_measure_is_explained(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "patients.md").read_text(encoding="utf-8")
+    recipe = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
+    recipe["data"]["root"] = str(tmp_path)
+    tables = {
+        "labs": ("patient_id,hour,test,result", "{n},2.5,glucose,90", "{n},30,glucose,80"),
+        "diagnoses": ("patient_id,hour,icd", "{n},0,I10"),
+        "patients": ("patient_id,age,sex,died", "{n},60,f,{died}"),
+    }
+    for name, (head, *rows) in tables.items():
+        lines = [row.format(n=n, died=n % 2) for n in range(12) for row in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *lines, ""]))
+    data = open_data(Recipe(**recipe), None)
+    assert data.positions.tolist() == 12 * [4]  # what is after the landmark is not read
+    fields = [*EventSource.model_fields, *EventLabels.model_fields, *EventSettings.model_fields]
+    found = predict(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"))
+    sets = score_sets(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"), True, True)
+    measures = {
+        *summarise(found, True, True),
+        *summarise_sets(sets, CODES),
+        *SetSequence(model_config(MODEL), 3).weights,
+    }
+    for name in [*fields, *(name for name in measures if ":" not in name)]:
+        assert f"`{name}`" in page, name
+
+
+def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet")
+    assert refused.code == 2
+    assert "there is nothing in the place of tests.parquet" in refused.err
+
+
+def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"")
+    for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
+        refused = unpad(*verb)
+        assert refused.code == 2
+        assert "Traceback" not in refused.err
+    assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
+
+
+def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Path) -> None:
+    rows = draw_rows(40)
+    splits = {FIRST_ID + i: ("train", "train", "tuning", "held_out")[i % 4] for i in range(40)}
+    root = put_meds(tmp_path / "meds", rows, [(FIRST_ID + i, 0.0, "GENDER//F", None) for i in range(0, 40, 2)], splits)
+    ids = pa.array([FIRST_ID + i for i in range(40)], pa.int64())
+    labels = pa.table({"subject_id": ids, "boolean_value": pa.array([i % 5 < 2 for i in range(40)])})
+    put(root / "labels.parquet", labels)
+    recipe = {
+        "data": {"events": str(root)},
+        "events": {"labels": {"path": str(root / "labels.parquet"), "id": "subject_id", "label": "boolean_value"}},
+        "model": MODEL,
+        "plan": {"tokens_per_step": 40},
+        "train": {"max_epochs": 1, "threads": 1},
+        "precision": "fp32",
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    begun = unpad("train", tmp_path / "recipe.yaml", "--out", tmp_path / "run")
+    assert begun.code == 0, begun.err
+    assert "20 to train on, 10 held out; 10 left out of a split named" in begun.out
+    outcome = unpad("eval", tmp_path / "run", "--json")
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["auroc"]["num"] == 10

@@ -1,0 +1,104 @@
+"""Replies are made greedily from the question alone, and right when every keyword is in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.helpers.toy import quiet, write_recipe
+from unpad.data.tokens.corpus import prepare
+from unpad.data.tokens.token_set import TokenSet
+from unpad.evaluation.replies import Reply, accuracy, answer, with_keywords
+from unpad.evaluation.run import evaluate_run
+from unpad.inference.loaded import LoadedRun, load
+from unpad.training.loop import train
+
+TALKS = [
+    ("天空是什么颜色？", "天空是蓝色的。", ["蓝色"]),
+    ("草地是什么颜色？", "草地是绿色的。", ["草地", "绿色"]),
+    ("雪花是什么颜色？", "雪花是白色的。", ["黑色"]),  # the data asks for a word that its own answer lacks
+    ("你好！", "你好，很高兴见到你。", []),  # nothing to score
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, TokenSet, Path]:
+    """A model that has learned four conversations by heart."""
+    folder = tmp_path_factory.mktemp("replies")
+    rows = [
+        {
+            "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said}],
+            "keywords": keywords,
+            "split": "train",
+        }
+        for asked, said, keywords in TALKS
+    ]
+    rows.append({**rows[0], "split": "holdout", "messages": rows[0]["messages"]})
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "chats.jsonl").write_text("".join(lines), encoding="utf-8")
+    model = {"kind": "decoder", "width": 32, "blocks": 1, "heads": 2, "hidden": 64, "context": 64}
+    recipe = {
+        "data": {"chat": str(folder / "chats.jsonl")},
+        "model": model,
+        "optim": {"lr": 1e-2},
+        "train": {"max_epochs": 150, "threads": 1, "eval_every": 1000},
+        "checkpoint": {"every": 1000},
+        "precision": "fp32",
+        "generate": {"max_new_tokens": 30, "temperature": 5.0},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        name = str(write_recipe(folder / "replies.yaml", recipe))
+        train(name, folder / "run", console=quiet())
+        run = load(folder / "run")
+        tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
+    return run, tokens, folder
+
+
+def test_a_reply_is_right_when_it_holds_every_keyword(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+    run, tokens, _ = trained
+    replies = answer(run, tokens, np.arange(4))
+    assert [reply.reply for reply in replies] == [said for _, said, _ in TALKS]  # greedy, whatever the recipe draws
+    assert [reply.keywords for reply in replies] == [tuple(words) for _, _, words in TALKS]
+    assert [reply.right for reply in replies] == [True, True, False, True]
+    assert all(asked in reply.question for reply, (asked, said, _) in zip(replies, TALKS, strict=True))
+    assert not any(said in reply.question for reply, (asked, said, _) in zip(replies, TALKS, strict=True))
+
+
+def test_answers_do_not_depend_on_the_other_questions(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+    run, tokens, _ = trained
+    together = answer(run, tokens, np.arange(4))
+    assert [answer(run, tokens, np.array([i]))[0] for i in range(4)] == together
+
+
+def test_only_questions_with_keywords_are_asked(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+    _, tokens, _ = trained
+    assert with_keywords(tokens, 0, seed=0).tolist() == [0, 1, 2]
+    assert with_keywords(tokens, 1, seed=0).tolist() == [4]
+    some = with_keywords(tokens, 0, seed=0, most=2)
+    assert len(some) == 2
+    assert some.tolist() == with_keywords(tokens, 0, seed=0, most=2).tolist()
+
+
+def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
+    trained: tuple[LoadedRun, TokenSet, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = trained[2]
+    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
+    metrics, lines = evaluate_run(str(folder / "run"), num_shown=1)
+    assert metrics["keywords_trained"].value == pytest.approx(2 / 3)
+    assert metrics["keywords_trained"].num == 3
+    assert metrics["keywords_heldout"].value == 1
+    assert {"loss", "perplexity", "bits_per_char", "bits_per_byte"} <= set(metrics)
+    assert [line.split()[0] for line in lines] == ["trained", "reply", "heldout", "reply"]
+    assert lines[3].endswith("天空是蓝色的。")
+
+
+def test_the_share_has_an_interval_over_questions() -> None:
+    replies = [Reply("问", "答", ("答",), right) for right in [True] * 15 + [False] * 5]
+    metric = accuracy(replies)
+    assert (metric.value, metric.num) == (0.75, 20)
+    assert 0.5 <= metric.low < 0.75 < metric.high <= 0.95

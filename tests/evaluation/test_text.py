@@ -1,0 +1,211 @@
+"""Held-out numbers are sums over targets: no batching, window or precision of the plan can change them."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import tiny_model
+from tests.helpers.toy import write_toy
+from unpad.batching.loader import load_micro, load_steps
+from unpad.batching.plan import plan
+from unpad.data.text import TextData, open_data
+from unpad.evaluation.metrics import Metric, resample
+from unpad.evaluation.text import DocumentSums, document_nll, per_sequence, summarise
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import PlanSettings, strategy_names
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[TextData, int]:
+    folder = tmp_path_factory.mktemp("toy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        data = open_data(load_recipe(str(write_toy(folder))), None)
+    return data, data.num_outputs
+
+
+def model_of(vocab_size: int, **fields: Any) -> Decoder:
+    torch.manual_seed(0)
+    sizes = {"width": 16, "blocks": 1, "heads": 2, "hidden": 24, "context": 64, "dropout": 0.2, **fields}
+    model = build_model(model_config(sizes), vocab_size)
+    assert isinstance(model, Decoder)
+    for parameter in model.parameters():  # away from the even distribution of fresh weights
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def unigram_model(vocab_size: int, **fields: Any) -> tuple[Decoder, torch.Tensor]:
+    """A model whose head ignores everything before a token; its distribution is known by hand."""
+    model = model_of(vocab_size, tied=False, norm="layernorm", **fields)
+    log_p = torch.randn(vocab_size, dtype=torch.float64).log_softmax(-1)
+    assert model.head is not None
+    model.norm.weight.data.zero_()  # hidden states are the norm's bias: 1 in the first channel
+    model.norm.bias.data.zero_()[0] = 1
+    model.head.weight.data.zero_()[:, 0] = log_p.float()
+    return model, log_p
+
+
+def measure(model: Decoder, data: TextData, ids: np.ndarray, **settings: Any) -> DocumentSums:
+    return document_nll(model, data, ids, PlanSettings(**settings), CPU)
+
+
+def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
+    model, ids = model_of(vocab_size), np.arange(len(tokens))
+    expected = summarise(measure(model, data, ids))
+    assert set(expected) == {"loss", "perplexity", "bits_per_char", "bits_per_byte"}
+    for size in (1, 7, 64, 1000, 1 << 20):
+        for strategy in ("pack", "fixed", "rows"):
+            other = summarise(measure(model, data, ids, tokens_per_micro=size, strategy=strategy, drop_last=True))
+            for name, metric in expected.items():
+                assert vars(other[name]) == pytest.approx(vars(metric), rel=1e-6), (size, strategy, name)
+    assert model.training, "the model is given back as it was"
+
+
+def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
+    model = model_of(vocab_size).eval()
+    sums = measure(model, data, np.arange(len(tokens)))
+    for name in strategy_names():
+        settings = PlanSettings(strategy=name, tokens_per_micro=100, tokens_per_step=300, row_tokens=64)
+        made = plan(np.maximum(tokens.lengths - 1, 0), settings, seed=1, epoch=0, targets=tokens.count_targets)
+        nll, count = 0.0, 0
+        for micros in load_steps(partial(load_micro, tokens, pad_id=0), made, CPU):
+            for batch in micros:
+                with torch.no_grad():
+                    total, num = model.losses(batch)["nll"]
+                nll, count = nll + float(total), count + num
+        assert count == int(sums.targets.sum())
+        assert math.exp(nll / count) == pytest.approx(math.exp(sums.mean_nll()), rel=1e-6)
+
+
+def test_values_equal_those_computed_by_hand(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
+    model, log_p = unigram_model(vocab_size)
+    ids = np.array([3, 0, 70])
+    nll = [-float(log_p[tokens.tokens(int(i))][tokens.loss_mask(int(i))].sum()) for i in ids]
+    targets = sum(int(tokens.loss_mask(int(i)).sum()) for i in ids)
+    sums = measure(model, data, ids)
+    assert sums.nll == pytest.approx(nll, rel=1e-6)
+    values = summarise(sums)
+    assert values["loss"].value == pytest.approx(sum(nll) / targets, rel=1e-6)
+    assert values["perplexity"].value == pytest.approx(math.exp(sum(nll) / targets), rel=1e-6)
+    characters, num_bytes = int(tokens.target_chars[ids].sum()), int(tokens.target_bytes[ids].sum())
+    assert values["bits_per_char"].value == pytest.approx(sum(nll) / math.log(2) / characters, rel=1e-6)
+    assert values["bits_per_byte"].value == pytest.approx(sum(nll) / math.log(2) / num_bytes, rel=1e-6)
+    assert num_bytes > 2 * characters, "Chinese takes three bytes a character"
+
+
+def test_an_even_distribution_has_the_perplexity_of_the_vocabulary(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    model, _ = unigram_model(vocab_size)
+    assert model.head is not None
+    model.head.weight.data.zero_()
+    values = summarise(measure(model, data, np.arange(5)))
+    assert values["perplexity"].value == pytest.approx(vocab_size, rel=1e-5)
+
+
+@pytest.mark.parametrize("stride", [None, 1, 3, 5])
+@pytest.mark.parametrize("context", [5, 8])
+def test_windows_leave_no_target_out_and_count_none_twice(
+    corpus: tuple[TextData, int], context: int, stride: int | None
+) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
+    ids = np.arange(len(tokens))
+    short, log_p = unigram_model(vocab_size, context=context)
+    sums = measure(short, data, ids, stride=stride, overflow="truncate_left", max_tokens=context)
+    assert sums.targets.tolist() == tokens.num_targets.tolist()
+    expected = [-float(log_p[tokens.tokens(i)][tokens.loss_mask(i)].sum()) for i in range(len(tokens))]
+    assert sums.nll == pytest.approx(expected, rel=1e-5)
+
+
+def test_loss_of_a_batch_is_given_to_its_sequences() -> None:
+    from tests.conftest import random_batch
+
+    model, batch = tiny_model().eval(), random_batch([5, 1, 0, 9], share=0.6)
+    nll, counts = per_sequence(model.token_nll(batch), batch)
+    for i in range(4):
+        alone = batch.select([i])
+        assert counts[i] == alone.num_targets
+        assert nll[i] == pytest.approx(float(model.token_nll(alone).sum()), rel=1e-12)
+
+
+# --------------------------------------------------------------------------- summaries
+
+
+def sums_of(nll: list[float], targets: list[int]) -> DocumentSums:
+    return DocumentSums(np.array(nll), np.array(targets), np.array(targets) * 2, np.array(targets) * 6)
+
+
+def test_loss_is_weighted_by_targets_not_by_documents() -> None:
+    values = summarise(sums_of([10.0, 90.0], [10, 30]))
+    assert values["loss"].value == pytest.approx(2.5)  # the mean of the documents' means would be 2
+    assert values["perplexity"].value == pytest.approx(math.exp(2.5))
+    assert values["bits_per_char"].value == pytest.approx(100 / math.log(2) / 80)
+    assert values["bits_per_byte"].value == pytest.approx(100 / math.log(2) / 240)
+    assert values["loss"].num == 2
+
+
+def test_a_loss_beyond_numbers_is_infinite_perplexity_and_no_crash() -> None:
+    values = summarise(sums_of([1e6, 2e6], [10, 10]))
+    assert values["perplexity"].value == math.inf
+    assert values["loss"].value == pytest.approx(1.5e5)
+
+
+def test_intervals_hold_the_value_and_narrow_with_more_documents() -> None:
+    rng = np.random.default_rng(0)
+    widths = []
+    for num in (10, 100, 1000):
+        targets = rng.integers(5, 50, num)
+        values = summarise(sums_of((targets * rng.normal(3, 0.5, num)).tolist(), targets.tolist()))
+        for name, metric in values.items():
+            assert metric.low < metric.value < metric.high, name
+        widths.append(values["loss"].high - values["loss"].low)
+    assert widths[0] > 2 * widths[1] > 4 * widths[2]
+
+
+def test_intervals_of_known_noise_hold_the_truth_as_often_as_they_say() -> None:
+    hits = 0
+    for trial in range(100):
+        rng = np.random.default_rng(trial)
+        metric = summarise(sums_of((20 * rng.normal(3, 0.5, 60)).tolist(), [20] * 60))["loss"]
+        hits += metric.low <= 3 <= metric.high
+    assert 88 <= hits <= 99
+
+
+def test_intervals_are_the_same_every_time_and_one_document_has_none() -> None:
+    sums = sums_of([5.0, 9.0, 2.0], [2, 3, 1])
+    assert summarise(sums) == summarise(sums)
+    one = summarise(sums_of([6.0], [2]))["loss"]
+    assert one == Metric(3.0, 3.0, 3.0, 1)
+
+
+def test_resamples_draw_as_many_documents_as_there_are() -> None:
+    ones, first = resample([np.ones(7), np.arange(7) == 0], 0)
+    assert ones.shape == (1000,)
+    assert bool((ones == 7).all())
+    assert first.mean() == pytest.approx(1, abs=0.15)
+
+
+def test_a_held_out_part_is_measured_apart_from_training(corpus: tuple[TextData, int]) -> None:
+    data, vocab_size = corpus
+    tokens = data.tokens
+    held, trained = np.flatnonzero(tokens.split == 1), np.flatnonzero(tokens.split == 0)
+    assert not set(held) & set(trained)
+    model = model_of(vocab_size)
+    both = measure(model, data, np.concatenate([held, trained]))
+    assert measure(model, data, held).nll == pytest.approx(both.nll[: len(held)], rel=1e-5)

@@ -1,0 +1,35 @@
+"""Answers are judged as the official evaluation judges them, and never by a part of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from unpad.evaluation.vqa_accuracy import normalise, vqa_accuracy
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("The Cat!", "cat"), ("a dog", "dog"), ("two", "2"), ("None", "0"), ("1,000", "1000"), ("3.5 m.", "3.5 m"),
+        ("dont know", "don't know"), ("red/blue", "red blue"), ("红色。", "红色"), ("  An\tapple\n", "apple"),
+    ],
+)  # fmt: skip
+def test_answers_are_normalised(answer: str, expected: str) -> None:
+    assert normalise(answer) == expected
+
+
+def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
+    people = ["yes"] * 3 + ["no"] * 7
+    # Of ten subsets of nine people, three have two "yes" left and seven have all three.
+    assert vqa_accuracy("Yes.", people) == pytest.approx((3 * 2 / 3 + 7 * 1) / 10)
+    assert vqa_accuracy("no", people) == 1.0
+    assert vqa_accuracy("maybe", people) == 0.0
+    assert vqa_accuracy("no", ["no", "no"]) == vqa_accuracy("no", ["no"] * 3) == 1.0
+    assert vqa_accuracy("no", ["no", "yes"]) == 0.5
+    assert vqa_accuracy("yes", ["yes", *["no"] * 9]) == pytest.approx((0 + 9 / 3) / 10)
+
+
+def test_a_part_of_an_answer_earns_nothing() -> None:
+    assert vqa_accuracy("it is a cat on a mat", ["cat"] * 10) == 0.0
+    assert vqa_accuracy("cat", ["catfish"]) == 0.0
+    assert vqa_accuracy("a cat", ["Cat"]) == 1.0

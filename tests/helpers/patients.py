@@ -1,0 +1,102 @@
+"""Patients for tests: batches of events in sets, drawn from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch, make_batch
+from unpad.batching.event_sets import EventSets
+from unpad.batching.layout import build_layout
+from unpad.models import build_model, model_config
+from unpad.models.set_sequence.model import SetSequence
+
+NUM_CODES = 7
+BINS = [0.0, 100.0, 400.0, 1000.0]
+
+
+def patient_batch(
+    sets: Sequence[Sequence[int]], codes: np.ndarray, values: np.ndarray, has_value: np.ndarray, times: np.ndarray
+) -> RaggedBatch:
+    """A batch from flat arrays.
+
+    Args:
+        sets: per patient the number of events of every set.
+    """
+    sizes = np.array([size for patient in sets for size in patient], np.int64)
+    lengths = np.array([sum(patient) for patient in sets], np.int64)
+    batch = make_batch(codes, np.zeros_like(codes), np.zeros(len(codes), np.bool_), lengths)
+    events = EventSets(
+        values=torch.from_numpy(np.where(has_value, values, 0).astype(np.float32)),
+        has_value=torch.from_numpy(has_value),
+        members=build_layout(sizes),
+        history=build_layout(np.array([len(patient) for patient in sets], np.int64)),
+        times=torch.from_numpy(times.astype(np.float32)),
+    )
+    return replace(batch, events=events)
+
+
+def split_into_sets(num_events: int, largest: int, rng: np.random.Generator) -> list[int]:
+    """Sizes of the sets of a patient, 1 to `largest` each."""
+    sizes: list[int] = []
+    while (left := num_events - sum(sizes)) > 0:
+        sizes.append(min(left, int(rng.integers(1, largest + 1))))
+    return sizes
+
+
+def random_patients(
+    lengths: Sequence[int], *, largest: int = 12, num_codes: int = NUM_CODES, seed: int = 0
+) -> RaggedBatch:
+    """Patients with these numbers of events, in sets of 1 to `largest`; some classes are not known."""
+    rng = np.random.default_rng(seed)
+    sets = [split_into_sets(length, largest, rng) for length in lengths]
+    total, num_seqs = sum(lengths), len(lengths)
+    times = [np.sort(-rng.exponential(300, len(patient)).round()) for patient in sets]
+    batch = patient_batch(
+        sets,
+        codes=rng.integers(0, num_codes, total),
+        values=rng.normal(0, 1.5, total),
+        has_value=rng.random(total) < 0.7,
+        times=np.concatenate([np.zeros(0), *times]),
+    )
+    assert batch.events is not None
+    events = replace(
+        batch.events,
+        durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
+        observed=torch.from_numpy(rng.random(num_seqs) < 0.5),
+    )
+    labels = torch.from_numpy(rng.choice([-1, 0, 1], num_seqs, p=[0.2, 0.4, 0.4]))
+    return replace(batch, events=events, seq_labels=labels)
+
+
+def tiny_patients_model(
+    dtype: torch.dtype = torch.float64, num_codes: int = NUM_CODES, moved: bool = True, **fields: Any
+) -> SetSequence:
+    """A small model with all heads; `moved` takes every parameter away from where it starts."""
+    sizes = {
+        "kind": "set_sequence", "width": 16, "blocks": 2, "heads": 2, "hidden": 24, "latent": 6, "inducing": 3,
+        "bins": BINS, **fields,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = build_model(model_config(sizes), num_codes)
+    assert isinstance(model, SetSequence)
+    if moved:  # biases and norms away from zero and one, so that their gradients are tested
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return model.to(dtype).eval()
+
+
+def permute_members(batch: RaggedBatch, seed: int = 0) -> tuple[RaggedBatch, Tensor]:
+    """The same patients with the events of every set in another order, and that order, (num_events,) int64."""
+    events = batch.events
+    assert events is not None
+    assert batch.input_ids is not None
+    keys = torch.rand(batch.total_tokens, generator=torch.Generator().manual_seed(seed)).argsort()
+    order = keys[events.members.seq_of_token()[keys].argsort(stable=True)]
+    shuffled = replace(events, values=events.values[order], has_value=events.has_value[order])
+    return replace(batch, input_ids=batch.input_ids[order], events=shuffled), order

@@ -1,0 +1,305 @@
+"""Prompts as training shows them, history that fits, and the conversation at a terminal and through a pipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from unpad.batching.batch import from_sequences
+from unpad.data.sources.example import Example, Turn
+from unpad.data.tokens.encode import encode_examples, encode_prompt, template_texts
+from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.data.tokens.words import train_words
+from unpad.errors import RecipeError, SourceError
+from unpad.inference.chat import Conversation, chat, fit, prompt_ids, until
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.recipes.data import Template
+from unpad.recipes.training import Generate
+
+TEMPLATE = Template(separator="\n")
+SETTINGS = Generate(max_new_tokens=16)
+TALKS = [
+    [("user", "你好"), ("assistant", "你好，我在。")],
+    [("user", "天空"), ("assistant", "天空是蓝的。"), ("user", "为什么"), ("assistant", "因为光。")],
+    [("user", "两行"), ("assistant", "一\n二")],
+]
+RUNS_ON = [Turn("user", "继续")]  # the model goes on to speak for the user after its reply to this
+
+Trained = tuple[Decoder, Tokenizer]
+
+
+def turns(*messages: tuple[str, str]) -> list[Turn]:
+    return [Turn(role, content) for role, content in messages]  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    """A model that knows TALKS by heart."""
+    texts = [content for talk in TALKS for _, content in talk] + ["继续，好的。"]
+    tokenizer = train_words(texts, 600, 1, template_texts(TEMPLATE))
+    sequences = []
+    for talk in TALKS:
+        ids, _, _ = encode_examples([Example("x", tuple(turns(*talk)))], tokenizer, TEMPLATE)
+        sequences.append(ids.tolist())
+    reply, separator, user, question = tokenizer.encode_batch(["好的。", TEMPLATE.separator, TEMPLATE.user, "你好"])
+    sequences.append(encode_prompt(RUNS_ON, tokenizer, TEMPLATE) + reply + separator + user + question)
+    torch.manual_seed(0)
+    sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 64, "context": 64}
+    model = build_model(model_config(sizes), tokenizer.vocab_size)
+    assert isinstance(model, Decoder)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batch = from_sequences(sequences)
+    for _ in range(80):
+        optimizer.zero_grad()
+        loss, num = model.losses(batch)["cross_entropy"]
+        (loss / num).backward()
+        optimizer.step()
+    return model, tokenizer
+
+
+def run(
+    trained: Trained,
+    lines: list[str | type[BaseException]],
+    *,
+    interactive: bool,
+    write: Callable[[str], None] | None = None,
+    settings: Generate = SETTINGS,
+) -> str:
+    """What a chat writes for these lines of input; an exception class is raised where it stands."""
+    shown: list[str] = []
+    rest = iter(lines)
+
+    def read_line(prompt: str) -> str:
+        shown.append(prompt)
+        line = next(rest, EOFError)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    def collect(text: str) -> None:
+        shown.append(text)
+        if write is not None:
+            write(text)
+
+    chat(*trained, TEMPLATE, settings, read_line=read_line, write=collect, interactive=interactive)
+    return "".join(shown)
+
+
+# --------------------------------------------------------------------------- prompts
+
+
+def test_a_prompt_is_the_beginning_of_the_training_example(trained: Trained) -> None:
+    talk = turns(("system", "简短。"), *TALKS[1])
+    ids, loss, _ = encode_examples([Example("x", tuple(talk))], trained[1], TEMPLATE)
+    for num_turns in (2, 4):
+        prompt = prompt_ids(talk[:num_turns], TEMPLATE, trained[1], longest=64, reserve=8)
+        assert ids[: len(prompt)].tolist() == prompt
+        assert loss[len(prompt)]  # the next token is the first of a reply
+        assert not loss[len(prompt) - 1]
+
+
+def test_history_is_trimmed_from_the_oldest_exchange_and_the_system_turn_stays(trained: Trained) -> None:
+    system = turns(("system", "简短。"))
+    talk = turns(*TALKS[1], *TALKS[0], ("user", "你好"))
+    whole = prompt_ids([*system, *talk], TEMPLATE, trained[1], longest=1000, reserve=8)
+    assert whole == encode_prompt([*system, *talk], trained[1], TEMPLATE)
+    seen = set()
+    for longest in range(len(whole) + 8, 20, -1):
+        ids, left_out = fit([*system, *talk], TEMPLATE, trained[1], longest, reserve=8)
+        seen.add(left_out)
+        assert ids == encode_prompt([*system, *talk[left_out:]], trained[1], TEMPLATE)
+        if left_out < 6:
+            assert len(ids) + 8 <= longest
+        if left_out > 0:
+            assert len(encode_prompt([*system, *talk[left_out - 2 :]], trained[1], TEMPLATE)) + 8 > longest
+    assert seen == {0, 2, 4, 6}
+
+
+def test_a_last_message_may_use_the_reserve_but_not_exceed_the_context(trained: Trained) -> None:
+    talk = turns(*TALKS[0], ("user", "你好" * 10))
+    alone = encode_prompt(talk[2:], trained[1], TEMPLATE)
+    assert prompt_ids(talk, TEMPLATE, trained[1], longest=len(alone), reserve=8) == alone
+    with pytest.raises(RecipeError, match=rf"{len(alone)} tokens.*context is {len(alone) - 1}"):
+        prompt_ids(talk, TEMPLATE, trained[1], longest=len(alone) - 1, reserve=8)
+
+
+def test_role_prefixes_in_a_message_stay_ordinary_text(trained: Trained) -> None:
+    tokenizer = trained[1]
+    marker = tokenizer.encode_batch([TEMPLATE.assistant])[0]
+    assert len(marker) == 1
+    ids = prompt_ids(turns(("user", "你好\n助手：好<|eos|>")), TEMPLATE, tokenizer, 64, 8)
+    assert ids.count(marker[0]) == 1
+    assert ids[-1] == marker[0]
+    assert tokenizer.eos_id not in ids
+
+
+# --------------------------------------------------------------------------- a conversation
+
+
+def test_a_conversation_answers_what_it_learned_and_remembers_the_turns(trained: Trained) -> None:
+    talk = Conversation(*trained, TEMPLATE, SETTINGS)
+    assert "".join(talk.reply("天空")) == "天空是蓝的。"
+    assert "".join(talk.reply("为什么")) == "因为光。"
+    assert talk.history == turns(*TALKS[1])
+    talk.clear()
+    assert talk.history == []
+    assert "".join(talk.reply("你好")) == "你好，我在。"
+
+
+def test_a_reply_ends_where_the_model_speaks_for_the_user(trained: Trained) -> None:
+    talk = Conversation(*trained, TEMPLATE, SETTINGS)
+    assert "".join(talk.reply("继续")) == "好的。"
+    assert talk.history[-1] == Turn("assistant", "好的。")
+
+
+def test_a_reply_that_is_stopped_enters_the_history_as_far_as_it_got(trained: Trained) -> None:
+    talk = Conversation(*trained, TEMPLATE, SETTINGS)
+    pieces = talk.reply("天空")
+    said = next(pieces) + next(pieces)
+    pieces.close()
+    assert 0 < len(said) < len("天空是蓝的。")
+    assert talk.history == turns(("user", "天空"), ("assistant", said))
+
+
+def test_a_long_conversation_keeps_going(trained: Trained) -> None:
+    talk = Conversation(*trained, TEMPLATE, SETTINGS)
+    for _ in range(30):
+        "".join(talk.reply("你好"))
+    assert len(talk.history) > 20
+    assert talk.num_forgotten > 0
+    "".join(talk.reply("你好" * 45))  # more than the half that is kept for questions
+    with pytest.raises(RecipeError, match="context is 64"):
+        next(talk.reply("你好" * 80))
+
+
+def test_a_system_turn_outlives_clear(trained: Trained) -> None:
+    talk = Conversation(*trained, TEMPLATE, SETTINGS, system="简短。")
+    "".join(talk.reply("你好"))
+    talk.clear()
+    assert talk.history == turns(("system", "简短。"))
+
+
+def test_a_saved_conversation_is_a_line_that_training_reads(trained: Trained, tmp_path: Path) -> None:
+    talk, path = Conversation(*trained, TEMPLATE, SETTINGS), tmp_path / "对话.jsonl"
+    with pytest.raises(RecipeError, match="nothing"):
+        talk.save(path)
+    "".join(talk.reply("天空"))
+    talk.save(path)
+    "".join(talk.reply("为什么"))
+    talk.save(path)  # its own file may be replaced
+    (line,) = path.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == {"messages": [{"role": role, "content": content} for role, content in TALKS[1]]}
+
+
+def test_saving_never_replaces_a_file_of_something_else(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("precious")
+    talk = Conversation(*trained, TEMPLATE, SETTINGS)
+    "".join(talk.reply("你好"))
+    with pytest.raises(RecipeError, match="exists"):
+        talk.save(path)
+    assert path.read_text() == "precious"
+
+
+# --------------------------------------------------------------------------- where a reply stops
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        (["好。", "用", "户：", "再见"], "好。"),
+        (["好。\n", "用户：你"], "好。"),
+        (["用户", "很多。"], "用户很多。"),
+        (["好\n", "\n用户"], "好\n\n用户"),
+        (["好。", "\n"], "好。\n"),
+        (["用用户：x"], "用"),
+        (["用户：x"], ""),
+        ([], ""),
+    ],
+)
+def test_text_ends_before_a_stop_however_it_is_cut(pieces: list[str], expected: str) -> None:
+    stops = ["用户：", "\n用户："]
+    assert "".join(until(pieces, stops)) == expected
+    assert "".join(until("".join(pieces), stops)) == expected  # one character at a time
+    assert "".join(until(pieces, [])) == "".join(pieces)
+
+
+def test_text_that_cannot_become_a_stop_is_not_held_back() -> None:
+    assert list(until(["好", "的", "用", "心"], ["用户："])) == ["好", "的", "用心"]
+
+
+# --------------------------------------------------------------------------- terminal and pipe
+
+
+def test_a_pipe_gives_one_line_per_message_and_nothing_else(trained: Trained) -> None:
+    assert run(trained, ["天空", "你好"], interactive=False) == "天空是蓝的。\n你好，我在。\n"
+    assert run(trained, ["两行", "", "/clear", "你好"], interactive=False) == "一\\n二\n\n你好，我在。\n"
+    assert run(trained, [], interactive=False) == ""
+
+
+def test_a_line_of_a_pipe_never_sees_the_lines_before_it(trained: Trained) -> None:
+    alone = run(trained, ["为什么"], interactive=False)
+    assert run(trained, ["天空", "为什么"], interactive=False) == "天空是蓝的。\n" + alone
+    assert "因为光。" in run(trained, ["天空", "为什么"], interactive=True)
+
+
+def test_a_pipe_raises_what_a_terminal_shows(trained: Trained) -> None:
+    long = "你好" * 80
+    with pytest.raises(RecipeError):
+        run(trained, [long], interactive=False)
+    shown = run(trained, [long, "\ud800", "你好"], interactive=True)
+    assert "context is 64" in shown
+    assert SourceError.__name__ in shown
+    assert "你好，我在。" in shown
+    with pytest.raises(KeyboardInterrupt):
+        run(trained, [KeyboardInterrupt], interactive=False)
+
+
+def test_a_terminal_prompts_replies_and_ends_at_ctrl_d(trained: Trained) -> None:
+    shown = run(trained, ["你好", " "], interactive=True)
+    assert shown == "Type a message, or /help.\n> 你好，我在。\n> > \n"
+    assert "\x1b" not in shown
+
+
+def test_quit_ends_and_help_names_every_command(trained: Trained) -> None:
+    shown = run(trained, ["/help", "/quit", "你好"], interactive=True)
+    assert all(name in shown for name in ("/clear", "/save FILE", "/help", "/quit"))
+    assert "我在" not in shown
+
+
+def test_unknown_commands_are_named_and_paths_are_messages(trained: Trained) -> None:
+    shown = run(trained, ["/claer", "/etc/passwd 你好"], interactive=True)
+    assert "unknown command /claer; did you mean /clear" in shown
+    assert shown.count("unknown command") == 1
+
+
+def test_clear_forgets_and_save_writes(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "a b.jsonl"
+    shown = run(
+        trained, ["你好", "/clear", "天空", f"/save {path}", "/save", f"/save {tmp_path}/no/x"], interactive=True
+    )
+    assert f"saved to {path}" in shown
+    assert json.loads(path.read_text(encoding="utf-8"))["messages"][0]["content"] == "天空"
+    assert "/save needs the name of a file" in shown
+    assert "DiskError" in shown
+
+
+def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(trained: Trained) -> None:
+    num_written = 0
+
+    def interrupt(text: str) -> None:
+        nonlocal num_written
+        num_written += 1
+        if num_written == 3:  # the greeting, a piece, and this piece
+            raise KeyboardInterrupt
+
+    shown = run(trained, ["天空", KeyboardInterrupt, "你好"], interactive=True, write=interrupt)
+    assert "[stopped]" in shown
+    assert "天空是蓝的。" not in shown
+    assert "Ctrl-D or /quit leaves." in shown
+    assert shown.endswith("\n> \n")

@@ -1,0 +1,382 @@
+"""Cached decoding equals the full forward, a batch of prompts equals each alone, and every way to choose a token."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
+from unpad.batching.batch import from_sequences
+from unpad.data.sources.example import Example, Turn
+from unpad.data.tokens.encode import encode_examples
+from unpad.data.tokens.words import train_words
+from unpad.errors import NonFiniteError, RecipeError
+from unpad.inference.generate import advance, complete, control_ids, generate, prefill, sample, stream
+from unpad.models import build_model, model_config
+from unpad.models.decoder import Decoder
+from unpad.nn.rope import sinusoidal_table
+from unpad.recipes.data import Template
+from unpad.recipes.training import Generate
+
+KINDS = {
+    "llama": {},
+    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
+    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned"},
+    "grouped": {"kv_heads": 2, "activation": "geglu", "tied": False},
+    "one key head": {"kv_heads": 1, "norm": "layernorm"},
+    "stretched": {"context": 16, "context_method": "ntk", "context_factor": 4},
+}
+NO_EOS = -1
+SENTENCE = "你好，世界"
+
+
+def generate_settings(**fields: object) -> Generate:
+    return Generate(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
+
+
+def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
+    """Scores after the last token, without a cache."""
+    with torch.no_grad():
+        return model.logits(model(from_sequences([[*sequence, 0]])))[-1]
+
+
+@pytest.fixture(scope="module")
+def parrot() -> tuple[Decoder, object]:
+    """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
+    tokenizer = train_words(["a"], 300, 1, [])
+    ids, _, _ = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())
+    torch.manual_seed(0)
+    model = build_model(model_config({"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}), 300)
+    assert isinstance(model, Decoder)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batch = from_sequences([ids.tolist()])
+    for _ in range(60):
+        optimizer.zero_grad()
+        model.losses(batch)["cross_entropy"][0].backward()
+        optimizer.step()
+    return model, tokenizer
+
+
+# --------------------------------------------------------------------------- the cache
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cached_decoding_equals_the_full_forward(kind: str) -> None:
+    model = tiny_model(**KINDS[kind]).eval()
+    sequences = random_sequences([3, 1, 9, 5])
+    new = np.random.default_rng(1)
+    with torch.inference_mode():
+        cache, hidden = prefill(model, sequences, most=60)
+        for step in range(30):  # past three sizes of the buffers
+            expected = torch.stack([full_logits(model, s) for s in sequences])
+            torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-10, atol=1e-10)
+            if step in (4, 9):  # sequences leave from the front and from the middle
+                live = np.ones(cache.num_rows, bool)
+                live[0 if step == 4 else 1] = False
+                sequences = [sequences[row] for row in cache.keep(live)]
+            if step == 14:
+                rows = [1, 1, 0]
+                cache.reorder(torch.tensor(rows))
+                sequences = [list(sequences[row]) for row in rows]
+            tokens = new.integers(0, VOCAB, cache.num_rows)
+            for sequence, token in zip(sequences, tokens.tolist(), strict=True):
+                sequence.append(token)
+            hidden = advance(model, cache, torch.from_numpy(tokens))
+
+
+def test_the_cache_of_grouped_heads_is_smaller_by_their_ratio() -> None:
+    sizes = []
+    for kv_heads in (4, 2, 1):
+        with torch.inference_mode():
+            cache, _ = prefill(tiny_model(kv_heads=kv_heads).eval(), [[1, 2, 3]], most=20)
+        sizes.append(cache.num_bytes)
+    assert sizes == [sizes[0], sizes[0] // 2, sizes[0] // 4]
+
+
+def test_in_bf16_cached_scores_are_near_those_in_fp32() -> None:
+    model = tiny_model(torch.float32).eval()
+    sequences = random_sequences([3, 9])
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        cache, _ = prefill(model, sequences, most=20)
+        logits = model.logits(advance(model, cache, torch.tensor([4, 5])))
+    expected = torch.stack([full_logits(model, [*s, t]) for s, t in zip(sequences, (4, 5), strict=True)])
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() < 0.03 * expected.norm()
+
+
+# --------------------------------------------------------------------------- batch = alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_of_prompts_gives_the_same_tokens_as_each_alone(kind: str) -> None:
+    model = tiny_model(**KINDS[kind])
+    prompts = random_sequences([7, 1, 20, 3, 7])
+    eos_id = generate(model, prompts[:1], generate_settings(), eos_id=NO_EOS)[0][5]  # so that one ends early
+    together = generate(model, prompts, generate_settings(), eos_id=eos_id)
+    assert together == [generate(model, [p], generate_settings(), eos_id=eos_id)[0] for p in prompts]
+    assert len(together[0]) <= 5
+    assert len({len(ids) for ids in together}) > 1
+
+
+@hypothesis_settings(deadline=None, max_examples=20)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+    eos_id=st.integers(0, VOCAB - 1),
+    fields=st.sampled_from(
+        [{"temperature": 1.0}, {"temperature": 3.0, "top_k": 9}, {"temperature": 2.0, "top_p": 0.8}]
+    ),
+    penalty=st.sampled_from([1.0, 1.5]),
+)
+def test_draws_are_the_same_alone_and_in_a_batch(
+    lengths: list[int], seed: int, eos_id: int, fields: dict[str, float], penalty: float
+) -> None:
+    model, prompts = tiny_model(), random_sequences(lengths, seed)
+    settings = generate_settings(**fields, seed=seed, repetition_penalty=penalty, max_new_tokens=30)
+    together = generate(model, prompts, settings, eos_id=eos_id)
+    for index, (prompt, ids) in enumerate(zip(prompts, together, strict=True)):
+        assert generate(model, [prompt], settings, eos_id=eos_id, indices=[index]) == [ids]
+
+
+def test_greedy_equals_the_likeliest_token_of_the_full_forward() -> None:
+    model = tiny_model()
+    for settings in (generate_settings(), generate_settings(temperature=1e-5, top_k=3)):
+        sequence = [3, 1, 4]
+        for token in generate(model, [sequence], settings, eos_id=NO_EOS)[0]:
+            assert token == int(full_logits(model.eval(), sequence).argmax())
+            sequence = [*sequence, token]
+        assert len(sequence) == 15
+
+
+def test_the_same_seed_draws_the_same_and_another_seed_or_index_does_not() -> None:
+    model, settings = tiny_model(), generate_settings(temperature=2.0)
+    first, second = generate(model, [[1, 2], [1, 2]], settings, eos_id=NO_EOS)
+    assert first != second
+    assert generate(model, [[1, 2]], settings, eos_id=NO_EOS) == [first]
+    other = generate_settings(temperature=2.0, seed=1)
+    assert generate(model, [[1, 2]], other, eos_id=NO_EOS) != [first]
+
+
+# --------------------------------------------------------------------------- choosing a token
+
+
+def drawn(probabilities: list[float], **fields: object) -> list[float]:
+    """Share of each token over an even grid of draws, by default at temperature 1."""
+    grid = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
+    logits = torch.tensor(probabilities, dtype=torch.float64).log().expand(3000, -1)
+    tokens = sample(logits, generate_settings(**{"temperature": 1.0, **fields}), grid)
+    return (torch.bincount(tokens, minlength=len(probabilities)) / 3000).tolist()
+
+
+def test_draws_follow_temperature_top_k_and_top_p() -> None:
+    p = [0.1, 0.4, 0.0, 0.3, 0.2]
+    assert drawn(p) == pytest.approx(p, abs=1e-3)
+    assert drawn(p, top_k=2) == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-3)
+    assert drawn(p, top_k=99) == pytest.approx(p, abs=1e-3)
+    assert drawn(p, top_p=0.75) == pytest.approx([0, 4 / 9, 0, 3 / 9, 2 / 9], abs=1e-3)
+    assert drawn(p, top_p=0.01) == [0, 1, 0, 0, 0]
+    # top_k first: 0.4 and 0.3 of 0.9 reach 0.75 of what it leaves, though not 0.75 of all
+    assert drawn(p, top_k=3, top_p=0.75) == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-3)
+    assert drawn([0.2, 0.8], temperature=0.5) == pytest.approx([1 / 17, 16 / 17], abs=1e-3)
+
+
+def test_top_p_is_exact_when_it_keeps_most_of_a_large_vocabulary() -> None:
+    shares = drawn([1 / 1000] * 1000, top_p=0.5)
+    assert sum(share > 0 for share in shares) in (500, 501)
+
+
+def test_a_draw_never_gives_a_token_of_probability_zero() -> None:
+    logits = torch.tensor([[-math.inf, 0.0, 0.0, -math.inf]], dtype=torch.float64)
+    for u in (0.0, np.nextafter(0.5, 0), 0.5, np.nextafter(1, 0)):
+        uniform = torch.tensor([u], dtype=torch.float64)
+        for fields in ({}, {"top_k": 3}, {"top_p": 0.999}):
+            assert int(sample(logits, generate_settings(temperature=1.0, **fields), uniform)) in (1, 2)
+
+
+@pytest.mark.parametrize("prompt", random_sequences([4, 9, 30, 50]))
+def test_the_repetition_penalty_counts_prompt_and_new_tokens(prompt: list[int]) -> None:
+    model, penalty = tiny_model().eval(), 2.5
+    ids = generate(model, [prompt], generate_settings(repetition_penalty=penalty), eos_id=NO_EOS)[0]
+    for i, token in enumerate(ids):
+        assert token == int(penalised_logits(model, [*prompt, *ids[:i]], penalty).argmax())
+    assert ids != generate(model, [prompt], generate_settings(), eos_id=NO_EOS)[0]
+
+
+def penalised_logits(model: Decoder, sequence: list[int], penalty: float) -> Tensor:
+    logits = full_logits(model, sequence)
+    for used in set(sequence):
+        logits[used] = logits[used] / penalty if logits[used] > 0 else logits[used] * penalty
+    return logits
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 5.0}, {"beams": 3}])
+def test_banned_ids_are_never_proposed(fields: dict[str, float]) -> None:
+    model = tiny_model()
+    settings = generate_settings(max_new_tokens=40, **fields)
+    usual = set(generate(model, [[1, 2]], settings, eos_id=NO_EOS)[0])
+    banned = sorted(usual)[:5]
+    assert usual.isdisjoint(banned) is False
+    assert set(generate(model, [[1, 2]], settings, eos_id=NO_EOS, banned=banned)[0]).isdisjoint(banned)
+
+
+# --------------------------------------------------------------------------- beams
+
+
+def score(model: Decoder, prompt: list[int], text: tuple[int, ...], penalty: float = 1.0) -> float:
+    """Log probability per token of a continuation."""
+    total = 0.0
+    for i, token in enumerate(text):
+        total += float(penalised_logits(model, [*prompt, *text[:i]], penalty).log_softmax(-1)[token])
+    return total / len(text)
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.6])
+@pytest.mark.parametrize("seed", range(6))
+def test_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
+    eos_id, most = 3, 3
+    torch.manual_seed(seed)
+    sizes = {"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}
+    model = build_model(model_config(sizes), 4).double().eval()
+    assert isinstance(model, Decoder)
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter))
+    texts = [t for n in range(1, most + 1) for t in itertools.product(range(4), repeat=n) if eos_id not in t[:-1]]
+    prompts = [[0, 1], [2], [1, 1, 2]]
+    settings = generate_settings(beams=16, max_new_tokens=most, repetition_penalty=penalty)
+    for prompt, ids in zip(prompts, generate(model, prompts, settings, eos_id=eos_id), strict=True):
+        best = max(
+            (t for t in texts if t[-1] == eos_id or len(t) == most), key=lambda t: score(model, prompt, t, penalty)
+        )
+        assert ids == [token for token in best if token != eos_id]
+
+
+def test_beams_are_the_same_alone_and_in_a_batch_and_never_worse_than_greedy() -> None:
+    model = tiny_model().eval()
+    prompts = random_sequences([7, 1, 20, 3])
+    settings = generate_settings(beams=4, max_new_tokens=8)
+    together = generate(model, prompts, settings, eos_id=NO_EOS)
+    assert together == [generate(model, [p], settings, eos_id=NO_EOS)[0] for p in prompts]
+    greedy = generate(model, prompts, generate_settings(max_new_tokens=8), eos_id=NO_EOS)
+    better = [
+        score(model, p, tuple(b)) - score(model, p, tuple(g)) for p, b, g in zip(prompts, together, greedy, strict=True)
+    ]
+    assert min(better) >= -1e-12
+    assert max(better) > 0
+
+
+def test_beams_with_a_temperature_are_refused() -> None:
+    with pytest.raises(RecipeError, match="beams=2"):
+        generate(tiny_model(), [[1]], generate_settings(beams=2, temperature=0.5), eos_id=NO_EOS)
+
+
+# --------------------------------------------------------------------------- context and bad input
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths() -> None:
+    with pytest.raises(RecipeError, match=r"65 tokens.*context is 64") as caught:
+        generate(tiny_model(), [[1], [1] * 65], generate_settings(), eos_id=NO_EOS)
+    assert caught.value.where == "prompt 1"
+
+
+@pytest.mark.parametrize("fields", [{}, {"beams": 2}])
+def test_generation_ends_where_the_context_ends(fields: dict[str, int]) -> None:
+    prompts = [[1] * 64, [1] * 60, [1] * 10]
+    lengths = [len(ids) for ids in generate(tiny_model(), prompts, generate_settings(**fields), eos_id=NO_EOS)]
+    assert lengths == [1, 5, 12]  # the last position of the context predicts one more token
+
+
+def test_ntk_generates_at_four_times_the_trained_context_and_none_refuses() -> None:
+    long = [random_sequences([60])[0]]
+    stretched = tiny_model(context=16, context_method="ntk", context_factor=4)
+    assert len(generate(stretched, long, generate_settings(max_new_tokens=4), eos_id=NO_EOS)[0]) == 4
+    with pytest.raises(RecipeError, match=r"60 tokens.*context is 16"):
+        generate(tiny_model(context=16), long, generate_settings(), eos_id=NO_EOS)
+
+
+@pytest.mark.parametrize("prompt", [[], [1, VOCAB], [-1]])
+def test_a_prompt_without_tokens_or_with_unknown_ones_is_refused(prompt: list[int]) -> None:
+    with pytest.raises(RecipeError):
+        generate(tiny_model(), [[1], prompt], generate_settings(), eos_id=NO_EOS)
+
+
+def test_no_prompts_give_no_texts() -> None:
+    assert generate(tiny_model(), [], generate_settings(), eos_id=NO_EOS) == []
+
+
+def test_a_model_that_is_not_causal_is_refused() -> None:
+    with pytest.raises(RecipeError, match="causal"):
+        generate(tiny_model(causal=False), [[1]], generate_settings(), eos_id=NO_EOS)
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"beams": 2}])
+def test_scores_that_are_not_finite_stop_generation(fields: dict[str, float]) -> None:
+    model = tiny_model()
+    model.norm.weight.data[0] = math.nan
+    with pytest.raises(NonFiniteError):
+        generate(model, [[1]], generate_settings(**fields), eos_id=NO_EOS)
+
+
+# --------------------------------------------------------------------------- text, streaming, and what is left behind
+
+
+def test_a_completion_says_why_it_ended(parrot: tuple[Decoder, object]) -> None:
+    model, tokenizer = parrot
+    bos = [tokenizer.bos_id]
+    assert complete(model, tokenizer, [bos], generate_settings(max_new_tokens=30))[0].finished == "eos"
+    cut = complete(model, tokenizer, [bos], generate_settings(max_new_tokens=6))[0]
+    assert (cut.text, cut.finished, len(cut.ids)) == ("你好", "length", 6)
+    whole = complete(model, tokenizer, [bos, bos * 40], generate_settings(max_new_tokens=30, beams=2))
+    assert (whole[0].text, whole[0].finished) == (SENTENCE, "eos")
+    assert whole[1].finished in ("context", "eos")
+    assert len(whole[1].ids) <= 1
+
+
+def test_a_stream_gives_whole_characters_as_they_appear(parrot: tuple[Decoder, object]) -> None:
+    model, tokenizer = parrot
+    pieces = []
+    for piece in stream(model, tokenizer, [tokenizer.bos_id], generate_settings(max_new_tokens=30)):
+        assert not torch.is_inference_mode_enabled()
+        pieces.append(piece)
+    assert pieces == list(SENTENCE)
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 1.5}, {"beams": 3}, {"max_new_tokens": 7}])
+def test_the_pieces_of_a_stream_join_to_the_completion(
+    parrot: tuple[Decoder, object], fields: dict[str, float]
+) -> None:
+    model, tokenizer = parrot
+    settings = generate_settings(**{"max_new_tokens": 25, **fields})
+    prompt = [tokenizer.bos_id]
+    assert "".join(stream(model, tokenizer, prompt, settings)) == complete(model, tokenizer, [prompt], settings)[0].text
+
+
+def test_pad_and_bos_are_control_ids_and_eos_never_is(parrot: tuple[Decoder, object]) -> None:
+    tokenizer = parrot[1]
+    assert control_ids(tokenizer) == [tokenizer.pad_id, tokenizer.bos_id]
+
+
+def test_tokens_are_reported_as_they_appear() -> None:
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    ids = generate(
+        tiny_model(), [[1], [2, 3]], generate_settings(), eos_id=NO_EOS, on_token=lambda row, id: seen[row].append(id)
+    )
+    assert [seen[0], seen[1]] == ids
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_generation_has_no_dropout_and_leaves_the_model_as_it_was(training: bool) -> None:
+    sinusoidal_table.cache_clear()
+    model = tiny_model(positions="sinusoidal", dropout=0.5).train(training)
+    first, second = (generate(model, [[1, 2, 3]], generate_settings(), eos_id=NO_EOS) for _ in range(2))
+    assert first == second
+    assert model.training is training
+    model.losses(random_batch([9, 5]))["cross_entropy"][0].backward()  # tables made meanwhile serve training too
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

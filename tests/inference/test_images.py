@@ -1,0 +1,114 @@
+"""`unpad infer`: a class for every image that can be read, a named fault for every other, alone as among others."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.data.test_images import SMALL, recipe_of, write_folder, write_recipe
+from tests.helpers.shell import Shell
+from tests.helpers.toy import quiet, write_toy
+from unpad.data.images import ImageData
+from unpad.inference.images import classify, list_images
+from unpad.inference.loaded import load
+from unpad.training.loop import train
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A run directory and the folder of images it was trained on."""
+    root = tmp_path_factory.mktemp("infer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        folder = write_folder(root / "pictures")
+        name = write_recipe(root / "r.yaml", recipe_of(folder, optim={"lr": 3e-3}))
+        train(name, root / "run", [], console=quiet())
+    return root / "run", folder
+
+
+def test_a_file_says_its_class_and_probability(unpad: Shell, trained: tuple[Path, Path]) -> None:
+    run, folder = trained
+    outcome = unpad("infer", run, "--image", folder / "dark" / "0.png", "--top", "1")
+    assert outcome.code == 0
+    assert outcome.out.strip().endswith("%")
+    assert "dark " in outcome.out
+    both = json.loads(unpad("infer", run, "--image", folder / "dark" / "0.png", "--json").out)
+    assert [row["class"] for row in both[0]["top"]] == ["dark", "light"]
+    assert sum(row["probability"] for row in both[0]["top"]) == pytest.approx(1)
+
+
+def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
+    unpad: Shell,
+    trained: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    run, folder = trained
+    inside = tmp_path / "mixed"
+    inside.mkdir()
+    for number, path in enumerate(sorted(folder.rglob("*.png"))[:5]):
+        (inside / f"{number}.png").write_bytes(path.read_bytes())
+    (inside / "broken.png").write_bytes(b"")
+    outcome = unpad("infer", run, "--image", inside, "--csv", tmp_path / "out.csv")
+    assert outcome.code == 3
+    assert "E_EMPTY" in outcome.out
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()))
+    assert len(rows) == 6
+    faults = {Path(row["image"]).name: row["fault"] for row in rows}
+    assert faults["broken.png"].startswith("E_EMPTY")
+    assert all(not fault for name, fault in faults.items() if name != "broken.png")
+    assert all(0 < float(row["probability"]) <= 1 for row in rows if not row["fault"])
+
+
+def test_an_image_gets_what_it_would_get_alone(trained: tuple[Path, Path]) -> None:
+    run, folder = load(trained[0]), trained[1]
+    paths = list_images([folder])
+    together = classify(run, paths)
+    for path, answer in zip(paths, together, strict=True):
+        (alone,) = classify(run, [path])
+        assert [name for name, _ in alone.top] == [name for name, _ in answer.top]
+        assert alone.top[0][1] == pytest.approx(answer.top[0][1], rel=1e-5)
+
+
+def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    folder, rng = write_folder(tmp_path / "pictures"), np.random.default_rng(0)
+    for path in sorted(folder.rglob("*.png"))[::2]:
+        picture = Image.open(path).convert("RGBA")
+        picture.putalpha(Image.fromarray(rng.integers(0, 256, picture.size[::-1], np.uint8)))
+        picture.save(path)
+    model = {**SMALL, "channels": 4, "size_embed": True}
+    recipe = recipe_of(folder, images={"scale": 0.5}, optim={"lr": 3e-2}, model=model)
+    train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", [], console=quiet())
+    run = load(tmp_path / "run")
+    data = run.data()
+    assert isinstance(data, ImageData)
+    answers = classify(run, [Path(example.where) for example in data.examples], 2)
+    for seq, answer in enumerate(answers):
+        with torch.no_grad():
+            batch = data.alone(seq, 0, int(data.positions[seq]), 0)
+            p = run.model.classify(batch).double().softmax(-1)[0].tolist()
+        assert dict(answer.top) == pytest.approx(dict(zip(data.classes, p, strict=True)), rel=1e-5)
+    assert len({round(answer.top[0][1], 6) for answer in answers}) > 6, "the model tells pictures apart"
+
+
+def test_what_cannot_be_meant_is_refused(unpad: Shell, trained: tuple[Path, Path], tmp_path: Path) -> None:
+    run, _ = trained
+    (tmp_path / "empty").mkdir()
+    for path, message in ((tmp_path / "empty", "holds no image"), (tmp_path / "nowhere.png", "no such file")):
+        outcome = unpad("infer", run, "--image", path)
+        assert outcome.code == 3
+        assert message in outcome.err
+    texts = tmp_path / "texts"
+    train(str(write_toy(tmp_path / "toy")), texts, ["train.max_steps=1"], console=quiet())
+    refused = unpad("infer", texts, "--image", trained[1])
+    assert refused.code == 2
+    assert "classifies no images" in refused.err
+    asked = unpad("generate", run, "--prompt", "你好")
+    assert asked.code == 2
+    assert "writes no text" in asked.err

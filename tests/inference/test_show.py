@@ -1,0 +1,112 @@
+"""What a trained run kept of an image: drawn by `unpad infer --show`, and on its page after `unpad eval`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.test_images import write_recipe
+from tests.data.test_vqa import SMALL, questions_of, recipe_of, write_questions
+from tests.helpers.shell import Shell
+from tests.helpers.toy import quiet
+from unpad.inference.answers import answer, answer_shown
+from unpad.inference.images import ask
+from unpad.inference.loaded import load
+from unpad.training.loop import train
+
+UNIFORM = {"prune": {"layers": [-1], "method": "uniform", "keep": 0.25}}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_questions(tmp_path_factory.mktemp("show") / "pictures")
+
+
+def trained(pictures: Path, folder: Path, settings: dict[str, Any]) -> Path:
+    recipe = recipe_of(pictures, train={"max_epochs": 1, "threads": 1})
+    name = write_recipe(folder / "r.yaml", recipe.model_copy(update={"model": {**SMALL, **settings}}))
+    train(name, folder / "run", [], console=quiet())
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("pruned")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        return trained(pictures, root, UNIFORM)
+
+
+def test_infer_draws_an_image_and_numbers_several(unpad: Shell, run: Path, pictures: Path, tmp_path: Path) -> None:
+    image = pictures.parent / "dark" / "0.png"
+    outcome = unpad("infer", run, "--image", image, "--question", "Which?", "--show", tmp_path / "out.png")
+    assert outcome.code == 0
+    assert outcome.out.endswith(f"{tmp_path / 'out.png'} written\n")
+    assert unpad("infer", run, "--image", image, "--question", "Which?").out == outcome.out.splitlines()[0] + "\n"
+    other = min((pictures.parent / "light").glob("*.png"))
+    both = ("--image", image, "--image", other, "--question", "?", "--show", tmp_path / "o.svg")
+    assert len(json.loads(unpad("infer", run, *both, "--json").out)) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["o-1.svg", "o-2.svg", "out.png"]
+    assert "nothing is asked" in unpad("infer", run, "--image", image, "--show", tmp_path / "out.png").err
+
+
+def test_every_image_keeps_what_it_keeps_alone(run: Path, pictures: Path) -> None:
+    """A quarter of a grid, evenly: of every second row every second patch comes first."""
+    loaded, paths = load(run), sorted((pictures.parent / "dark").glob("*.png"))[:4]
+    together = ask(loaded, paths, "Which?", show=True)
+    for path, found in zip(paths, together, strict=True):
+        assert found.shown is not None
+        (alone,) = ask(loaded, [path], "Which?", show=True)
+        assert alone.shown is not None
+        assert np.array_equal(found.shown.stays[-1], alone.shown.stays[-1])
+        assert np.array_equal(found.shown.pixels, alone.shown.pixels)
+        rows, columns = found.shown.grid
+        best = {row * columns + column for row in range(0, rows, 2) for column in range(0, columns, 2)}
+        kept = set(np.flatnonzero(found.shown.stays[-1]).tolist())
+        assert len(kept) == -(-rows * columns // 4)
+        assert kept <= best
+
+
+def test_answers_are_those_that_are_shown(run: Path) -> None:
+    loaded = load(run)
+    data = questions_of(loaded.recipe)
+    rows = np.array([i for i, example in enumerate(data.examples) if len(example.images) == 1])[::7]
+    assert [one.answer for one in answer_shown(loaded, data, rows)] == answer(loaded, data, rows)
+
+
+def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
+    outcome = unpad("eval", run)
+    assert outcome.code == 0
+    assert ", most " in next(line for line in outcome.out.splitlines() if line.startswith("kept_final"))
+    found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
+    assert (found["family"], len(found["kept"]), len(found["pictures"])) == ("vqa", 2, 3)
+    assert set(found["accuracy"]) == {"origin", "hard"}
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert page.count('href="data:image/png') == 6
+    assert "Held-out questions" in page
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({}, "removes no patches"), ({"merge": {"variant": "similarity", "ratio": 0.5}, **UNIFORM}, "merges patches")],
+)
+def test_a_model_of_which_nothing_can_be_shown_says_so(
+    unpad: Shell,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    run, image = trained(pictures, tmp_path, settings), pictures.parent / "dark" / "0.png"
+    outcome = unpad("infer", run, "--image", image, "--question", "?", "--show", tmp_path / "out.png")
+    assert outcome.code == 2
+    assert message in outcome.err
+    if settings:
+        assert unpad("eval", run).code == 0
+        assert "Held-out questions" in (run / "report.html").read_text(encoding="utf-8")

@@ -1,0 +1,92 @@
+"""The set decoder makes as many events as a set has, from its latent alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.samples import WIDTH, bounds_of, gradients, moved
+from unpad.batching.layout import Layout, build_layout
+from unpad.models.set_sequence.decoder import SetDecoder, slot_table
+from unpad.nn.block import BlockConfig
+
+LATENT = 5
+SIZES = [1, 40, 2, 7, 1, 3, 12]
+CONFIG = BlockConfig(width=WIDTH, heads=2, hidden=24, norm="layernorm", activation="gelu", bias=True)
+
+
+def members_of(sizes: list[int]) -> Layout:
+    return build_layout(np.array(sizes, int))
+
+
+def decoder(**fields: Any) -> SetDecoder:
+    return moved(SetDecoder(CONFIG, LATENT, **{"layers": 2, "noise": 0.1, "history": False, **fields}))
+
+
+def random(num: int, width: int) -> Tensor:
+    return torch.randn(num, width, dtype=torch.float64, generator=torch.Generator().manual_seed(num)).requires_grad_()
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_a_set_in_a_batch_equals_the_set_alone(history: bool) -> None:
+    module, members = decoder(history=history), members_of(SIZES)
+    leaves = [random(len(SIZES), LATENT), *([random(len(SIZES), WIDTH)] if history else [])]
+    parameters = list(module.parameters())
+
+    def run(given: list[Tensor], layout: Layout) -> Tensor:
+        return module(given[0], layout, given[1] if history else None)
+
+    out = run(leaves, members)
+    assert out.shape == (sum(SIZES), WIDTH)
+    probe = torch.randn_like(out)
+    whole = gradients((out * probe).sum(), [*leaves, *parameters])
+    sums = [torch.zeros_like(p) for p in parameters]
+    for index, (start, stop) in enumerate(bounds_of(members)):
+        one = [leaf[index : index + 1].detach().requires_grad_() for leaf in leaves]
+        alone = run(one, members_of([stop - start]))
+        torch.testing.assert_close(out[start:stop], alone, rtol=1e-10, atol=1e-10)
+        found = gradients((alone * probe[start:stop]).sum(), [*one, *parameters])
+        for grad, part in zip(whole, found[: len(one)], strict=False):
+            torch.testing.assert_close(grad[index : index + 1], part, rtol=1e-10, atol=1e-10)
+        sums = [a + b for a, b in zip(sums, found[len(one) :], strict=True)]
+    for grad, part in zip(whole[len(leaves) :], sums, strict=True):
+        torch.testing.assert_close(grad, part, rtol=1e-9, atol=1e-10)
+    nothing = run([leaf[:0] for leaf in leaves], members_of([]))
+    assert nothing.shape == (0, WIDTH)
+    assert all((g == 0).all() for g in gradients(nothing.sum(), [*leaves, *parameters]))
+
+
+def test_slots_are_told_apart_whatever_their_number() -> None:
+    table = slot_table(2000, WIDTH)
+    assert table.shape == (2000, WIDTH)
+    assert table.abs().max() <= 1
+    distances = torch.cdist(table, table) + 10 * torch.eye(2000, dtype=torch.float64)
+    assert distances.min() > 0.05
+    made = decoder()(random(1, LATENT), members_of([5]))
+    assert torch.pdist(made.detach()).min() > 1e-3
+
+
+def test_nothing_is_drawn_in_eval_and_noise_is_of_training() -> None:
+    module, latents, members = decoder(), random(2, LATENT), members_of([3, 4])
+    assert torch.equal(module(latents, members), module(latents, members))
+    module.train()
+    assert not torch.equal(module(latents, members), module(latents, members))
+    torch.manual_seed(7)
+    noisy = module(latents, members)
+    torch.manual_seed(7)
+    assert torch.equal(module(latents, members), noisy)
+    quiet = decoder(noise=0.0)
+    assert torch.equal(quiet.train()(latents, members), quiet.eval()(latents, members))
+
+
+def test_events_come_out_about_as_long_as_embeddings() -> None:
+    torch.manual_seed(0)
+    config = BlockConfig(width=96, heads=2, hidden=192, norm="layernorm", activation="gelu", bias=True)
+    module = SetDecoder(config, 64, layers=2, noise=0.0, history=False)
+    module.reset()
+    made = module(torch.randn(50, 64), members_of([4] * 50))
+    assert 0.5 < made.norm(dim=1).mean() < 2

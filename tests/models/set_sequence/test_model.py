@@ -1,0 +1,507 @@
+"""The model of patients gives each what it gives the patient alone, looks at no later set, and its terms are what they
+say they are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.helpers.patients import NUM_CODES, patient_batch, permute_members, random_patients, tiny_patients_model
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.event_sets import EventSets
+from unpad.errors import RecipeError
+from unpad.models import build_model, model_config
+from unpad.models.set_sequence.model import SetSequence
+from unpad.models.set_sequence.set_losses import chamfer, gaussian_kl
+from unpad.models.set_sequence.survival import hazard_nll
+from unpad.nn.native import library
+from unpad.nn.objective import Objective
+from unpad.training.step import train_step
+
+TERMS = ("classification", "hazard", "reconstruction", "made_code", "kl", "next_code", "next_time", "next_value")
+LENGTHS = [0, 513, 1, 0, 2, 300, 40, *np.random.default_rng(1).integers(0, 40, 57).tolist()]  # of 64 patients
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "filter": {
+        "prior": "history", "update": "product", "decoder_history": True, "rotary": False, "levels": 3,
+        "norm": "rmsnorm", "activation": "swiglu", "kv_heads": 1,
+    },
+    "vectors": {"code_vectors": 5, "reconstruction": "sinkhorn", "update": "product", "levels": 1, "bins": None},
+}  # fmt: skip
+
+
+def model_of(kind: str, dtype: torch.dtype = torch.float64, **fields: Any) -> SetSequence:
+    model = tiny_patients_model(dtype, **{**KINDS[kind], **fields})
+    if model.config.code_vectors:
+        model.embedding.load_code_vectors(torch.randn(NUM_CODES, 5, generator=torch.Generator().manual_seed(4)))
+    return model
+
+
+def events_of(batch: RaggedBatch) -> EventSets:
+    assert batch.events is not None
+    return batch.events
+
+
+def answers(model: SetSequence, batch: RaggedBatch) -> dict[str, Tensor]:
+    """Everything the model says of patients, sets and events, one row each."""
+    mean, log_var, divergence = model.posterior(batch)
+    probability, attention = model.course(batch)
+    with torch.no_grad():
+        hazards = model.hazards(batch)
+        found = {"classify": model.classify(batch)} | ({} if hazards is None else {"hazards": hazards})
+    return found | {
+        "nll": model.nll(batch), "mean": mean, "log_var": log_var, "divergence": divergence,
+        "next_codes": model.next_codes(batch), "reconstruct": model.reconstruct(batch),
+        "patients": model.embed(batch, "patient"), "sets": model.embed(batch, "set"),
+        "code_nll": model.code_nll(batch), "probability": probability, "attention": attention,
+    }  # fmt: skip
+
+
+def summed(model: SetSequence, batches: list[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, int], list[Tensor]]:
+    """Sums and counts of all terms over batches, and the gradient of a mixture of the sums."""
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    model.zero_grad()
+    for batch in batches:
+        terms = model.losses(batch)
+        assert {name: count for name, (_, count) in terms.items()} == model.count_targets(batch)
+        torch.stack([(1 + math.sqrt(i)) * terms[name][0] for i, name in enumerate(TERMS)]).sum().backward()
+        for name, (total, count) in terms.items():
+            sums[name] = sums.get(name, torch.zeros(())) + total.detach()
+            counts[name] = counts.get(name, 0) + count
+    return sums, counts, [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def assert_same_terms(model: SetSequence, alone: list[RaggedBatch], others: list[list[RaggedBatch]]) -> None:
+    """Sums, counts and gradients of the patients one by one are those of every other way to batch them."""
+    sums, counts, grads = summed(model, alone)
+    for batches in others:
+        other_sums, other_counts, other_grads = summed(model, batches)
+        assert counts == other_counts
+        for name, value in sums.items():
+            torch.testing.assert_close(other_sums[name], value, rtol=1e-10, atol=1e-10, msg=name)
+        for (name, _), grad, other in zip(model.named_parameters(), grads, other_grads, strict=True):
+            assert (other - grad).norm() <= 1e-10 * max(float(grad.norm()), 1e-3), name
+
+
+# --------------------------------------------------------------------------- equalities
+
+
+def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> None:
+    model, batch = model_of("plain"), random_patients(LENGTHS)
+    alone = [batch.select([i]) for i in range(batch.num_seqs)]
+    assert_same_terms(model, alone, [[batch]])
+    mean, _, divergence = model.posterior(batch)
+    each = [model.posterior(one) for one in alone]
+    torch.testing.assert_close(mean, torch.cat([one[0] for one in each]), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(divergence, torch.cat([one[2] for one in each]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ways_to_batch_patients_give_the_same(kind: str, native: bool) -> None:
+    model, batch = model_of(kind), random_patients([0, 61, 1, 0, 17, 2])
+    model.label_smoothing = 0.1
+    if native:
+        _assert_all_ways_equal(model, batch)
+    else:
+        with library.switched_off():
+            _assert_all_ways_equal(model, batch)
+
+
+def _assert_all_ways_equal(model: SetSequence, batch: RaggedBatch) -> None:
+    alone = [batch.select([i]) for i in range(batch.num_seqs)]
+    each = [answers(model, one) for one in alone]
+    truth = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+    for other in (batch, batch.pad("left", pad_to=70)):
+        for name, got in answers(model, other).items():
+            torch.testing.assert_close(got, truth[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
+    split = [batch.select([4, 0]), batch.select([]), batch.select([5, 1, 3, 2])]
+    assert_same_terms(model, alone, [[batch], [batch.pad()], split])
+
+
+def test_training_without_noise_is_evaluation() -> None:
+    batch = random_patients([9, 0, 30, 1])
+    model = model_of("filter", sample=False, slot_noise=0.0, dropout=0.0)
+    sums, counts, grads = summed(model, [batch])
+    model.train()
+    other_sums, other_counts, other_grads = summed(model, [batch])
+    assert counts == other_counts
+    assert all(torch.equal(other_sums[name], value) for name, value in sums.items())
+    assert all(torch.equal(a, b) for a, b in zip(grads, other_grads, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_the_events_of_a_set_changes_nothing(kind: str) -> None:
+    model, batch = model_of(kind), random_patients([40, 3, 0, 21], largest=20)
+    shuffled, order = permute_members(batch)
+    assert not torch.equal(shuffled.input_ids, batch.input_ids)
+    before, after = answers(model, batch), answers(model, shuffled)
+    before["code_nll"] = before["code_nll"][order]
+    for name, got in after.items():
+        torch.testing.assert_close(got, before[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
+    assert_same_terms(model, [batch], [[shuffled]])
+
+
+def test_an_empty_batch_and_patients_without_events_are_legal() -> None:
+    model = model_of("filter").train()
+    empty = random_patients([3, 0]).select([])
+    for batch in (empty, empty.pad()):
+        terms = model.losses(batch)
+        assert all(float(total.detach()) == count == 0 for total, count in terms.values())
+        sum(terms[name][0] for name in TERMS).backward()
+    assert all(p.grad is None or torch.equal(p.grad, torch.zeros_like(p)) for p in model.parameters())
+    model.eval()
+    nobody = replace(random_patients([0, 0, 0]), seq_labels=torch.tensor([1, 0, 1]))
+    logits = model.classify(nobody)
+    assert torch.equal(logits, logits[:1].expand(3, 2))
+    assert model.next_codes(nobody).shape == (0, NUM_CODES)
+    assert model.course(nobody)[0].shape == (0,)
+    assert model.losses(nobody)["classification"][1] == 3
+
+
+# --------------------------------------------------------------------------- nothing looks ahead
+
+
+def change_events(batch: RaggedBatch, chosen: Tensor) -> RaggedBatch:
+    """Other codes and values in these sets, (num_sets,) bool, and other times."""
+    events = events_of(batch)
+    at = chosen.repeat_interleave(events.members.lengths())
+    assert batch.input_ids is not None
+    changed = replace(
+        events,
+        values=torch.where(at, events.values + 2, events.values),
+        has_value=events.has_value | at,
+        times=torch.where(chosen, events.times + 0.5, events.times),
+    )
+    return replace(batch, input_ids=torch.where(at, (batch.input_ids + 1) % NUM_CODES, batch.input_ids), events=changed)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "filter"])
+def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> None:
+    """To the bit, and of no other patient either; in training for the same draws."""
+    model, batch = model_of(kind, dropout=0.1).train(training), random_patients([30, 0, 60, 9])
+    begin, end = events_of(batch).history.cu_seqlens[2:4].tolist()
+    cut = begin + (end - begin) // 2
+    chosen = torch.zeros(events_of(batch).num_sets, dtype=torch.bool)
+    chosen[cut:end] = True
+    found = []
+    for given in (batch, change_events(batch, chosen)):
+        torch.manual_seed(5)
+        codes = model.next_codes(given)
+        torch.manual_seed(5)
+        found.append((codes, *model.posterior(given)))
+    for before, after in zip(*found, strict=True):
+        assert torch.equal(before[~chosen], after[~chosen])
+        assert (before[chosen] != after[chosen]).any(1).all()
+
+
+def test_no_gradient_crosses_between_patients() -> None:
+    model, batch = model_of("filter"), random_patients([12, 30, 5])
+    events = events_of(batch)
+    values = events.values.double().requires_grad_()
+    given = replace(batch, events=replace(events, values=values, has_value=torch.ones_like(events.has_value)))
+    model.classify(given)[1].square().sum().backward()
+    start, stop = batch.layout.cu_seqlens[1:3].tolist()
+    assert values.grad is not None
+    outside = torch.cat([values.grad[:start], values.grad[stop:]])
+    assert torch.equal(outside, torch.zeros_like(outside))
+    assert (values.grad[start:stop] != 0).all()
+
+
+def test_the_course_is_what_a_patient_cut_after_each_set_would_get() -> None:
+    model, batch = model_of("filter"), random_patients([25])
+    events = events_of(batch)
+    probability, attention = model.course(batch)
+    assert ((attention > 0) & (attention < 1)).all()
+    assert attention.sum() < 1
+    bounds = events.members.cu_seqlens.tolist()
+    for ends in range(1, events.num_sets + 1):
+        sizes, stop = np.diff(bounds[: ends + 1]).tolist(), bounds[ends]
+        cut = patient_batch(
+            [sizes], batch.input_ids[:stop].numpy(), events.values[:stop].numpy(), events.has_value[:stop].numpy(),
+            events.times[:ends].numpy(),
+        )  # fmt: skip
+        torch.testing.assert_close(model.classify(cut).softmax(1)[0, 1], probability[ends - 1], rtol=1e-10, atol=1e-12)
+
+
+def test_a_readout_attends_as_the_last_block_does() -> None:
+    """The share of a set, measured by taking the set out of the last block's keys."""
+    model, batch = model_of("plain", blocks=1), random_patients([14])
+    history, reading = model.history, model._read(batch)
+    with torch.no_grad():
+        attention = history.attention(reading.latents[-1].z, reading.course)
+        block, course = history.blocks[0], reading.course
+        y = block.norm_1(history._embed(reading.latents[-1].z, course))[1]
+        q, k = block.attention.queries_and_keys(y, history._rotary(course))
+        scores = torch.einsum("hd,khd->hk", q[-1], k) / math.sqrt(q.shape[2])
+    torch.testing.assert_close(attention, scores.softmax(1).mean(0), rtol=1e-10, atol=1e-12)
+
+
+# --------------------------------------------------------------------------- terms
+
+
+def test_terms_are_what_they_say() -> None:
+    """Every one by a loop over patients, sets and events."""
+    model, batch = model_of("plain", positive_weight=3.0, free_bits=0.4), random_patients([22, 0, 9, 1, 30])
+    batch = replace(batch, seq_labels=torch.tensor([1, 0, -1, 0, 1]))
+    model.label_smoothing = 0.2
+    events, codes = events_of(batch), batch.input_ids
+    events = replace(events, durations=torch.tensor([50.0, math.nan, 400.0, 3000.0, 120.0]))
+    batch = replace(batch, events=events)
+    terms = {name: float(total.detach()) for name, (total, _) in model.losses(batch).items()}
+    counts = model.count_targets(batch)
+    with torch.no_grad():
+        logits, hazards, reading = model.classify(batch), model.hazards(batch), model._read(batch)
+        states = model._states(reading)[reading.course.sets]
+        scores = model.next_codes(batch).log_softmax(1)
+    smooth = F.cross_entropy(
+        logits.clamp(-50, 50), batch.seq_labels.clamp_min(0), reduction="none", label_smoothing=0.2
+    )
+    assert terms["classification"] == pytest.approx(float((smooth * torch.tensor([3, 1, 0, 1, 3])).sum()))
+    known = [0, 1, 3, 4]
+    assert terms["nll"] == pytest.approx(
+        float(F.cross_entropy(logits[known], batch.seq_labels[known], reduction="sum"))
+    )
+    timed = [0, 2, 3, 4]
+    wanted = hazard_nll(hazards[timed], events.durations[timed], events.observed[timed], model.patient.edges)
+    assert terms["hazard"] == pytest.approx(float(wanted.sum()))
+    assert (counts["classification"], counts["nll"], counts["hazard"]) == (4, 4, 4)
+
+    floor = [gaussian_kl(latent.mean, latent.log_var).clamp_min(0.4).sum().item() for latent in reading.latents]
+    assert terms["kl"] == pytest.approx((floor[0] + 2 * floor[1]) / 3)
+    mean, log_var, divergence = model.posterior(batch)
+    assert terms["raw_kl"] == pytest.approx(float(divergence.sum()))
+    closed = 0.5 * (log_var.exp() + mean.square() - 1 - log_var)
+    torch.testing.assert_close(divergence, closed, rtol=1e-9, atol=1e-12)
+
+    bounds, first = events.members.cu_seqlens.tolist(), set(events.history.cu_seqlens.tolist())
+    next_code = next_time = next_value = 0.0
+    num_following = num_values = 0
+    for t in range(events.num_sets):
+        if t in first:
+            continue
+        num_following += 1
+        inside = range(bounds[t], bounds[t + 1])
+        next_code -= float(np.mean([float(scores[t - 1, codes[e]]) for e in inside]))
+        made, raw = model.next_set.time(states[t - 1]).detach()
+        spread = math.exp(float(6 * torch.tanh(raw / 6)) / 2)
+        gap = math.log1p(float(events.times[t] - events.times[t - 1]))
+        next_time -= float(torch.distributions.Normal(float(made), spread).log_prob(torch.tensor(gap)))
+        for e in inside:
+            if events.has_value[e]:
+                num_values += 1
+                value = (
+                    states[t - 1] @ model.next_set.values.weight[codes[e]] + model.next_set.value_bias.weight[codes[e]]
+                )
+                next_value += float((value - math.asinh(float(events.values[e]))).detach() ** 2)
+    assert terms["next_code"] == pytest.approx(next_code)
+    assert terms["next_time"] == pytest.approx(next_time, rel=1e-5)  # the reference is in fp32
+    assert terms["next_value"] == pytest.approx(next_value)
+    assert (counts["next_code"], counts["next_time"], counts["next_value"]) == (
+        num_following,
+        num_following,
+        num_values,
+    )
+
+
+def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() -> None:
+    model, batch = model_of("plain"), random_patients([22, 9, 1])
+    reading = model._read(batch)
+    per_level = []
+    for latent in reading.latents:
+        made = model.decoder(latent.z, reading.events.members)
+        per_level.append(chamfer(made, reading.embedded, reading.events.members).sum().item())
+    terms = model.losses(batch)
+    assert float(terms["reconstruction"][0].detach()) == pytest.approx((per_level[0] + 2 * per_level[1]) / 3)
+    assert float(model.reconstruct(batch).sum()) == pytest.approx(per_level[1])
+    assert float(terms["made_code"][0].detach()) == pytest.approx(float(model.code_nll(batch).sum()))
+    unlabelled = model.losses(replace(batch, seq_labels=None))
+    assert float(unlabelled["nll"][0]) == pytest.approx(per_level[1])
+    # With the encoder out of the way nothing is left that could move the embedding.
+    for parameter in model.encoder.parameters():
+        parameter.data.zero_()
+    grads = torch.autograd.grad(
+        model.losses(batch)["reconstruction"][0], list(model.embedding.parameters()), allow_unused=True
+    )
+    assert all(grad is None or torch.equal(grad, torch.zeros_like(grad)) for grad in grads)
+
+
+def test_other_latents_are_decoded_where_they_are_given() -> None:
+    for kind in ("plain", "filter"):
+        model, batch = model_of(kind), random_patients([22, 9, 1])
+        own = model.embed(batch, "set")
+        assert torch.equal(model.reconstruct(batch, own), model.reconstruct(batch))
+        others = model.reconstruct(batch, own.roll(1, 0))
+        assert (others != model.reconstruct(batch)).all()
+
+
+def test_nothing_is_drawn_in_eval_and_training_draws_from_torch() -> None:
+    model, batch = model_of("filter"), random_patients([22, 0, 9])
+    before = torch.get_rng_state()
+    answers(model, batch)
+    model.losses(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+    model.train()
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(model.losses(batch)["reconstruction"][0].item())
+    assert found[0] == found[1] != found[2]
+
+
+def test_draws_have_the_mean_and_the_spread_of_the_posterior() -> None:
+    model, batch = model_of("plain", dropout=0.0, levels=1), random_patients([3, 4])
+    model.train()
+    torch.manual_seed(0)
+    latents = [model._read(batch).latents[-1] for _ in range(150)]
+    draws = torch.stack([latent.z for latent in latents]).detach()
+    sigma = (latents[0].log_var / 2).exp().detach()
+    assert ((draws.mean(0) - latents[0].mean) / sigma).abs().max() < 5 / 150**0.5
+    torch.testing.assert_close(draws.std(0), sigma, rtol=0.3, atol=0)
+
+
+def test_only_terms_with_a_weight_are_computed_in_training() -> None:
+    model, batch = model_of("plain").train(), random_patients([22, 9])
+    always = {"classification", "hazard", "nll", "kl", "raw_kl"}
+    assert model.begin_step(0, 10, {"classification": 1.0}) == []
+    assert set(model.losses(batch)) == always
+    model.begin_step(0, 10, {"next_time": 1.0})
+    assert set(model.losses(batch)) == always | {"next_time"}
+    assert set(model.losses(replace(batch, seq_labels=None))) == always | {"next_time", "reconstruction", "made_code"}
+    model.eval()
+    assert set(model.losses(batch)) == set(model.count_targets(batch)) == always | set(TERMS)
+
+
+def test_weights_start_without_divergence() -> None:
+    objective = Objective.of(model_of("plain"))
+    assert "kl" not in objective.at(0, 100)
+    assert objective.at(500, 10_000)["kl"] == pytest.approx(objective.at(1000, 10_000)["kl"] / 2)
+    assert set(objective.at(5000, 10_000)) == set(TERMS)
+    assert "hazard" not in Objective.of(model_of("vectors")).at(0, 1)
+
+
+def test_without_labels_durations_or_values_terms_have_no_targets() -> None:
+    model, batch = model_of("plain"), random_patients([30, 5])
+    events = events_of(batch)
+    bare = replace(events, durations=None, observed=None, has_value=torch.zeros_like(events.has_value))
+    bare = replace(bare, values=torch.zeros_like(events.values))
+    batch = replace(batch, seq_labels=None, events=bare)
+    counts = model.count_targets(batch)
+    assert {name for name, count in counts.items() if not count} == {"classification", "hazard", "next_value"}
+    assert {name: count for name, (_, count) in model.losses(batch).items()} == counts
+
+
+# --------------------------------------------------------------------------- the filter
+
+
+def test_the_prior_of_a_set_is_predicted_from_the_sets_before() -> None:
+    """The divergence of a first set is that from the start; a later one depends on what came before."""
+    model, batch = model_of("filter", update="none"), random_patients([30])
+    chosen = torch.zeros(events_of(batch).num_sets, dtype=torch.bool)
+    chosen[1] = True
+    before, after = model.posterior(batch), model.posterior(change_events(batch, chosen))
+    assert torch.equal(before[2][0], after[2][0])
+    assert torch.equal(before[0][2:], after[0][2:])  # a posterior that is no product does not know the prior
+    assert (before[2][2:] != after[2][2:]).any(1).all()
+
+
+def test_the_product_adds_precisions() -> None:
+    model, batch = model_of("plain", update="product", levels=1), random_patients([30, 2])
+    reading = model._read(batch)
+    seen = model.encoder(reading.embedded, reading.events.members)[-1]
+    zeros, gaps = torch.zeros_like(seen.mean), reading.course.gaps[reading.course.sets]
+    gate = model.belief.gate(zeros, zeros, seen.mean, seen.log_var, gaps)
+    mean, log_var, _ = model.posterior(batch)
+    precision = 1 + gate * (-seen.log_var).exp()
+    torch.testing.assert_close((-log_var).exp(), precision)
+    torch.testing.assert_close(mean, gate * seen.mean * (-seen.log_var).exp() / precision)
+
+
+def test_the_gate_starts_with_the_plain_product() -> None:
+    model = model_of("plain", update="product", levels=1, moved=False)
+    reading = model._read(random_patients([30, 2]))
+    seen = model.encoder(reading.embedded, reading.events.members)[-1]
+    torch.testing.assert_close((-reading.latents[-1].log_var).exp(), 1 + (-seen.log_var).exp(), rtol=1e-6, atol=0)
+
+
+# --------------------------------------------------------------------------- settings and precision
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"width": 15, "heads": 3}, "multiple of 2"),
+        ({"width": 30, "heads": 2}, "even head size"),
+        ({"width": 32}, "width 32 is not a multiple of heads 3; heads 2 would fit"),
+        ({"blocks": 0}, "greater than or equal to 1"),
+        ({"causal": False}, "True"),
+        ({"bins": [0, 10, 5]}, "rising edges"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        build_model(model_config({"kind": "set_sequence", **fields}), NUM_CODES)
+
+
+def test_bf16_stays_close_to_fp64_and_answers_are_fp32() -> None:
+    batch = random_patients([40, 0, 9, 1])
+    exact, low = model_of("filter"), model_of("filter", torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, terms = answers(low, batch), low.losses(batch)
+    truth = answers(exact, batch)
+    for name, value in got.items():
+        assert value.dtype == torch.float32, name
+        if name in ("classify", "mean", "next_codes", "reconstruct"):
+            assert (value.double() - truth[name]).norm() <= 5e-2 * truth[name].norm(), name
+    torch.stack([terms[name][0] for name in TERMS]).sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in low.parameters())
+
+
+# --------------------------------------------------------------------------- learning
+
+
+def rising_patients(num: int, seed: int) -> RaggedBatch:
+    """Patients of 2 to 8 sets; the label says whether the value of code 0, measured in two of the sets, rose."""
+    rng = np.random.default_rng(seed)
+    sets, codes, values, times, labels = [], [], [], [], []
+    for _ in range(num):
+        label, count = int(rng.integers(2)), int(rng.integers(2, 9))
+        measured = np.sort(rng.choice(count, 2, replace=False))
+        sizes = rng.integers(1, 4, count)
+        for index, size in enumerate(sizes):
+            inside, told = rng.integers(1, NUM_CODES, size), rng.normal(0, 1, size)
+            if index in measured:
+                inside[0] = 0
+                told[0] += 2 * (1 if (index == measured[1]) == bool(label) else -1)
+            codes.append(inside)
+            values.append(told)
+        sets.append(sizes.tolist())
+        times.append(np.sort(-rng.exponential(100, count)))
+        labels.append(label)
+    flat = np.concatenate(codes)
+    batch = patient_batch(sets, flat, np.concatenate(values), np.ones(len(flat), np.bool_), np.concatenate(times))
+    return replace(batch, seq_labels=torch.tensor(labels))
+
+
+def test_it_learns_what_only_the_order_of_values_tells() -> None:
+    sizes = {"width": 64, "heads": 2, "hidden": 128, "latent": 32, "levels": 1, "inducing": 2, "dropout": 0.0}
+    model = tiny_patients_model(torch.float32, moved=False, bins=None, **sizes)
+    objective = Objective.of(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(100):
+        torch.manual_seed(step)
+        weights, _ = objective.begin(model.train(), step, 100)
+        train_step(model, [rising_patients(32, step)], optimizer, weights=weights, precision="fp32", clip=1.0)
+    test = rising_patients(300, 10_000)
+    with torch.no_grad():
+        right = model.eval().classify(test).argmax(1) == test.seq_labels
+    assert right.double().mean() > 0.9

@@ -1,0 +1,421 @@
+"""LLaVA checkpoints: the same logits as transformers, read from its files and written back into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
+from unpad.batching.batch import RaggedBatch
+from unpad.data.preprocess import Prepared
+from unpad.errors import CheckpointError, SourceError
+from unpad.models import build_model, model_config
+from unpad.models.vision_language.llava import load_llava, save_llava
+from unpad.models.vision_language.model import VisionLanguage
+
+transformers = pytest.importorskip("transformers")
+
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}
+TEXT = {
+    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "tied": {"text": {"tie_word_embeddings": True}},
+    "three by three, other angles": {
+        "vision": {"image_size": 24, "patch_size": 8, "hidden_act": "gelu"},
+        "text": {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        "top": {"vision_feature_layer": -1, "projector_hidden_act": "relu"},
+    },
+    "biases": {
+        "text": {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1, "rms_norm_eps": 1e-3},
+        "vision": {"layer_norm_eps": 1e-3},
+        "top": {"multimodal_projector_bias": False, "vision_feature_layer": 1},
+    },
+}  # fmt: skip
+
+
+def make_theirs(kind: str) -> nn.Module:
+    """A small random model of transformers."""
+    given = KINDS[kind]
+    vision = {"image_size": 28, "patch_size": 14, **VISION, **given.get("vision", {})}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision),
+        text_config=transformers.LlamaConfig(**{**TEXT, **given.get("text", {})}),
+        image_token_index=IMAGE,
+        **given.get("top", {}),
+    )
+    torch.manual_seed(0)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def sides(model: nn.Module) -> tuple[int, int]:
+    """Patches along a side of an image, and pixels along a side of a patch."""
+    vision = model.config.vision_config
+    return vision.image_size // vision.patch_size, vision.patch_size
+
+
+def samples(model: nn.Module, rows: Sequence[Row] = ROWS, **options: Any) -> Prepared:
+    side, patch = sides(model)
+    return prepare([(row[0], [(side, side)] * len(row[1]), row[2]) for row in rows], patch, **options)
+
+
+def pixels(model: nn.Module, media: RaggedBatch | None) -> Tensor | None:
+    """Patches as the images they were cut from, (num_images, 3, height, width)."""
+    if media is None:
+        return None
+    side, patch = sides(model)
+    cells = media.inputs_embeds.reshape(-1, side, side, 3, patch, patch)
+    return cells.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, side * patch, side * patch)
+
+
+def their_logits(model: nn.Module, batch: RaggedBatch) -> list[Tensor]:
+    """Logits of every row alone, each (length, vocab_size)."""
+    rows = []
+    for i in range(batch.num_seqs):
+        one = batch.select([i])
+        images = pixels(model, one.media if len(one.media_seqs) else None)
+        rows.append(model(input_ids=one.input_ids[None], pixel_values=images).logits[0])
+    return rows
+
+
+def our_logits(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
+    return list(model.logits(model(batch)).split(batch.layout.lengths().tolist()))
+
+
+def error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Largest relative error of a row, by norm."""
+    pairs = zip(found, expected, strict=True)
+    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+
+
+@pytest.fixture(params=KINDS)
+def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Path]:
+    model = make_theirs(request.param)
+    model.save_pretrained(tmp_path / "theirs")
+    return model, tmp_path / "theirs"
+
+
+# --------------------------------------------------------------------------- equal logits
+
+
+@torch.no_grad()
+def test_logits_equal_those_of_transformers_row_by_row(saved: tuple[nn.Module, Path]) -> None:
+    theirs, folder = saved
+    ours, _ = load_llava(folder)
+    assert (ours.decoder.head is None) == theirs.config.tie_word_embeddings
+    batch = samples(theirs).batch
+    assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
+
+
+@torch.no_grad()
+def test_logits_and_loss_equal_those_of_transformers_padded_right(saved: tuple[nn.Module, Path]) -> None:
+    theirs, folder = saved
+    ours, _ = load_llava(folder)
+    batch = samples(theirs).batch
+    padded = batch.pad("right", pad_id=3)
+    mask = padded.layout.attention_mask
+    images = pixels(theirs, batch.media)
+    out = theirs(input_ids=padded.input_ids.view(mask.shape), attention_mask=mask.long(), pixel_values=images)
+    expected = [row[: int(n)] for row, n in zip(out.logits, mask.sum(1), strict=True)]
+    assert error(our_logits(ours, batch), expected) < 1e-5
+    loss = nn.functional.cross_entropy(torch.cat(expected)[batch.loss_mask], batch.labels[batch.loss_mask])
+    total, count = ours.losses(batch)["nll"]
+    assert float(total) / count == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_every_row_equals_the_row_alone(saved: tuple[nn.Module, Path]) -> None:
+    theirs, folder = saved
+    ours = load_llava(folder)[0].double()
+    batch = samples(theirs).batch
+    alone = [batch.select([i]) for i in range(batch.num_seqs)]
+    results = []
+    for micros in ([batch], alone):
+        ours.zero_grad()
+        for micro in micros:
+            ours.losses(micro)["cross_entropy"][0].backward()
+        grads = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+        with torch.no_grad():
+            results.append((torch.cat([ours(micro) for micro in micros]), grads))
+    (hidden, grads), (other_hidden, other_grads) = results
+    torch.testing.assert_close(hidden, other_hidden, rtol=1e-10, atol=1e-10)
+    assert grads.keys() == other_grads.keys()
+    for name, grad in grads.items():
+        torch.testing.assert_close(other_grads[name], grad, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@torch.no_grad()
+def test_the_first_samples_span_for_all_would_be_wrong(tmp_path: Path) -> None:
+    theirs = make_theirs("grouped")
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours, _ = load_llava(tmp_path / "theirs")
+    prepared = samples(theirs, [row for row in ROWS if len(row[1]) == 1])
+    batch = prepared.batch
+    ((start, stop),) = prepared.vision_spans[0]
+    planted = torch.cat([begin + torch.arange(start, stop + 1) for begin in batch.layout.cu_seqlens[:-1].tolist()])
+    wrong = replace(batch, media_index=planted)
+    with pytest.raises(SourceError, match="at other places") as caught:
+        ours(wrong)
+    assert "sequence 1" in str(caught.value)
+    expected = their_logits(theirs, batch)
+    assert error(our_logits(ours, batch), expected) < 1e-5
+    unchecked = VisionLanguage(ours.config.model_copy(update={"image_id": None}), VOCAB)
+    unchecked.load_state_dict(ours.state_dict())
+    found = our_logits(unchecked.eval(), wrong)
+    assert error(found[:1], expected[:1]) < 1e-5
+    assert all(error([a], [b]) > 1e-2 for a, b in zip(found[1:], expected[1:], strict=True))
+
+
+# --------------------------------------------------------------------------- written back
+
+
+@torch.no_grad()
+def test_what_is_written_back_gives_the_same_logits_in_transformers(
+    saved: tuple[nn.Module, Path], tmp_path: Path
+) -> None:
+    theirs, folder = saved
+    ours, files = load_llava(folder)
+    save_llava(ours, tmp_path / "ours", files)
+    again, info = transformers.LlavaForConditionalGeneration.from_pretrained(
+        tmp_path / "ours", output_loading_info=True
+    )
+    assert not any(info[part] for part in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    batch = samples(theirs).batch
+    assert error(their_logits(again.eval(), batch), their_logits(theirs, batch)) < 1e-6
+    twice, _ = load_llava(tmp_path / "ours")
+    assert twice.config == ours.config
+    for name, value in twice.state_dict().items():
+        assert torch.equal(value, ours.state_dict()[name]), name
+
+
+@torch.no_grad()
+def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
+    sizes = {"width": 16, "blocks": 2, "heads": 2, "hidden": 24}
+    section = {
+        "kind": "vision_language", "image_id": IMAGE, "language": {**sizes, "rope_theta": 300.0, "eps": 1e-5},
+        "vision": {**sizes, "patch": 2, "side": 2, "positions": "learned", "pre_norm": True},
+    }  # fmt: skip
+    torch.manual_seed(1)
+    ours = build_model(model_config(section), VOCAB).eval()
+    for parameter in ours.parameters():
+        parameter.add_(torch.randn_like(parameter) * 0.2)
+    save_llava(ours, tmp_path / "ours")
+    theirs = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
+    batch = samples(theirs).batch
+    assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
+
+
+def test_other_files_and_fields_come_back(tmp_path: Path) -> None:
+    theirs = make_theirs("grouped")
+    folder = tmp_path / "theirs"
+    theirs.save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "用户"}', encoding="utf-8")
+    (folder / "processor_config.json").write_text('{"patch_size": 14}')
+    edit_config(folder, {"text_config": {"eos_token_id": 7}, "ignored_by_all": [1]})
+    ours, files = load_llava(folder)
+    assert files["tokenizer_config.json"] == {"chat_template": "用户"}
+    save_llava(ours, tmp_path / "ours", files)
+    again = load_llava(tmp_path / "ours")[1]
+    assert again["processor_config.json"] == {"patch_size": 14}
+    assert again["tokenizer_config.json"] == files["tokenizer_config.json"]
+    assert again["config.json"]["text_config"]["eos_token_id"] == 7
+    assert again["config.json"]["ignored_by_all"] == [1]
+
+
+# --------------------------------------------------------------------------- layouts and files
+
+
+def rename(folder: Path, change: Any) -> None:
+    path = folder / "model.safetensors"
+    save_file({change(name): value for name, value in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+def in_file(name: str) -> str:
+    """A name of either layout as versions up to 4.51 wrote it."""
+    name = name.removeprefix("model.")
+    for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
+        if name.startswith(outer) and not name.startswith((outer + inner, outer + "lm_head")):
+            name = outer + inner + name.removeprefix(outer)
+    return "language_model.lm_head.weight" if name == "lm_head.weight" else name
+
+
+def in_memory(name: str) -> str:
+    """As transformers 5 names its modules."""
+    name = in_file(name).replace("language_model.model.", "language_model.").replace("vision_model.", "")
+    return "lm_head.weight" if name.endswith("lm_head.weight") else f"model.{name}"
+
+
+def in_memory_since_4_52(name: str) -> str:
+    return in_memory(name).replace("vision_tower.", "vision_tower.vision_model.")
+
+
+@pytest.mark.parametrize("layout", [in_file, in_memory, in_memory_since_4_52])
+def test_names_of_all_layouts_are_read(saved: tuple[nn.Module, Path], layout: Any) -> None:
+    _, folder = saved
+    expected = load_llava(folder)[0].state_dict()
+    rename(folder, layout)
+    for name, value in load_llava(folder)[0].state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_shards_half_precision_and_old_fields_are_read(tmp_path: Path) -> None:
+    theirs = make_theirs("grouped")
+    theirs.save_pretrained(tmp_path / "one")
+    expected = load_llava(tmp_path / "one")[0].state_dict()
+    theirs.save_pretrained(tmp_path / "shards", max_shard_size="30KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    for without_index in (False, True):
+        if without_index:
+            (tmp_path / "shards" / "model.safetensors.index.json").unlink()
+        for name, value in load_llava(tmp_path / "shards")[0].state_dict().items():
+            assert torch.equal(value, expected[name]), name
+    theirs.to(torch.bfloat16).save_pretrained(tmp_path / "half")
+    for name, value in load_llava(tmp_path / "half")[0].state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, expected[name].bfloat16().float()), name
+    # As versions before 5 wrote it: the angle's base beside the rest, and what has its usual value left out.
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    for field in ("rope_parameters", "head_dim", "hidden_act", "mlp_bias", "attention_bias", "tie_word_embeddings"):
+        config["text_config"].pop(field, None)
+    config["text_config"] |= {"rope_theta": 10000.0, "rope_scaling": None}
+    (tmp_path / "one" / "config.json").write_text(json.dumps(config))
+    assert load_llava(tmp_path / "one")[0].config == load_llava(tmp_path / "half")[0].config
+
+
+def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out(tmp_path: Path) -> None:
+    """Its own config.json; weights are not there."""
+    config = {
+        "architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100, "image_token_index": 32000,
+        "model_type": "llava", "pad_token_id": 32001, "projector_hidden_act": "gelu", "tie_word_embeddings": False,
+        "text_config": {
+            "max_position_embeddings": 4096, "model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 32064,
+        },
+        "vision_config": {
+            "hidden_size": 1024, "image_size": 336, "intermediate_size": 4096, "model_type": "clip_vision_model",
+            "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "projection_dim": 768,
+        },
+        "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vocab_size": 32064,
+    }  # fmt: skip
+    from unpad.models.vision_language.llava import _read_config
+
+    found, vocab_size = _read_config(config, tmp_path)
+    assert vocab_size == 32064
+    assert (found.language.width, found.language.hidden, found.language.blocks, found.longest) == (
+        4096,
+        11008,
+        32,
+        4096,
+    )
+    assert (found.vision.side, found.vision.width, found.vision.num_run) == (24, 1024, 23)
+    assert _read_config({**config, "vision_config": None}, tmp_path) == (found, vocab_size)
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+def edit_config(folder: Path, changes: dict[str, Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for field, value in changes.items():
+        config[field] = {**config[field], **value} if isinstance(config.get(field), dict) else value
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "kind": ({"model_type": "llava_next"}, "model_type is 'llava_next'"),
+    "tower": ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type is 'siglip"),
+    "language": ({"text_config": {"model_type": "qwen2"}}, "text_config.model_type is 'qwen2'"),
+    "full": ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
+    "layers": ({"vision_feature_layer": [-2, -1]}, r"vision_feature_layer is \[-2, -1\]"),
+    "no such layer": ({"vision_feature_layer": 9}, "feature_layer 9 is none"),
+    "scaling": (
+        {"text_config": {"rope_scaling": {"type": "linear", "factor": 2}}},
+        "rope_scaling.rope_type is 'linear'",
+    ),
+    "new scaling": (
+        {"text_config": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}},
+        "rope_parameters.rope_type is 'llama3'",
+    ),
+    "half turned": (
+        {"text_config": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}},
+        "partial_rotary_factor is 0.5",
+    ),
+    "heads": ({"text_config": {"head_dim": 8}}, "text_config.head_dim is 8"),
+    "bias": ({"text_config": {"mlp_bias": True}}, "text_config.mlp_bias is True"),
+    "activation": ({"vision_config": {"hidden_act": "gelu_new"}}, "vision_config.hidden_act is 'gelu_new'"),
+    "projector": ({"projector_hidden_act": "silu"}, "projector_hidden_act is 'silu'"),
+    "oblong": ({"vision_config": {"image_size": [28, 42]}}, r"vision_config.image_size is \[28, 42\]"),
+    "cut patches": ({"vision_config": {"image_size": 30}}, "image_size is 30, .* expected a multiple of 14"),
+    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+    "size": ({"text_config": {"intermediate_size": 16}}, "tensors do not fit config.json"),
+    "depth": ({"text_config": {"num_hidden_layers": 3}}, "layers.2.* is missing"),
+    "shallow": ({"text_config": {"num_hidden_layers": 1}}, "layers.1.* is unknown"),
+    "text": ({"text_config": {"hidden_size": "wide"}}, "text_config.hidden_size is 'wide'"),
+    "tied": ({"tie_word_embeddings": True}, "the head differs from the embedding"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    make_theirs("grouped").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_covered_is_refused_by_the_name_of_its_field(case: str, small: Path, tmp_path: Path) -> None:
+    changes, message = REFUSED[case]
+    for path in small.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    edit_config(tmp_path, changes)
+    with pytest.raises(CheckpointError, match=message):
+        load_llava(tmp_path)
+
+
+def test_damaged_and_foreign_files_are_refused(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no config\.json"):
+        load_llava(tmp_path)
+    (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    with pytest.raises(CheckpointError, match="pickled weights are not read"):
+        load_llava(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "../secret.safetensors"}}))
+    with pytest.raises(CheckpointError, match="no list of files of this folder"):
+        load_llava(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "gone.safetensors"}}))
+    with pytest.raises(CheckpointError, match="not usable"):
+        load_llava(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match="not usable"):
+        load_llava(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not usable JSON"):
+        load_llava(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value"),
+    [("vision", "pre_norm", False), ("vision", "activation", "swiglu"), ("language", "norm", "layernorm"),
+     ("language", "positions", "learned"), ("language", "context_method", "ntk"), ("", "image_id", None)],
+)  # fmt: skip
+def test_a_model_that_such_a_checkpoint_cannot_describe_is_not_written(
+    part: str, field: str, value: Any, small: Path, tmp_path: Path
+) -> None:
+    section = json.loads(load_llava(small)[0].config.model_dump_json())
+    (section[part] if part else section)[field] = value
+    model = build_model(model_config(section), VOCAB)
+    with pytest.raises(CheckpointError, match=field):
+        save_llava(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

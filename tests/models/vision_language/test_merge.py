@@ -1,0 +1,234 @@
+"""Mergers leave the tokens they promise, each a mean of the sample's own, and learn what they choose by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.helpers.samples import VISION, WIDTH, Samples, bounds_of, check_alone, make_samples, moved
+from unpad.batching.layout import Layout, build_layout
+from unpad.models.vision_language import merge
+from unpad.models.vision_language.merge import (
+    Merged,
+    PoolMerger,
+    QuestionMerger,
+    SimilarityMerger,
+    TopMerger,
+    num_merged,
+    similarity_merge,
+)
+from unpad.nn.segments import segment_top_k
+
+SLOTS = 4
+KINDS = ["top", "question", "pool", "similarity"]
+
+
+def make(kind: str, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "top":
+        return TopMerger(WIDTH, 8, 0.4, dropout=dropout)
+    if kind == "question":
+        return QuestionMerger(WIDTH, WIDTH, 8, 2, 0.4, dropout=dropout)
+    return PoolMerger(WIDTH, WIDTH, SLOTS, 8, 2, dropout) if kind == "pool" else SimilarityMerger(0.4)
+
+
+def run(merger: nn.Module, samples: Samples) -> Merged:
+    merged = merger(*samples.arguments)
+    assert isinstance(merged, Merged)
+    return merged
+
+
+def dense(merged: Merged, num_vision: int) -> Tensor:
+    """Weights as one matrix, (total_out, num_vision)."""
+    return merged.weights.average(torch.eye(num_vision, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_in_a_batch_is_merged_as_alone(kind: str) -> None:
+    merger = moved(make(kind))
+
+    def merged_of(samples: Samples) -> tuple[Tensor, Layout]:
+        merged = run(merger, samples)
+        return merged.features, merged.layout
+
+    check_alone(merged_of, merger)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_tokens_is_the_promised_one(kind: str) -> None:
+    merged = run(make(kind).double().eval(), make_samples())
+    wanted = [SLOTS if n else 0 for n in VISION] if kind == "pool" else [2, 1, 16, 4, 0, 1, 17]
+    assert merged.layout.lengths().tolist() == wanted
+    assert merged.layout.max_seqlen == max(wanted)
+    assert len(merged.features) == sum(wanted)
+
+
+def test_a_ratio_gives_the_integer_it_means() -> None:
+    lengths = [100, 576, 1, 0, 3]
+    layout = build_layout(np.array(lengths))
+    assert num_merged(layout, 0.29).tolist() == [29, 167, 1, 0, 1]
+    assert num_merged(layout, 1.0).tolist() == lengths
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_weights_are_means_of_the_samples_own_tokens(kind: str, training: bool) -> None:
+    samples = make_samples()
+    merged = run(moved(make(kind, 0.1 * training)).train(training), samples)
+    weights = dense(merged, len(samples.vision))
+    assert (weights >= 0).all()
+    torch.testing.assert_close(weights.sum(1), torch.ones(len(weights), dtype=torch.float64))
+    for (a, b), (c, d) in zip(bounds_of(merged.layout), bounds_of(samples.vision_layout), strict=True):
+        torch.testing.assert_close(weights[a:b, c:d].sum(1), torch.ones(b - a, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_the_start_tokens_are_convex_means_of_raw_features(kind: str) -> None:
+    """So whatever follows, frozen and trained on raw features, sees features of their size."""
+    samples = make_samples()
+    merged = run(make(kind).double().eval(), samples)
+    torch.testing.assert_close(merged.features, dense(merged, len(samples.vision)) @ samples.vision)
+    same = make_samples()
+    same.vision.data.fill_(3.0)
+    torch.testing.assert_close(run(make(kind).double().eval(), same).features, torch.full_like(merged.features, 3.0))
+
+
+@pytest.mark.parametrize("kind", ["question", "pool"])
+def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -> None:
+    merger, samples = moved(make(kind)), make_samples()
+    before = run(merger, samples)
+    other = make_samples(seed=5)
+    changed = samples.question.detach().clone()
+    tokens = samples.question_layout.tokens_of([2])
+    changed[tokens] = other.question.detach()[tokens] * 3
+    after = run(merger, Samples(samples.vision, samples.vision_layout, changed, samples.question_layout))
+    for seq, (start, stop) in enumerate(bounds_of(before.layout)):
+        assert torch.equal(before.features[start:stop], after.features[start:stop]) == (seq != 2 or start == stop)
+
+
+def test_a_different_question_chooses_different_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    merger, samples = moved(make("question")), make_samples([40], [6])
+    chosen = []
+
+    def top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
+        chosen.append(segment_top_k(scores, layout, k))
+        return chosen[-1]
+
+    monkeypatch.setattr(merge, "segment_top_k", top_k)
+    for seed in range(2):
+        question = 3 * make_samples([40], [6], seed=seed).question.detach()
+        merger(samples.vision, samples.vision_layout, question, samples.question_layout)
+    assert [int(choice.sum()) for choice in chosen] == [16, 16]
+    assert not torch.equal(chosen[0], chosen[1])
+
+
+@pytest.mark.parametrize("kind", ["top", "question"])
+def test_the_scorer_learns(kind: str) -> None:
+    """From the first step: the choice itself has no gradient."""
+    merger, samples = make(kind).double().train(), make_samples()
+    merged = run(merger, samples)
+    (merged.features * torch.randn_like(merged.features)).sum().backward()
+    assert isinstance(merger, TopMerger | QuestionMerger)
+    for layer in (merger.assign.hidden, merger.assign.to_score):
+        assert layer.weight.grad is not None
+        assert layer.weight.grad.norm() > 1e-6
+
+
+@pytest.mark.parametrize("kind", ["question", "pool"])
+def test_without_a_question_its_layers_do_nothing(kind: str) -> None:
+    merger, samples = moved(make(kind)), make_samples([9, 5], [0, 0])
+    names = [name for name, _ in merger.named_parameters() if "question" in name]
+    merged = run(merger, samples)
+    found = torch.autograd.grad(merged.features.square().sum(), [merger.get_parameter(name) for name in names])
+    assert all((g == 0).all() for g in found)
+    assert names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
+    merger, samples = moved(make(kind)), make_samples()
+    state = torch.get_rng_state()
+    first = run(merger, samples).features
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(first, run(merger, samples).features)
+    merger.train()
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append(run(merger, samples).features)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2]) == (kind in ("pool", "similarity"))
+    if kind in ("pool", "similarity"):
+        torch.testing.assert_close(found[0], first)
+
+
+def test_slots_are_trained_and_saved() -> None:
+    merger, samples = make("pool").double(), make_samples()
+    assert merger.state_dict()["slots"].shape == (SLOTS, 8)
+    merged = run(merger, samples)
+    merged.features.square().sum().backward()
+    slots = merger.get_parameter("slots")
+    assert slots.grad is not None
+    assert (slots.grad.norm(dim=1) > 1e-9).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_gives_means_and_finite_gradients(kind: str) -> None:
+    """Not the same means as in fp64: other tokens may be the best."""
+    merger = moved(make(kind), torch.float32)
+    samples = make_samples([40, 44, 9], [4, 0, 3], torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        merged = run(merger, samples)
+    merged.features.square().sum().backward()
+    assert merged.features.dtype == torch.float32
+    assert torch.isfinite(merged.features).all()
+    leaves = [samples.vision, *merger.parameters()]
+    assert all(leaf.grad is not None and torch.isfinite(leaf.grad).all() for leaf in leaves)
+    weights = merged.weights.average(torch.eye(93))
+    torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
+
+
+# --------------------------------------------------------------------------- similarity
+
+
+def merge_by_hand(x: Tensor, budget: int) -> Tensor:
+    """ToMe of one sample as its paper writes it, with size-weighted averages round by round."""
+    sizes = torch.ones(len(x), 1, dtype=x.dtype)
+    while len(x) > max(budget, 1):
+        unit = F.normalize(x, dim=1)
+        likeness, partner = (unit[::2] @ unit[1::2].T).max(1)
+        merged = likeness.argsort(descending=True, stable=True)[: min(len(x) - budget, len(x) // 2)]
+        total = x * sizes
+        for token in merged.tolist():
+            total[2 * partner[token] + 1] += total[2 * token]
+            sizes[2 * partner[token] + 1] += sizes[2 * token]
+        stays = torch.ones(len(x), dtype=torch.bool)
+        stays[2 * merged] = False
+        x, sizes = (total / sizes)[stays], sizes[stays]
+    return x
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), data=st.data())
+def test_similar_tokens_merge_as_the_paper_says(lengths: list[int], data: st.DataObject) -> None:
+    budget = [data.draw(st.integers(1, n + 2)) for n in lengths]
+    samples = make_samples(lengths, [0] * len(lengths))
+    merged = similarity_merge(samples.vision, samples.vision_layout, torch.tensor(budget))
+    parts = [
+        merge_by_hand(samples.vision[start:stop].detach(), most)
+        for (start, stop), most in zip(bounds_of(samples.vision_layout), budget, strict=True)
+    ]
+    assert merged.layout.lengths().tolist() == [min(a, b) for a, b in zip(lengths, budget, strict=True)]
+    torch.testing.assert_close(merged.features, torch.cat(parts), rtol=1e-10, atol=1e-12)
+
+
+def test_equal_tokens_merge_first_and_sizes_count() -> None:
+    one, two = torch.eye(2, dtype=torch.float64)
+    x = torch.stack([one, one, 2 * one, two])
+    merged = similarity_merge(x, build_layout(np.array([4])), torch.tensor([2]))
+    torch.testing.assert_close(merged.features, torch.stack([4 / 3 * one, two]))

@@ -1,0 +1,387 @@
+"""Text with images: every sequence equals itself alone, and every image reaches its own place."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+from tests.helpers.vision import GRIDS, IMAGE, ROWS, VOCAB, encode, picture, prepare, tiny
+from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
+from unpad.data.preprocess import Special, preprocess
+from unpad.errors import RecipeError, SourceError
+from unpad.inference.generate import advance, generate
+from unpad.models import model_config
+from unpad.models.decoder import Decoder
+from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.tower import Tower, TowerConfig
+from unpad.nn.activation import activate
+from unpad.nn.cache import KeyValueCache
+from unpad.nn.native import library
+from unpad.nn.objective import WEIGHTS
+from unpad.recipes.training import Generate
+from unpad.training.optim import freeze
+from unpad.training.step import accumulate
+
+LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
+KINDS: dict[str, dict[str, Any]] = {
+    "clip": {"vision": LEARNED},
+    "clip, last layer": {"vision": {**LEARNED, "feature_layer": -1}, "language": {"kv_heads": 2, "tied": False}},
+    "any size": {"vision": {"positions": "grid"}, "language": {"positions": "learned"}},
+}
+SAMPLES = {"clip": ROWS, "clip, last layer": ROWS, "any size": GRIDS}
+
+
+@pytest.fixture(autouse=True)
+def _positions_of_grids(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for positions in images of any size where there are none."""
+    if importlib.util.find_spec("unpad.nn.positions") is not None:
+        return
+
+    class GridPositions(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.place = nn.Linear(2, width)
+
+        def forward(self, position_ids: Tensor, grid: Tensor, layout: Any) -> Tensor:
+            columns = grid[layout.seq_of_token(), 1]
+            places = torch.stack([position_ids // columns, position_ids % columns], 1)
+            return self.place(places.to(self.place.weight.dtype))
+
+    module = ModuleType("unpad.nn.positions")
+    module.GridPositions = GridPositions  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "unpad.nn.positions", module)
+
+
+def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    model.zero_grad()
+    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return grads, {name: float(value) / counts[name] for name, value in sums.items()}
+
+
+def assert_same(model: VisionLanguage, expected: Sequence[RaggedBatch], micros: Sequence[RaggedBatch]) -> None:
+    grads, terms = gradients(model, expected)
+    other_grads, other_terms = gradients(model, micros)
+    assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
+    for name, grad in grads.items():
+        torch.testing.assert_close(other_grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# --------------------------------------------------------------------------- alone = together
+
+
+@pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, path: Any) -> None:
+    model, batch = tiny(**KINDS[kind]), prepare(SAMPLES[kind]).batch
+    num_seqs = batch.num_seqs
+    with path():
+        alone = [batch.select([i]) for i in range(num_seqs)]
+        with torch.no_grad():
+            hidden = model(batch)
+            torch.testing.assert_close(torch.cat([model(one) for one in alone]), hidden, rtol=1e-10, atol=1e-10)
+            for padded in (batch.pad("right"), batch.pad("left", pad_to=50, pad_id=IMAGE)):
+                mask = padded.layout.attention_mask
+                same = from_padded(model(padded).unflatten(0, mask.shape), mask)
+                torch.testing.assert_close(same, hidden, rtol=1e-10, atol=1e-10)
+        assert_same(model, alone, [batch])
+        assert_same(model, alone, [batch.pad("left", pad_id=7), batch.select([])])
+        order = np.random.default_rng(0).permutation(num_seqs).tolist()
+        assert_same(model, alone, [batch.select(order[:2]), batch.select([]), batch.select(order[2:])])
+
+
+def test_an_empty_batch_has_no_output_and_no_loss() -> None:
+    model = tiny(**KINDS["clip"])
+    batch = prepare(ROWS).batch.select([])
+    assert model(batch).shape == (0, 16)
+    terms = model.losses(batch)
+    assert terms["cross_entropy"][1] == 0
+    assert model.count_targets(batch) == {"cross_entropy": 0, "nll": 0}
+    terms["cross_entropy"][0].backward()
+
+
+def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
+    batch = prepare(ROWS).batch
+    curves = []
+    for micros in ([batch], [batch.select([i]) for i in range(batch.num_seqs)]):
+        model = tiny(**KINDS["clip"])
+        optimizer, curve = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for _ in range(8):
+            optimizer.zero_grad()
+            sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
+            optimizer.step()
+            curve.append(float(sums["cross_entropy"]) / counts["cross_entropy"])
+        curves.append(curve)
+    assert curves[0] == pytest.approx(curves[1], abs=1e-9)
+    assert curves[0][-1] < curves[0][0]
+
+
+def test_fp32_agrees_with_one_at_a_time_to_its_own_precision() -> None:
+    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    grads, _ = gradients(model, [batch.select([i]) for i in range(batch.num_seqs)])
+    packed, _ = gradients(model, [batch])
+    for name in grads:
+        assert (grads[name] - packed[name]).norm() <= 1e-5 * grads[name].norm() + 1e-8, name
+
+
+@pytest.mark.parametrize("kind", ["clip", "any size"])
+def test_gradients_equal_finite_differences(kind: str) -> None:
+    sizes: dict[str, Any] = {"width": 4, "heads": 2, "hidden": 3, "blocks": 1}
+    model = tiny({**KINDS[kind]["vision"], **sizes, "feature_layer": -1}, sizes)
+    batch = prepare(SAMPLES[kind][:3]).batch
+    names = [name for name, _ in model.named_parameters()]
+    values = tuple(p.detach().requires_grad_() for p in model.parameters())
+
+    class Loss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self) -> Tensor:
+            return self.model.losses(batch)["cross_entropy"][0]
+
+    loss = Loss()
+    assert gradcheck(
+        lambda *given: functional_call(loss, {f"model.{n}": v for n, v in zip(names, given, strict=True)}, ()),
+        values,
+        fast_mode=True,
+    )
+
+
+# --------------------------------------------------------------------------- text and images
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned", "sinusoidal"])
+def test_text_without_images_is_what_the_decoder_makes_of_it(positions: str) -> None:
+    model, prepared = tiny(LEARNED, {"positions": positions}), prepare(ROWS)
+    batch = prepared.batch
+    text_rows = [i for i, spans in enumerate(prepared.vision_spans) if not spans]
+    text = batch.select(text_rows)
+    with torch.no_grad():
+        expected = model.decoder(replace(text, media=None, media_index=None, media_seqs=None))
+        assert torch.equal(model(text), expected)
+        rows = model(batch).split(batch.layout.lengths().tolist())
+        torch.testing.assert_close(torch.cat([rows[i] for i in text_rows]), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_tower_does_not_run_for_text_alone() -> None:
+    model = tiny(**KINDS["clip"])
+    model.tower.register_forward_hook(lambda *_: pytest.fail("the tower ran"))
+    for batch in (prepare([ROWS[2], ROWS[5]]).batch, prepare(ROWS).batch.select([2, 5])):
+        model.zero_grad()
+        model.losses(batch)["cross_entropy"][0].backward()
+        assert all(p.grad is None for part in (model.tower, model.projector) for p in part.parameters())
+        assert model.embed.weight.grad is not None
+
+
+def test_an_image_changes_its_own_sequence_from_its_place_on_and_nothing_else() -> None:
+    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    assert batch.media is not None
+    patches = batch.media.inputs_embeds.clone()
+    patches[4:8] += 1  # the second image, which begins the second sequence
+    changed = replace(batch, media=replace(batch.media, inputs_embeds=patches))
+    with torch.no_grad():
+        before, after = model(batch), model(changed)
+    different = (before != after).any(1)
+    starts = batch.layout.cu_seqlens.tolist()
+    assert different[starts[1] : starts[2]].all()
+    assert not different[: starts[1]].any()
+    assert not different[starts[2] :].any()
+
+
+def test_any_id_may_stand_for_an_image() -> None:
+    batch = prepare(ROWS).batch
+    far = replace(batch, input_ids=torch.where(batch.input_ids == IMAGE, -200, batch.input_ids))
+    with torch.no_grad():
+        assert torch.equal(tiny(**KINDS["clip"])(batch), tiny(**KINDS["clip"], image_id=-200)(far))
+
+
+def test_embeddings_in_place_of_tokens_are_equal() -> None:
+    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    given = replace(batch, input_ids=None, inputs_embeds=model.embed(batch.input_ids).detach().requires_grad_())
+    hidden = model(given)
+    torch.testing.assert_close(hidden, model(batch), rtol=1e-12, atol=1e-12)
+    hidden.sum().backward()
+    assert given.inputs_embeds.grad[batch.media_index].abs().max() == 0
+
+
+def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
+    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    # The last token of an answer is no input of the batch; in the whole pass a 3 takes its place.
+    whole = prepare([(" ".join([row[0], *row[2].split()[:-1], "3"]), row[1], "1") for row in ROWS]).batch
+    with torch.no_grad():
+        cache = KeyValueCache(batch.layout, 64)
+        torch.testing.assert_close(model(batch, cache), model(batch), rtol=1e-10, atol=1e-10)
+        tokens = torch.full((batch.num_seqs,), 3)
+        ends = whole.layout.cu_seqlens[1:].long() - 1
+        torch.testing.assert_close(advance(model, cache, tokens), model(whole)[ends], rtol=1e-10, atol=1e-10)
+        advance(model, cache, torch.full_like(tokens, IMAGE))  # a model may write any token of its vocabulary
+
+
+# --------------------------------------------------------------------------- freezing and precision
+
+
+def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
+    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    expected, _ = gradients(model, [batch])
+    modes: list[bool] = []
+    model.tower.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    freeze(model, ["tower.*"])
+    found, _ = gradients(model, [batch])
+    assert modes == [False]
+    for name, grad in found.items():
+        if name.startswith("tower."):
+            assert grad.abs().max() == 0
+        else:
+            torch.testing.assert_close(grad, expected[name], rtol=1e-10, atol=1e-12)
+    freeze(model, ["decoder.*"])
+    found, _ = gradients(model, [batch])
+    torch.testing.assert_close(found["tower.class_token"], expected["tower.class_token"], rtol=1e-10, atol=1e-12)
+    assert modes == [False, True]
+
+
+def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
+    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    with torch.no_grad():
+        exact = model.logits(model(batch))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert model.tower(batch.media).dtype == torch.float32
+            close = model.logits(model(batch))
+    assert 0 < (close - exact).norm() < 0.05 * exact.norm()
+
+
+@torch.no_grad()
+def test_visual_tokens_may_come_in_low_precision() -> None:
+    model, batch = tiny(**KINDS["clip"], dtype=torch.float32), prepare(ROWS).batch
+    visual = model.encode(batch.media).bfloat16()
+    spliced = model.splice(batch, visual)
+    assert spliced.inputs_embeds.dtype == torch.float32
+    assert torch.equal(spliced.inputs_embeds[batch.media_index], visual.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype: torch.dtype) -> None:
+    x = torch.linspace(-6, 6, 60, dtype=torch.float64).unflatten(0, (5, 12)).to(dtype)
+    expected = x.double() / (1 + torch.exp(-1.702 * x.double()))
+    tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype]
+    assert (activate("quick_gelu", x).double() - expected).norm() <= tolerance * expected.norm()
+
+
+# --------------------------------------------------------------------------- the tower
+
+
+@pytest.mark.parametrize("layer", range(-3, 3))
+def test_features_are_taken_after_the_layer_asked_for(layer: int) -> None:
+    model = tiny({**LEARNED, "feature_layer": layer})
+    assert isinstance(model.tower, Tower)
+    media = prepare(ROWS).batch.media
+    counted: list[int] = []
+    for index, block in enumerate(model.tower.blocks):
+        block.register_forward_hook(lambda *_, at=index: counted.append(at))
+    model.tower(media)
+    assert counted == list(range(layer if layer >= 0 else 3 + layer))
+
+
+@pytest.mark.parametrize("layer", [-4, 3])
+def test_a_layer_the_tower_does_not_have_is_refused(layer: int) -> None:
+    with pytest.raises(RecipeError, match=f"feature_layer {layer} is none of a tower with 2 blocks"):
+        tiny({**LEARNED, "feature_layer": layer})
+
+
+def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
+    tower = tiny(**KINDS["clip"]).tower
+    media = prepare(ROWS).batch.media
+    layout = media.layout
+    run, longer, places = tower._with_class_tokens(torch.zeros(media.total_tokens, 8, dtype=torch.float64), layout)
+    assert longer.lengths().tolist() == (layout.lengths() + 1).tolist()
+    assert longer.max_seqlen == layout.max_seqlen + 1
+    is_class = torch.ones(len(run), dtype=torch.bool)
+    is_class[places] = False
+    assert is_class.nonzero().flatten().tolist() == longer.cu_seqlens[:-1].tolist()
+    assert (run[is_class] == tower.class_token + tower.positions.weight[0]).all()
+    assert (run[places] == 0).all()
+
+
+# --------------------------------------------------------------------------- errors
+
+
+def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
+    model = tiny(**KINDS["clip"])
+    batch = prepare(ROWS, sample_ids=[10, 11, 12, 13, 14, 15]).batch
+    ids = batch.input_ids.clone()
+    ids[int(batch.media_index[6])] = 3  # in the second sequence
+    for run in (model, model.losses, model.token_nll):
+        with pytest.raises(SourceError, match="3 placeholders for 4 visual tokens") as caught:
+            run(replace(batch, input_ids=ids))
+        assert "sequence 11" in str(caught.value)
+    with pytest.raises(SourceError, match="4 placeholders for 0 visual tokens"):
+        model(replace(batch, media=None, media_index=None, media_seqs=None))
+
+
+@pytest.mark.parametrize("image_id", [IMAGE, None])
+def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None:
+    model = tiny(**KINDS["clip"], image_id=image_id)
+    batch = prepare(ROWS).batch
+    with pytest.raises(SourceError, match="3 placeholders for 4 visual tokens") as caught:
+        model(replace(batch, media_index=batch.media_index[:-1]))
+    assert "sequence 4" in str(caught.value)
+
+
+def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
+    batch = prepare(ROWS).batch
+    index = batch.media_index.clone()
+    index[:4] += 1
+    with pytest.raises(SourceError, match="at other places") as caught:
+        tiny(**KINDS["clip"])(replace(batch, media_index=index))
+    assert "sequence 0" in str(caught.value)
+
+
+def test_images_that_do_not_fit_the_tower_are_refused() -> None:
+    model = tiny(**KINDS["clip"])
+    with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):
+        model(prepare([("1 <image>", [(3, 1)], "2")]).batch)
+    images = [[picture((2, 2), 3, 0)]]
+    batch = preprocess(encode, images, ["1 <image>"], ["2"], special=Special(IMAGE), vocab_size=VOCAB).batch
+    with pytest.raises(SourceError, match="a patch has 27 values, expected 3 x 2 x 2"):
+        model(batch)
+
+
+def test_an_image_that_leads_past_the_context_is_refused() -> None:
+    with pytest.raises(RecipeError, match="position 8 lies outside the model's context of 5 tokens"):
+        tiny(LEARNED, {"context": 5})(prepare(ROWS[:1]).batch)
+
+
+def test_settings_of_both_parts_are_checked() -> None:
+    for section, where in (({"vision": {"heads": 3}}, "model.vision"), ({"language": {"widht": 3}}, "model.language")):
+        with pytest.raises(RecipeError) as caught:
+            model_config({"kind": "vision_language", **section})
+        assert where in str(caught.value)
+
+
+def test_the_model_offers_what_training_and_generation_ask_for() -> None:
+    model = tiny(LEARNED, {"causal": False})
+    assert (model.config.longest, model.config.causal, model.config.head_dim) == (64, False, 4)
+    model.label_smoothing = 0.1
+    assert model.decoder.label_smoothing == model.label_smoothing == 0.1
+    batch = prepare(ROWS).batch
+    assert isinstance(model.decoder, Decoder)
+    nll = model.token_nll(batch)
+    assert nll.shape == (batch.num_targets,)
+    torch.testing.assert_close(nll.sum(), model.losses(batch)["nll"][0].detach())
+    assert TowerConfig().num_run == 1  # of two blocks
+    plain = from_sequences([[1, 2, 3]])
+    assert model.logits(model(plain)).shape == (2, VOCAB)
+    model, settings, prompts = tiny(LEARNED), Generate(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
+    assert generate(model, prompts, settings, eos_id=-1) == generate(model.decoder, prompts, settings, eos_id=-1)

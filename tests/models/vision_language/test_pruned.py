@@ -1,0 +1,579 @@
+"""Visual tokens leave the language model sample by sample: as if they had never been there, and nobody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.vision import IMAGE, VOCAB, Row, prepare, tiny
+from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.layout import PaddedLayout
+from unpad.data.preprocess import Prepared
+from unpad.errors import RecipeError
+from unpad.inference.generate import advance, generate, prefill
+from unpad.models import build_model, model_config
+from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.prune_pass import PrunePass
+from unpad.nn.block import Stream
+from unpad.nn.native import library
+from unpad.proof.pruned_reference import plain_pass
+from unpad.recipes.training import Generate
+from unpad.training.step import accumulate
+
+WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1
+# Eight samples: images before, within and after the question, several, none, a single visual token; two prompts end
+# with an image, from which the answer is then predicted.
+ROWS: list[Row] = [
+    ("1 5 <image> 7 8", [(3, 4)], "9 10"),
+    ("<image> 3", [(2, 2)], "4 5 6 7 8 9 1 2"),
+    ("2 3 4", [], "5 6"),
+    ("7 <image> 8 9 11 <image> <image> 4", [(2, 3), (4, 1), (1, 3)], "1"),
+    ("1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 <image> 19", [(5, 5)], "20 21 22"),
+    ("6", [], "3"),
+    ("<image>", [(1, 1)], "3 4"),
+    ("12 13 14 <image>", [(6, 2)], "8 2"),
+]
+TEXT_ROWS = [2, 5]
+METHODS: dict[str, dict[str, Any]] = {
+    "learned": {"threshold": 0.5},
+    "learned, top share": {"keep": 0.4},
+    "random": {"method": "random", "keep": 0.4},
+    "uniform": {"method": "uniform", "keep": 0.4},
+    "attention": {"method": "attention", "keep": 0.4},
+}
+# Before the first block, where no text has seen an image yet, and once more after the second.
+EARLY = {"learned": {"layers": [-1, 1], "keep": 0.6}, "random": {"layers": [-1, 1], "method": "random", "keep": 0.6}}
+PATHS = {"native": nullcontext, "torch": library.switched_off}
+both_paths = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def pruned(mode: str | None = None, positions: str = "rotary", blocks: int = BLOCKS, **prune: Any) -> VisionLanguage:
+    sizes = {"width": WIDTH, "blocks": blocks, "heads": HEADS, "kv_heads": KV_HEADS, "positions": positions}
+    heads = {"layers": [0, 2], "inner": 8, "heads": 2, **prune}
+    model = tiny({"blocks": 1, "positions": "grid"}, sizes, prune=heads)
+    model.mode = mode
+    return model
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return prepare(ROWS)
+
+
+def left_rows(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
+    """Hidden states of each sequence, of the tokens that are left."""
+    hidden, lengths = model(batch), batch.layout.lengths()
+    if model.kept:
+        lengths = lengths - model.given + model.kept[-1]
+    return list(hidden.split(lengths.tolist()))
+
+
+def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    model.zero_grad()
+    sums, counts = accumulate(model, micros, dict.fromkeys(model.weights, 1.0), "fp32")
+    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return grads, {name: float(value) / counts[name] for name, value in sums.items() if counts[name]}
+
+
+# --------------------------------------------------------------------------- a reference by masks
+
+ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that question has no token to look with
+
+
+@both_paths
+@pytest.mark.parametrize("method", ["learned", "learned, top share", "attention"])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+@torch.no_grad()
+def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str, path: Any) -> None:
+    model = pruned(positions=positions, **METHODS[method])
+    prepared = prepare(ROWS_FOR_ATTENTION if method == "attention" else ROWS)
+    batch = prepared.batch
+    with path():
+        together = left_rows(model, batch)
+        kept = torch.stack(model.kept)  # (blocks, num_seqs)
+        for sample, hidden in enumerate(together):
+            one = plain_pass(model, batch.select([sample]), "hard")
+            torch.testing.assert_close(hidden, one.hidden, **CLOSE)
+            torch.testing.assert_close(left_rows(model, batch.select([sample]))[0], one.hidden, **CLOSE)
+            assert kept[:, sample].tolist() == one.kept
+    assert kept.shape == (BLOCKS, batch.num_seqs)
+    assert torch.equal(kept[1], kept[2]), "nothing happens between the heads"
+    assert (kept[0] > kept[1]).any()
+    assert (kept[2] > kept[3]).any(), "the second head removes some more"
+    images = kept[:, kept[0] > 1]
+    assert len({*(images[3] / images[0]).tolist()}) > 2, "samples keep different shares"
+
+
+@both_paths
+@pytest.mark.parametrize("method", EARLY)
+@torch.no_grad()
+def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, prepared: Prepared) -> None:
+    model, batch = pruned(**EARLY[method]), prepared.batch
+    with path():
+        for sample, hidden in enumerate(left_rows(model, batch)):
+            one = plain_pass(model, batch.select([sample]), "hard")
+            torch.testing.assert_close(hidden, one.hidden, **CLOSE)
+            assert [int(entered[sample]) for entered in model.kept] == one.kept
+    expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
+    assert model.given.tolist() == expected
+    assert model.kept[0].tolist() == [max(-(-6 * num // 10), min(num, 1)) for num in expected]
+    assert torch.equal(model.kept[0], model.kept[1])
+    assert (model.kept[1] > model.kept[2]).any()
+
+
+@torch.no_grad()
+def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepared) -> None:
+    """Other pixels in patches that go change nothing; after the first block the text would have seen them."""
+    batch, outputs = prepared.batch.select([4]), {}
+    assert batch.media is not None
+    assert batch.media.inputs_embeds is not None
+    for layer in (-1, 0):
+        model = pruned(layers=[layer], method="uniform", keep=0.4)
+        assert model.tower.config.num_run == 0, "where a tower would spread what patches hold"
+        before = left_rows(model, batch)[0]
+        pixels = batch.media.inputs_embeds.clone()
+        gone = torch.ones(len(pixels), dtype=torch.bool).index_fill(0, model.kept_tokens[-1], False)
+        pixels[gone] += 1
+        after = left_rows(model, replace(batch, media=replace(batch.media, inputs_embeds=pixels)))[0]
+        outputs[layer] = float((before - after).abs().max())
+    assert outputs[-1] == 0
+    assert outputs[0] > 1e-6
+
+
+@torch.no_grad()
+def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted anew after a removal they would give something else, and the reference would tell."""
+    model, keep = pruned(), Stream.keep
+    expected = torch.cat([plain_pass(model, prepared.batch.select([i]), "hard").hidden for i in range(len(ROWS))])
+
+    def counted_anew(stream: Stream, kept: Tensor) -> Stream:
+        left = keep(stream, kept)
+        assert torch.equal(left.position_ids, stream.position_ids[kept])
+        places = torch.cat([torch.arange(n) for n in left.layout.lengths().tolist()])
+        return Stream(left.x, left.delta, left.layout, places, model.decoder._rotary(places, left.x.dtype))
+
+    torch.testing.assert_close(model(prepared.batch), expected, **CLOSE)
+    monkeypatch.setattr(Stream, "keep", counted_anew)
+    assert (model(prepared.batch) - expected).abs().max() > 1e-3
+
+
+# --------------------------------------------------------------------------- nothing removed, nothing changed
+
+
+@both_paths
+@pytest.mark.parametrize(
+    "settings", [{"threshold": 0.0}, *({**METHODS[name], "keep": 1.0} for name in METHODS)], ids=["threshold", *METHODS]
+)
+@torch.no_grad()
+def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared: Prepared) -> None:
+    model, batch = pruned(**settings), prepared.batch
+    with path():
+        for run in (batch, batch.pad("left", pad_id=IMAGE)):
+            model.mode = "hard"
+            hidden, nll = model(run), model.token_nll(run)
+            assert torch.stack(model.kept).eq(model.kept[0]).all()
+            model.mode = "origin"
+            assert torch.equal(hidden, model(run))
+            assert torch.equal(nll, model.token_nll(run))
+            assert model.kept == []
+
+
+@torch.no_grad()
+def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared: Prepared) -> None:
+    model, batch = pruned(threshold=0.9999), prepared.batch
+    hard = left_rows(model, batch)
+    expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
+    assert model.kept[0].tolist() == expected
+    assert model.kept[-1].tolist() == [min(num, 1) for num in expected]
+    model.mode = "origin"
+    for sample, (one, other) in enumerate(zip(hard, left_rows(model, batch), strict=True)):
+        assert (len(one) == len(other)) == (expected[sample] < 2)
+        if sample in TEXT_ROWS:
+            torch.testing.assert_close(one, other, **CLOSE)
+    model.mode = "hard"
+    text = batch.select(TEXT_ROWS)
+    assert model(text).shape == (text.total_tokens, WIDTH)
+    assert [one.tolist() for one in model.kept] == [[0, 0]] * BLOCKS
+    assert model(batch.select([])).shape == (0, WIDTH)
+
+
+# --------------------------------------------------------------------------- alone = together
+
+
+@pytest.mark.parametrize(
+    ("mode", "method", "kernels"),
+    [
+        ("soft", "learned", "native"),
+        ("soft", "learned", "torch"),
+        ("soft", "early", "native"),
+        ("hard", "early", "native"),
+        *(("hard", name, "native") for name in METHODS),
+    ],
+)
+def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
+    mode: str, method: str, kernels: str, prepared: Prepared
+) -> None:
+    settings = EARLY["learned"] if method == "early" else METHODS[method]
+    model, batch, path = pruned(mode, **settings), prepared.batch, PATHS[kernels]
+    alone = [batch.select([i]) for i in range(batch.num_seqs)]
+    order = np.random.default_rng(0).permutation(batch.num_seqs).tolist()
+    with path():
+        with torch.no_grad():
+            for one, row in zip(alone, left_rows(model, batch), strict=True):
+                torch.testing.assert_close(left_rows(model, one)[0], row, **CLOSE)
+            nll = torch.cat([model.token_nll(one) for one in alone])
+            for run in (batch, batch.pad("right"), batch.pad("left", pad_to=50, pad_id=IMAGE)):
+                torch.testing.assert_close(model.token_nll(run), nll, **CLOSE)
+        grads, terms = gradients(model, alone)
+        shuffled = [batch.select(order[:3]), batch.select([]), batch.select(order[3:])]
+        for micros in ([batch], [batch.pad("left", pad_id=7)], shuffled):
+            found, other_terms = gradients(model, micros)
+            assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
+            for name, grad in grads.items():
+                torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-10, msg=name)
+    if mode == "soft":
+        assert all(grads[name].norm() > 1e-12 for name in grads if name.startswith("pruners."))
+
+
+@torch.no_grad()
+def test_the_answer_has_no_say_and_the_question_has() -> None:
+    model, seen = pruned("soft"), []
+    for question, answers in (("7 8", ["9 10"]), ("7 8", ["33 40 2 1"]), ("7 8", None), ("30 41", ["9 10"])):
+        reading = model._read(prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch)
+        pruning = model._pruning(reading)
+        model.decoder(reading.batch, None, pruning)
+        seen.append(torch.stack(pruning.probabilities))
+    torch.testing.assert_close(seen[1], seen[0], **CLOSE)
+    torch.testing.assert_close(seen[2], seen[0], **CLOSE)
+    assert (seen[3] - seen[0]).abs().max() > 1e-3
+
+
+def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
+    """The visual tokens that are left at the end."""
+    reading = model._read(batch)
+    pruning = model._pruning(reading)
+    model.decoder(reading.batch, None, pruning)
+    return pruning._source.tolist()
+
+
+# --------------------------------------------------------------------------- soft removal
+
+
+@both_paths
+@torch.no_grad()
+def test_soft_removal_equals_its_definition(path: Any, prepared: Prepared) -> None:
+    model = pruned("soft")
+    model.temperature.fill_(0.7)
+    with path():
+        for sample, hidden in enumerate(left_rows(model, prepared.batch)):
+            expected = plain_pass(model, prepared.batch.select([sample]), "soft").hidden
+            torch.testing.assert_close(hidden, expected, **CLOSE)
+
+
+@both_paths
+@torch.no_grad()
+def test_probabilities_of_zero_and_one_are_removal(
+    path: Any, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> Tensor:
+        source = pruning._source
+        kept = source % 2 == 0 if index == 0 else (source % 4 == 0) | (source == 54)
+        return torch.where(kept, 1e4, -1e4).double()
+
+    monkeypatch.setattr(PrunePass, "_judge", judge)
+    model, batch = pruned("soft"), prepared.batch
+    source = torch.arange(batch.media.total_tokens)
+    stays = torch.ones(batch.total_tokens, dtype=torch.bool)
+    stays[batch.media_index] = (source % 4 == 0) | (source == 54) | (source == 66)
+    with path():
+        soft = model(batch)
+        model.mode = "hard"
+        torch.testing.assert_close(soft[stays], model(batch), **CLOSE)
+        model.mode = "origin"
+        assert (soft - model(batch)).abs().max() > 0.01
+
+
+def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Prepared) -> None:
+    model = pruned().train()
+    assert model.mode == "soft"
+    torch.manual_seed(0)
+    model.losses(prepared.batch)["cross_entropy"][0].backward()
+    for name, parameter in model.pruners.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.norm() > 1e-12, name
+    assert all(torch.equal(entered, model.kept[0]) for entered in model.kept), "nothing is taken out"
+
+
+def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Prepared) -> None:
+    """Which is what evaluation keeps; nothing is asked of how much that is."""
+    model, batch, left = pruned(keep=0.4).train(), prepared.batch, []
+    for parameter in model.pruners.parameters():
+        parameter.requires_grad_(False)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        terms = model.losses(batch)
+        assert terms["sparsity"][1] == model.count_targets(batch)["sparsity"] == 0
+        left.append(model.kept_tokens[-1].tolist())
+    assert len(left[0]) == len(left[1]) < batch.media.total_tokens
+    with torch.no_grad():
+        model.eval()(batch)
+    assert left[0] == left[1] == model.kept_tokens[-1].tolist()
+    terms["cross_entropy"][0].backward()
+    for name, parameter in model.named_parameters():
+        if not name.startswith("tower.blocks."):  # features are taken before the tower's only block
+            assert (parameter.grad is None) == name.startswith("pruners."), name
+
+
+def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator() -> None:
+    model = pruned(temperature={"start": 1.0, "end": 0.1, "share": 1.0}, discriminator={"inner": 8}).train()
+    model.begin_step(9, 10, {"cross_entropy": 1.0})
+    reached = float(model.temperature)
+    assert reached < 0.5
+    model.pruners.requires_grad_(False)
+    model.begin_step(0, 10, {"cross_entropy": 1.0})
+    assert (float(model.temperature), model.mode) == (reached, "hard")
+    model.begin_step(0, 10, {"cross_entropy": 1.0, "discriminator": 1.0})
+    assert (float(model.temperature), model.mode) == (reached, "soft"), "it compares what is hidden by degrees"
+
+
+def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Prepared) -> None:
+    model = pruned("soft")
+    weight = model.pruners["0"].to_logit.weight
+    weight.grad = None
+    model.losses(prepared.batch)["cross_entropy"][0].backward()
+    direction, losses = torch.randn_like(weight), []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            weight.add_(step * direction)
+            losses.append(float(model.losses(prepared.batch)["cross_entropy"][0]))
+            weight.sub_(step * direction)
+    slope = (losses[0] - losses[1]) / 2e-5
+    assert slope == pytest.approx(float((weight.grad * direction).sum()), rel=1e-5)
+    assert abs(slope) > 1e-4
+
+
+@torch.no_grad()
+def test_training_draws_anew_and_evaluation_never(prepared: Prepared) -> None:
+    model = pruned("soft")
+    model.mode = "soft"
+
+    def softened() -> Tensor:
+        return model.losses(prepared.batch)["sparsity"][0].detach()
+
+    assert torch.equal(softened(), softened())
+    model.train()
+    torch.manual_seed(0)
+    assert not torch.equal(softened(), softened())
+
+
+@torch.no_grad()
+def test_a_low_temperature_brings_soft_near_hard(prepared: Prepared) -> None:
+    model, batch, distances = pruned(layers=[1]), prepared.batch, []
+    expected = model.token_nll(batch)
+    model.mode = "soft"
+    for temperature in (1.0, 0.1, 1e-5):
+        model.temperature.fill_(temperature)
+        distances.append(float((model.token_nll(batch) - expected).abs().max()))
+    assert distances[2] < 1e-6 < distances[1] < distances[0]
+
+
+# --------------------------------------------------------------------------- decoding
+
+
+def prompts_and_whole(length: int) -> tuple[RaggedBatch, RaggedBatch]:
+    """The prompts, and the same with the tokens 3, 4, 5 ... after each."""
+    ids = " ".join(str(3 + i) for i in range(length + 1))  # the last is only a label
+    return prepare(ROWS, answers=None).batch, prepare([(row[0], row[1], ids) for row in ROWS]).batch
+
+
+@both_paths
+@pytest.mark.parametrize(
+    ("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("hard", "early"), ("soft", "learned")]
+)
+@torch.no_grad()
+def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, path: Any) -> None:
+    """Of eight samples with different numbers of tokens left, some of which end early or are copied, and of one."""
+    model = pruned(mode, **(EARLY["learned"] if method == "early" else METHODS[method]))
+    prompts, whole = prompts_and_whole(12)
+    rows = [plain_pass(model, whole.select([i]), mode).hidden for i in range(len(ROWS))]
+    assert any(len(row) < n for row, n in zip(rows, whole.layout.lengths().tolist(), strict=True)) == (mode == "hard")
+    with path():
+        cache, hidden = prefill(model, prompts.select([4]), most=64)
+        for step in range(3):
+            torch.testing.assert_close(hidden[0], rows[4][step - 13], **CLOSE)
+            hidden = advance(model, cache, torch.full((1,), 3 + step))
+        cache, hidden = prefill(model, prompts, most=64)
+        assert cache.lengths.tolist() == prompts.layout.lengths().tolist()
+        counted = [one.tolist() for one in model.kept]
+        for step in range(12):
+            torch.testing.assert_close(hidden, torch.stack([row[step - 13] for row in rows]), **CLOSE)
+            if step in (3, 8):
+                live = np.ones(cache.num_rows, bool)
+                live[[0, cache.num_rows // 2]] = False
+                rows = [rows[row] for row in cache.keep(live)]
+            if step == 5:
+                cache.reorder(torch.tensor([1, 1, 0, 3]))
+                rows = [rows[1], rows[1], rows[0], rows[3]]
+            hidden = advance(model, cache, torch.full((cache.num_rows,), 3 + step))
+        assert [one.tolist() for one in model.kept] == counted
+
+
+@torch.inference_mode()
+def test_the_cache_is_smaller_by_what_was_removed() -> None:
+    model, prompts = pruned(method="uniform", keep=0.25, layers=[0]), prepare(ROWS, answers=None).batch
+    cache, _ = prefill(model, prompts, most=prompts.layout.max_seqlen + 5)
+    left = prompts.layout.lengths() - model.kept[0] + model.kept[-1]
+    per_token = len(ROWS) * 2 * KV_HEADS * (WIDTH // HEADS) * 8  # keys and values in fp64
+    longest = prompts.layout.max_seqlen
+    assert int(left.max()) < longest - 10
+    assert cache.num_bytes == per_token * (longest + 5 + (BLOCKS - 1) * (int(left.max()) + 5))
+    model.mode = "origin"
+    whole, _ = prefill(model, prompts, most=longest + 5)
+    assert whole.num_bytes == per_token * BLOCKS * (longest + 5)
+
+
+@both_paths
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0, "beams": 3}])
+def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], path: Any) -> None:
+    model, prompts = pruned(), prepare(ROWS, answers=None).batch
+    asked = Generate(max_new_tokens=8, **settings)
+    with path():
+        together = generate(model, prompts, asked, eos_id=7)
+        assert int((model.kept[0] - model.kept[-1]).sum()) > 10, "visual tokens were removed"
+        for sample, ids in enumerate(together):
+            one = prompts.select([sample])
+            assert generate(model, one, asked, eos_id=7, indices=[sample]) == [ids]
+
+
+def test_text_is_continued_as_without_pruning() -> None:
+    model, asked = pruned(), Generate(max_new_tokens=5, temperature=0)
+    expected = generate(model.decoder, [[1, 2, 3], [4]], asked, eos_id=-1)
+    assert generate(model, [[1, 2, 3], [4]], asked, eos_id=-1) == expected
+
+
+# --------------------------------------------------------------------------- settings
+
+
+def test_modes_follow_training_unless_chosen() -> None:
+    model = pruned()
+    assert model.mode == "hard"
+    assert model.train().mode == "soft"
+    model.mode = "origin"
+    assert model.eval().mode == "origin"
+    model.mode = None
+    assert model.mode == "hard"
+    for parameter in model.train().pruners.parameters():
+        parameter.requires_grad_(False)
+    assert model.mode == "hard", "frozen heads learn nothing from removal by degrees"
+    ranking = pruned(**METHODS["uniform"])
+    assert ranking.mode == ranking.train().mode == "hard"
+    assert not list(ranking.pruners)
+    with pytest.raises(RecipeError, match="uniform has no probabilities"):
+        ranking.mode = "soft"
+
+
+def test_a_model_without_pruning_has_nothing_of_it() -> None:
+    language = {"width": WIDTH, "blocks": 2, "heads": HEADS}
+    model = build_model(model_config({"kind": "vision_language", "language": language}), VOCAB)
+    assert isinstance(model, VisionLanguage)
+    assert model.mode == "origin"
+    assert not any(name.startswith("pruners") for name in model.state_dict())
+    with pytest.raises(RecipeError, match="no prune section"):
+        model.mode = "hard"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layers": [0, 3]}, "nothing reads visual tokens after the last of 4 blocks"),
+        ({"layers": [1, 0]}, "not ascending"),
+        ({"layers": [1, 1]}, "not ascending"),
+        ({"layers": [-2]}, "not ascending"),
+        ({"layers": [-1], "method": "attention", "keep": 0.5}, "there is no attention to judge by"),
+        ({"layers": [-1], "attention_weight": "fixed"}, "there is no attention to judge by"),
+        ({"layers": []}, "at least 1 item"),
+        ({"method": "random"}, "keep must say"),
+        ({"inner": 9, "heads": 3}, "even multiple"),
+        ({"keep": 0.0}, "greater than 0"),
+        ({"threshold": 1.0}, "less than 1"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        pruned(**settings)
+
+
+@torch.no_grad()
+@torch.no_grad()
+@pytest.mark.parametrize("method", METHODS)
+def test_the_patches_that_enter_each_block_are_named(prepared: Prepared, method: str) -> None:
+    """As many as are counted, fewer and fewer, and of every sample those that it keeps alone."""
+    model, batch = pruned(**METHODS[method]), prepared.batch
+    model(batch)
+    together, counts = model.kept_tokens, model.kept
+    assert batch.media is not None
+    assert torch.equal(together[0], torch.arange(batch.media.total_tokens))
+    assert [len(one) for one in together] == [int(count.sum()) for count in counts]
+    assert len(together[0]) > len(together[1]) == len(together[2]) > len(together[3])
+    assert set(together[3].tolist()) <= set(together[1].tolist())
+    first = counts[0].cumsum(0) - counts[0]
+    for row in range(batch.num_seqs):
+        model(batch.select([row]))
+        for block, alone in enumerate(model.kept_tokens):
+            mine = together[block].split(counts[block].tolist())[row]
+            assert torch.equal(mine - first[row], alone)
+    model.mode = "origin"
+    model(batch)
+    assert model.kept_tokens == []
+
+
+def test_random_depends_on_the_id_of_the_sample_alone(prepared: Prepared) -> None:
+    model = pruned(**METHODS["random"])
+    one = prepared.batch.select([4])
+    other = prepare(ROWS, sample_ids=[70 + i for i in range(len(ROWS))]).batch.select([4])
+    assert _chosen(model, one) == _chosen(model, one)
+    assert _chosen(model, one) != _chosen(model, other)
+
+
+@pytest.mark.parametrize("mode", ["soft", "hard"])
+@torch.no_grad()
+def test_low_precision_is_near(mode: str, prepared: Prepared) -> None:
+    settings = {"keep": 0.5} if mode == "hard" else {}
+    model, batch = pruned(mode, layers=[1], **settings), prepared.batch
+    exact = model.token_nll(batch)
+    model = model.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model.token_nll(batch)
+    assert low.isfinite().all()
+    assert (low - exact).norm() < 0.1 * exact.norm()
+
+
+def test_a_text_batch_runs_no_head() -> None:
+    model = pruned().train()
+    for head in model.pruners.values():
+        head.register_forward_hook(lambda *_: pytest.fail("a head ran"))
+    model.losses(from_sequences([[1, 2, 3], [4, 5]]))["cross_entropy"][0].backward()
+
+
+@torch.no_grad()
+def test_removed_cells_of_a_rectangle_become_padding(prepared: Prepared) -> None:
+    masks: list[Tensor] = []
+    model, batch = pruned(), prepared.batch.pad("right")
+
+    def look(module: Any, arguments: tuple[Any, ...]) -> None:
+        assert isinstance(arguments[2], PaddedLayout)
+        masks.append(arguments[2].attention_mask)
+
+    for block in model.decoder.blocks:
+        block.register_forward_pre_hook(look)
+    assert model(batch).shape == (batch.total_tokens, WIDTH)
+    counts = torch.stack([mask.sum(1) for mask in masks])
+    assert torch.equal(counts[0] - counts, model.kept[0] - torch.stack(model.kept))

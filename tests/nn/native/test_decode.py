@@ -1,0 +1,156 @@
+"""unpad/nn/native/decode.cpp and small_linear.cpp against torch in fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from unpad.nn.native import library
+from unpad.nn.native.decode import decode_attention
+from unpad.nn.native.small_linear import small_linear
+from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
+
+pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
+
+BF16, DOUBLE = torch.bfloat16, torch.float64
+HEADS = [(4, 4, 16), (4, 2, 64), (3, 1, 48), (2, 2, 128), (2, 1, 80)]  # heads, kv_heads, head_dim
+LENGTHS = [0, 1, 15, 16, 17, 300]
+CAPACITY = 310
+
+
+class Inputs:
+    """Random arguments of `decode_attention`; cells behind a row's length are NaN, which no result may show."""
+
+    def __init__(self, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, turned: bool) -> None:
+        torch.manual_seed(head_dim)
+        rows = len(LENGTHS)
+        self.heads, self.lengths = heads, torch.tensor(LENGTHS)
+        self.qkv = torch.randn(rows, heads + 2 * kv_heads, head_dim).to(dtype)
+        self.keys, self.values = torch.randn(2, rows, kv_heads, CAPACITY, head_dim).to(dtype).unbind()
+        for row, length in enumerate(LENGTHS):
+            self.keys[row, :, length:] = self.values[row, :, length:] = torch.nan
+        wide = torch.promote_types(dtype, torch.float32)
+        frequencies = rotary_frequencies(head_dim, 10000.0, "none", 1.0)
+        self.rotary = rotary_table(self.lengths, frequencies, wide) if turned else None
+
+    def run(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, and the keys and values afterwards."""
+        keys, values = self.keys.clone(), self.values.clone()
+        return decode_attention(self.qkv, keys, values, self.lengths, self.heads, self.rotary), keys, values
+
+    def select(self, row: int) -> None:
+        """Keep one row alone."""
+        self.lengths, self.qkv = self.lengths[row : row + 1], self.qkv[row : row + 1]
+        self.keys, self.values = self.keys[row : row + 1].clone(), self.values[row : row + 1].clone()
+        if self.rotary is not None:
+            self.rotary = self.rotary[0][row : row + 1], self.rotary[1][row : row + 1]
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """The output in fp64, and the new keys (num_rows, kv_heads, head_dim)."""
+        kv_heads = self.keys.shape[1]
+        q, k, v = self.qkv.split([self.heads, kv_heads, kv_heads], 1)
+        if self.rotary is not None:
+            q, k = rotate(q, *self.rotary), rotate(k, *self.rotary)
+        outputs = []
+        for row, length in enumerate(self.lengths.tolist()):
+            keys = torch.cat([self.keys[row, :, :length], k[row][:, None]], 1).double()
+            values = torch.cat([self.values[row, :, :length], v[row][:, None]], 1).double()
+            queries = q[row].double().unflatten(0, (kv_heads, -1))
+            weights = (queries @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
+            outputs.append((weights @ values).flatten(0, 1))
+        return torch.stack(outputs), k
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["plain", "rotary"])
+@pytest.mark.parametrize("sizes", HEADS, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, DOUBLE], ids=["bf16", "double"])
+def test_one_token_attends_to_its_row_and_is_stored(
+    dtype: torch.dtype, sizes: tuple[int, int, int], turned: bool
+) -> None:
+    inputs = Inputs(dtype, *sizes, turned)
+    out, keys, values = inputs.run()
+    expected, new_keys = inputs.expected()
+    assert error(out, expected) < (3e-3 if dtype == BF16 else 1e-13)
+    for row, length in enumerate(LENGTHS):
+        stored = keys[row, :, length].double()
+        assert (stored - new_keys[row]).abs().max() <= (2**-7 if dtype == BF16 else 1e-13) * 4
+        assert torch.equal(values[row, :, length], inputs.qkv[row, -values.shape[1] :])
+        keys[row, :, length] = values[row, :, length] = torch.nan
+    assert torch.equal(keys.nan_to_num(), inputs.keys.nan_to_num())  # nothing else was written
+    assert torch.equal(values.nan_to_num(), inputs.values.nan_to_num())
+
+
+@pytest.mark.parametrize("row", range(len(LENGTHS)))
+def test_a_row_is_bit_equal_alone_and_among_others_at_any_number_of_threads(row: int) -> None:
+    inputs = Inputs(BF16, 8, 4, 64, turned=True)
+    together = inputs.run()[0][row]
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(inputs.run()[0][row], together)
+    finally:
+        torch.set_num_threads(1)
+    inputs.select(row)
+    assert torch.equal(inputs.run()[0][0], together)
+
+
+@pytest.mark.parametrize("dtype", [BF16, DOUBLE], ids=["bf16", "double"])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_nan_stays_visible_in_its_row_and_reaches_no_other(dtype: torch.dtype, where: str) -> None:
+    inputs = Inputs(dtype, 2, 1, 32, turned=True)
+    if where == "query":
+        inputs.qkv[3, :2, 5] = torch.nan
+    else:
+        getattr(inputs, where + "s")[3, :, 7, 5] = torch.nan
+    out = inputs.run()[0]
+    assert out[3].isnan().flatten(1).any(1).all()
+    assert out[[0, 1, 2, 4, 5]].isfinite().all()
+
+
+def test_scores_too_large_for_exp_do_not_overflow() -> None:
+    inputs = Inputs(BF16, 2, 2, 32, turned=False)
+    inputs.qkv[:, :2] *= 1000
+    assert inputs.run()[0].isfinite().all()
+
+
+# --------------------------------------------------------------------------- few rows through a linear layer
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize(("width", "outputs"), [(1, 1), (7, 5), (33, 17), (64, 100), (512, 48), (1000, 3)])
+@pytest.mark.parametrize("dtype", [BF16, DOUBLE], ids=["bf16", "double"])
+def test_a_small_linear_layer_is_the_product(dtype: torch.dtype, width: int, outputs: int, bias: bool) -> None:
+    torch.manual_seed(width)
+    weight, shift = torch.randn(outputs, width).to(dtype), torch.randn(outputs).to(dtype) if bias else None
+    for rows in (0, 1, 2, 3, 4, 5, 7, 32, 33):
+        x = torch.randn(rows, width).to(dtype)
+        y = small_linear(x, weight, shift)
+        expected = x.double() @ weight.double().t() + (0 if shift is None else shift.double())
+        assert y.dtype == dtype
+        assert y.shape == (rows, outputs)
+        torch.testing.assert_close(
+            y.double(), expected, rtol=2**-8 if dtype == BF16 else 1e-12, atol=1e-4 if dtype == BF16 else 1e-12
+        )
+
+
+def test_a_row_of_a_small_linear_layer_does_not_depend_on_the_rows_beside_it() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(37, 520).to(BF16), torch.randn(83, 520).to(BF16)
+    alone = torch.cat([small_linear(row[None], weight) for row in x])
+    for rows in (2, 3, 4, 6, 37):
+        assert torch.equal(small_linear(x[:rows], weight), alone[:rows])
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(small_linear(x, weight), alone)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_nan_of_a_small_linear_layer_stays_in_its_row() -> None:
+    x = torch.ones(5, 40, dtype=BF16)
+    x[2, 39] = torch.nan
+    assert small_linear(x, torch.ones(20, 40, dtype=BF16)).isnan().any(1).tolist() == [False, False, True, False, False]

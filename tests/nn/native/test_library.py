@@ -1,0 +1,97 @@
+"""Without a compiler, without the instructions or switched off, everything still runs through torch and says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.toy import write_toy
+from unpad.nn.native import library
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def bare_copy(tmp_path: Path) -> Path:
+    """The project without anything compiled."""
+    shutil.copytree(ROOT / "unpad", tmp_path / "unpad", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "README.md", tmp_path)
+    return tmp_path
+
+
+def run(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=250, check=False)
+
+
+def test_an_installation_without_a_compiler_succeeds_and_trains(bare_copy: Path) -> None:
+    missing = {"CC": "/no/compiler", "CXX": "/no/compiler"}
+    built = run(bare_copy, sys.executable, "setup.py", "build_ext", "--inplace", **missing)
+    assert built.returncode == 0, built.stderr
+    assert not list(bare_copy.rglob("*.so"))
+    recipe = str(write_toy(bare_copy / "toy"))
+    trained = run(bare_copy, sys.executable, "-m", "unpad.cli", "train", recipe, "--out", "run", "train.max_steps=3")
+    assert trained.returncode == 0, trained.stderr
+    assert "torch kernels (not compiled" in trained.stdout
+
+
+def test_the_switch_turns_the_kernels_off(tmp_path: Path) -> None:
+    code = "from unpad.nn.native import library; print(library.enabled(), library.describe())"
+    shown = run(ROOT, sys.executable, "-c", code, UNPAD_NATIVE="0").stdout
+    assert shown == "False torch kernels (switched off by UNPAD_NATIVE=0)\n"
+
+
+def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if "avx512_bf16" not in flags or shutil.which("g++") is None or os.environ.get("UNPAD_NATIVE") == "0":
+        pytest.skip("no compiler, no such processor, or switched off")
+    assert library.enabled(), library.describe()
+
+
+@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
+    library.library()
+    assert len(library._openmp_runtimes()) == 1
+
+
+def test_a_second_openmp_runtime_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.enabled():
+        pytest.skip("no native kernels here")
+    monkeypatch.setattr(library, "_openmp_runtimes", lambda: {"/a/libgomp.so.1", "/b/libiomp5.so"})
+    library._load.cache_clear()
+    try:
+        assert not library.enabled()
+        assert "two OpenMP runtimes" in library.describe()
+    finally:
+        monkeypatch.undo()
+        library._load.cache_clear()
+        assert library.enabled()
+
+
+def test_a_processor_without_the_instructions_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not library.enabled():
+        pytest.skip("no native kernels here")
+
+    class Other:
+        def __init__(self, interface: int) -> None:
+            self.unpad_interface = lambda: interface
+            self.unpad_supported = lambda: 0
+
+    try:
+        for interface, reason in (
+            (library.INTERFACE, "this processor has no AVX-512 BF16"),
+            (0, "compiled from other"),
+        ):
+            monkeypatch.setattr(library.ctypes, "CDLL", lambda _, i=interface: Other(i))
+            library._load.cache_clear()
+            assert library.describe().startswith(f"torch kernels ({reason}")
+    finally:
+        monkeypatch.undo()
+        library._load.cache_clear()

@@ -1,0 +1,35 @@
+"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, called from driver.cpp without Python or torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from unpad.nn.native import library
+
+NATIVE = Path(library.__file__).parent
+DRIVER = Path(__file__).with_name("driver.cpp")
+FLAGS = ["-std=c++17", "-g", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
+    sources = [DRIVER, *sorted(NATIVE.glob("*.cpp"))]
+    builds = [
+        subprocess.Popen(["g++", *FLAGS, f"-I{NATIVE}", "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")])
+        for source in sources
+    ]
+    codes = [build.wait() for build in builds]
+    assert not any(codes), "a source does not compile"
+    objects = [str(tmp_path / f"{source.stem}.o") for source in sources]
+    subprocess.run(["g++", *FLAGS, *objects, "-o", str(tmp_path / "driver")], check=True)
+    # The pool of threads of libgomp, and the buffers that its threads keep, live until the process ends: no leaks.
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "ASAN_OPTIONS": "detect_leaks=0"}
+    run = subprocess.run([tmp_path / "driver"], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("ok ") == 6

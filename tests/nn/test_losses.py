@@ -1,0 +1,130 @@
+"""The chunked loss equals the plain one, in value and in every gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from unpad.nn import losses
+from unpad.nn.losses import cross_entropy, token_nll
+
+
+def problem(num: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden (num, 5), weight (11, 5), labels (num,)."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden, weight = (
+        torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+        for shape in ((num, 5), (11, 5))
+    )
+    return hidden, weight, torch.randint(0, 11, (num,), generator=generator)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 1)  # 64 rows, the least
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    num=st.integers(0, 200),
+    smoothing=st.sampled_from([0.0, 0.1, 0.9]),
+    seed=st.integers(0, 99),
+)
+def test_value_and_gradients_equal_the_plain_loss(num: int, smoothing: float, seed: int) -> None:
+    hidden, weight, labels = problem(num, seed=seed)
+    inputs = [hidden, weight]
+    logits = F.linear(hidden, weight)
+    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    expected_grads = torch.autograd.grad(expected * 3.5, inputs)
+    loss, nll = cross_entropy(hidden, weight, labels, smoothing)
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-10)
+    torch.testing.assert_close(nll, F.cross_entropy(logits, labels, reduction="sum"), rtol=1e-12, atol=1e-10)
+    assert not nll.requires_grad
+    for found, wanted in zip(torch.autograd.grad(loss * 3.5, inputs), expected_grads, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    each = token_nll(hidden.detach(), weight.detach(), labels)
+    torch.testing.assert_close(each, F.cross_entropy(logits, labels, reduction="none").detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_label_smoothing_has_its_closed_form() -> None:
+    """Uniform logits: every target costs log(vocabulary), smoothed or not; else (1 - e) nll + e mean(-log p)."""
+    hidden, weight = (values.detach() for values in problem(7)[:2])
+    labels = problem(7)[2]
+    loss, nll = cross_entropy(hidden * 0, weight, labels, 0.3)
+    assert float(loss) == pytest.approx(float(nll)) == pytest.approx(7 * torch.log(torch.tensor(11.0)).item())
+    loss, nll = cross_entropy(hidden, weight, labels, 0.3)
+    log_p = (hidden @ weight.t()).log_softmax(-1)
+    assert float(loss) == pytest.approx(0.7 * float(nll) + 0.3 * float(-log_p.mean(-1).sum()))
+
+
+def test_no_target_costs_nothing_and_has_zero_gradients() -> None:
+    hidden, weight, labels = problem(0)
+    loss, nll = cross_entropy(hidden, weight, labels)
+    assert loss.item() == nll.item() == 0.0
+    loss.backward()
+    assert hidden.grad.shape == (0, 5)
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+    assert token_nll(hidden.detach(), weight.detach(), labels).shape == (0,)
+
+
+def test_frozen_inputs_get_no_gradient_and_the_others_the_same() -> None:
+    hidden, weight, labels = problem(100)
+    expected = torch.autograd.grad(cross_entropy(hidden, weight, labels)[0], [hidden, weight])
+    for keep in (0, 1):
+        inputs = [hidden.detach(), weight.detach()]
+        inputs[keep].requires_grad_()
+        loss, _ = cross_entropy(inputs[0], inputs[1], labels)
+        loss.backward()
+        torch.testing.assert_close(inputs[keep].grad, expected[keep])
+        assert inputs[1 - keep].grad is None
+    with torch.no_grad():
+        assert not cross_entropy(hidden, weight, labels)[0].requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_at_least_fp32_and_gradients_have_the_inputs_dtype(dtype: torch.dtype) -> None:
+    hidden, weight, labels = problem(300, dtype=dtype)
+    exact = F.cross_entropy(F.linear(hidden.double(), weight.double()), labels, reduction="sum")
+    loss, nll = cross_entropy(hidden, weight, labels)
+    assert loss.dtype == nll.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=1e-6 if dtype == torch.float32 else 3e-3)
+    loss.backward()
+    assert (hidden.grad.dtype, weight.grad.dtype) == (dtype, dtype)
+
+
+def test_the_size_of_the_chunks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden, weight, labels = problem(500)
+    found = []
+    for size in (1, 11 * 8 * 100, 11 * 8 * 500, 1 << 25):
+        monkeypatch.setattr(losses, "CHUNK_BYTES", size)
+        loss, _ = cross_entropy(hidden, weight, labels, 0.1)
+        found.append((loss.detach(), *torch.autograd.grad(loss, [hidden, weight])))
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num", [1024, 1025, 1087, 2000])
+def test_rows_that_complete_a_product_change_nothing(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for rows in (64, 1 << 20):  # completed, and too few to be
+        monkeypatch.setattr(losses, "ROUND_ROWS", rows)
+        hidden, weight, labels = problem(num)
+        loss, nll = cross_entropy(hidden, weight, labels, 0.1)
+        each = token_nll(hidden.detach(), weight.detach(), labels)
+        found.append((loss.detach(), nll, each, *torch.autograd.grad(loss * 2, [hidden, weight])))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_a_label_of_next_to_no_probability_costs_what_it_should() -> None:
+    hidden = torch.tensor([[1.0, 0.0]], dtype=torch.float32)
+    weight = torch.tensor([[0.0, 0.0], [200.0, 0.0], [90.0, 0.0]], dtype=torch.float32)
+    for label, cost in ((0, 200.0), (2, 110.0), (1, 0.0)):
+        loss, nll = cross_entropy(hidden, weight, torch.tensor([label]))
+        assert float(loss) == pytest.approx(cost, abs=1e-4)
+        assert float(nll) == pytest.approx(cost, abs=1e-4)

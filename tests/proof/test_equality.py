@@ -1,0 +1,139 @@
+"""The equalities the project lives by: alone = padded = packed = split, in outputs, loss terms and every gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.conftest import random_batch, tiny_model
+from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
+from unpad.models.decoder import Decoder
+from unpad.training.step import accumulate
+
+KINDS = {
+    "llama": {},
+    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
+    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "tied": True},
+    "grouped": {"kv_heads": 2, "activation": "geglu"},
+    "both ways": {"causal": False},
+}
+LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=8)
+WEIGHTS = {"cross_entropy": 1.0}
+
+
+def gradients(model: Decoder, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    model.zero_grad()
+    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
+    grads = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    return {k: v.clone() for k, v in grads.items()}, {k: float(v) / counts[k] for k, v in sums.items()}
+
+
+def assert_same(model: Decoder, expected: Sequence[RaggedBatch], micros: Sequence[RaggedBatch]) -> None:
+    grads, terms = gradients(model, expected)
+    other_grads, other_terms = gradients(model, micros)
+    assert terms.keys() == other_terms.keys()
+    for name in terms:
+        assert terms[name] == pytest.approx(other_terms[name], abs=1e-10, rel=1e-10)
+    for name, grad in grads.items():
+        torch.testing.assert_close(other_grads[name], grad, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=15)
+@given(lengths=LENGTHS, seed=st.integers(0, 100))
+def test_alone_padded_packed_and_split_are_equal(kind: str, lengths: list[int], seed: int) -> None:
+    model = tiny_model(**KINDS[kind]).eval()
+    batch = random_batch(lengths, seed)
+    alone = [batch.select([i]) for i in range(batch.num_seqs)]
+    assert_same(model, alone, [batch])
+    assert_same(model, alone, [batch.pad("right"), batch.select([])])
+    assert_same(model, alone, [batch.pad("left", pad_to=25, pad_id=7)])
+    order = np.random.default_rng(seed).permutation(batch.num_seqs).tolist()
+    cut = len(order) // 2
+    assert_same(model, alone, [batch.select(order[:cut]), batch.select([]), batch.select(order[cut:])])
+    with torch.no_grad():
+        hidden = model(batch)
+        torch.testing.assert_close(torch.cat([model(one) for one in alone]), hidden, rtol=1e-10, atol=1e-10)
+        for padded in (batch.pad("right"), batch.pad("left", pad_to=30)):
+            mask = padded.layout.attention_mask
+            torch.testing.assert_close(
+                from_padded(model(padded).unflatten(0, mask.shape), mask), hidden, rtol=1e-10, atol=1e-10
+            )
+
+
+@settings(deadline=None, max_examples=10)
+@given(lengths=st.lists(st.integers(2, 60), min_size=2, max_size=6), seed=st.integers(0, 50))
+def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths: list[int], seed: int) -> None:
+    model = tiny_model(torch.float32).eval()
+    batch = random_batch(lengths, seed, share=1.0)
+    grads, _ = gradients(model, [batch.select([i]) for i in range(batch.num_seqs)])
+    packed, _ = gradients(model, [batch])
+    for name in grads:
+        assert (grads[name] - packed[name]).norm() <= 1e-5 * grads[name].norm() + 1e-9
+
+
+def test_embeddings_in_place_of_tokens_are_equal_too() -> None:
+    model = tiny_model(causal=False).eval()
+    batch = random_batch([9, 1, 14, 5])
+    embeds = model.embed(batch.input_ids).detach()
+    given_embeds = RaggedBatch(**{**vars(batch), "input_ids": None, "inputs_embeds": embeds})
+    with torch.no_grad():
+        torch.testing.assert_close(model(given_embeds), model(batch))
+    assert_same(
+        model, [given_embeds.select([i]) for i in range(4)], [given_embeds.pad("left"), given_embeds.select([])]
+    )
+
+
+def test_no_gradient_crosses_between_sequences() -> None:
+    model = tiny_model().eval()
+    batch = random_batch([12, 7, 20])
+    embeds = model.embed(batch.input_ids).detach().requires_grad_()
+    hidden = model(RaggedBatch(**{**vars(batch), "input_ids": None, "inputs_embeds": embeds}))
+    bounds = batch.layout.cu_seqlens.tolist()
+    hidden[bounds[1] : bounds[2]].square().sum().backward()
+    assert embeds.grad is not None
+    outside = torch.cat([embeds.grad[: bounds[1]], embeds.grad[bounds[2] :]])
+    assert torch.equal(outside, torch.zeros_like(outside))
+    assert embeds.grad[bounds[1] : bounds[2]].abs().max() > 0
+
+
+def test_a_later_token_never_changes_an_earlier_output() -> None:
+    model = tiny_model().eval()
+    sequences = [[1, 2, 3, 4, 5, 6], [7, 8, 9]]
+    changed = copy.deepcopy(sequences)
+    changed[0][3] = 40
+    with torch.no_grad():
+        before, after = model(from_sequences(sequences)), model(from_sequences(changed))
+    assert torch.equal(before[:3], after[:3])
+    assert not torch.equal(before[3], after[3])
+    assert torch.equal(before[5:], after[5:])
+
+
+def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
+    model = tiny_model().eval()
+    batch = random_batch([3, 9, 5])
+    a, b = batch.pad(pad_id=0), batch.pad(pad_id=33)
+    mask = a.layout.attention_mask.flatten()
+    with torch.no_grad():
+        assert torch.equal(model(a)[mask], model(b)[mask])
+    embeds = model.embed(a.input_ids).detach().requires_grad_()
+    terms = model.losses(RaggedBatch(**{**vars(a), "input_ids": None, "inputs_embeds": embeds}))
+    terms["cross_entropy"][0].backward()
+    assert embeds.grad is not None
+    assert torch.equal(embeds.grad[~mask], torch.zeros_like(embeds.grad[~mask]))
+    assert torch.isfinite(model(a)).all()
+
+
+def test_a_step_of_nothing_is_legal() -> None:
+    model = tiny_model()
+    grads, terms = gradients(model, [random_batch([]), random_batch([0, 1]), random_batch([5], share=0.0)])
+    assert terms == {}
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in grads.values())
+    assert model(random_batch([])).shape == (0, 16)

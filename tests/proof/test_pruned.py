@@ -1,0 +1,140 @@
+"""The certificate covers what is left of visual tokens, and catches faults in how they are taken out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers.vision import Row, prepare
+from tests.models.vision_language.test_merged import merging
+from tests.models.vision_language.test_pruned import EARLY, METHODS, pruned
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import PaddedLayout
+from unpad.models.vision_language import model as vision_language
+from unpad.models.vision_language import prune_pass
+from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.prune_pass import PrunePass
+from unpad.nn import segments
+from unpad.nn.block import Stream
+from unpad.proof.certificate import prove
+from unpad.proof.line import Certificate
+
+ROWS: list[Row] = [
+    ("1 5 <image> 7 8", [(3, 4)], "9 10"),
+    ("2 3 4", [], "5 6"),
+    ("7 <image> 8 9 11 <image> 4", [(2, 3), (1, 3)], "1"),
+    ("<image> 3", [(2, 2)], "4 5 6 7 8 9 1 2"),
+]
+
+
+@pytest.fixture(scope="module")
+def batch() -> RaggedBatch:
+    return prepare(ROWS).batch
+
+
+def failed(certificate: Certificate) -> list[str]:
+    return [line.name for line in certificate.lines if line.passed is False]
+
+
+def certificate_of(model: VisionLanguage, batch: RaggedBatch, precision: str = "fp32") -> Certificate:
+    model.mode = None
+    return prove(model.float(), batch, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"),
+    [
+        (lambda: pruned(), "bf16"),
+        (lambda: pruned(**METHODS["attention"]), "fp32"),
+        (lambda: pruned(**EARLY["learned"]), "bf16"),
+        (lambda: merging("slots", prune="learned"), "fp32"),
+        (lambda: merging("simple"), "fp32"),
+    ],
+)
+def test_correct_code_passes_in_every_mode(model: Any, precision: str, batch: RaggedBatch) -> None:
+    made = model()
+    certificate = certificate_of(made, batch, precision)
+    assert certificate.passed, "\n".join(certificate.text())
+    names = [line.name for line in certificate.lines]
+    for mode in made.modes[1:]:
+        assert f"{mode}: packed = plain reference" in names
+        assert f"{mode}: {precision} sequences are isolated, bit for bit" in names
+    assert "packed = alone" in names, "and the rest of it, with all visual tokens"
+    assert made.mode == made.modes[-1], "the model is as it was"
+
+
+def test_positions_counted_anew_after_a_removal_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, keep = pruned(), Stream.keep
+
+    def counted_anew(stream: Stream, kept: Tensor) -> Stream:
+        left = keep(stream, kept)
+        if isinstance(left.layout, PaddedLayout):
+            return left
+        places = torch.cat([torch.arange(n) for n in left.layout.lengths().tolist()])
+        return Stream(left.x, left.delta, left.layout, places, model.decoder._rotary(places, left.x.dtype))
+
+    monkeypatch.setattr(Stream, "keep", counted_anew)
+    names = failed(certificate_of(model, batch))
+    assert "hard: packed = plain reference" in names
+    assert not any(name.startswith("soft") for name in names)
+
+
+def test_positions_counted_anew_after_merging_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = vision_language.shorten
+
+    def counted_anew(*arguments: Any) -> Any:
+        short, visual = right(*arguments)
+        return replace(short, position_ids=segments.segment_place(short.layout)), visual
+
+    monkeypatch.setattr(vision_language, "shorten", counted_anew)
+    assert "merge_only: packed = plain reference" in failed(certificate_of(merging("slots"), batch))
+
+
+def test_a_mask_that_is_cut_off_from_its_gradient_is_caught(
+    batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = prune_pass.cumulative_keep
+    monkeypatch.setattr(prune_pass, "cumulative_keep", lambda probabilities: right(probabilities).detach())
+    assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
+
+
+def test_the_first_samples_choice_for_all_is_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = PrunePass._choose
+
+    def first_for_all(own: PrunePass, *arguments: Any) -> Tensor:
+        kept, layout = choose(own, *arguments), own.visual_layout
+        first = kept[: int(layout.lengths()[0])]
+        return torch.cat([first.repeat(n // max(len(first), 1) + 1)[:n] for n in layout.lengths().tolist()])
+
+    monkeypatch.setattr(PrunePass, "_choose", first_for_all)
+    model = pruned()
+    for head in model.pruners.values():
+        head.to_logit.weight.data.mul_(100)  # samples choose for reasons of their own, not by the noise they share
+    assert "hard: packed = plain reference" in failed(certificate_of(model, batch))
+
+
+def test_the_choice_of_one_sample_that_another_changes_is_caught(
+    batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A threshold from all samples of the batch together."""
+
+    def of_all(probability: Tensor, layout: Any, threshold: float) -> Tensor:
+        return probability >= probability.median()
+
+    monkeypatch.setattr(prune_pass, "hard_keep", of_all)
+    names = failed(certificate_of(pruned(layers=[0]), batch))
+    assert "hard: packed = plain reference" in names
+
+
+def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scaled(own: PrunePass, index: int, entered: Stream, left: Stream) -> Stream:
+        own.probabilities.append(torch.sigmoid(own._judge(index, entered, left)))
+        factor = left.x.new_ones(len(left.x)).index_copy(0, own._visual, own.keep().to(left.x.dtype))[:, None]
+        return replace(left, x=left.x * factor, delta=None if left.delta is None else left.delta * factor)
+
+    monkeypatch.setattr(PrunePass, "_soften", scaled)
+    assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))

@@ -1,0 +1,180 @@
+"""The certificate of a recipe: on its own data, through the planner and loader that training uses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import random_batch, tiny_model
+from tests.helpers.toy import write_toy
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.loader import TokenSource, load_micro
+from unpad.batching.plan import Micro
+from unpad.data import text as text_data
+from unpad.errors import PlanError
+from unpad.proof import recipe as module
+from unpad.proof.certificate import certify
+from unpad.proof.line import Certificate
+from unpad.proof.measure import Variant
+from unpad.proof.recipe import prove_recipe
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import strategy_names
+from unpad.run.timers import Timers
+from unpad.training.setup import Setup, prepare_setup
+
+SMALL = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "tokenizer.vocab_size=600"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def failed(certificate: Certificate) -> list[str]:
+    return [line.name for line in certificate.lines if line.passed is False]
+
+
+def setup_of(recipe: Path, *overrides: str) -> Setup:
+    return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None, Timers())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["zh_chat", "llm"])
+def test_the_packaged_recipes_pass(name: str, precision: str) -> None:
+    certificate = prove_recipe(name, [*SMALL, f"precision={precision}"])
+    assert certificate.passed, failed(certificate)
+    names = [line.name for line in certificate.lines]
+    for strategy in strategy_names():
+        assert f"plan {strategy} = alone" in names
+    for claim in (
+        "labels stay within their sequence", "padded left = alone", "split into micro-batches, one empty = alone",
+        "no gradient crosses between sequences", "what padding holds is invisible",
+        "a token never changes an earlier output", f"{precision} gradients against fp64",
+        f"{precision} sequences are isolated, bit for bit",
+    ):  # fmt: skip
+        assert claim in names
+    exact = [line for line in certificate.lines if line.name.endswith("= alone")]
+    assert all(line.bound == 1e-10 and line.measured is not None and line.kernel for line in exact)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["plan.max_tokens=7", "plan.stride=3"],
+        ["plan.max_tokens=9", "plan.overflow=truncate_left"],
+        ["plan.cross_documents=true", "plan.max_tokens=20"],
+        ["train.label_smoothing=0.1", "model.kv_heads=1"],
+        ["augment.multiplier=1", "augment.synonyms=1.0"],
+    ],
+)
+def test_every_way_to_cut_and_change_the_data_passes(tmp_path: Path, overrides: list[str]) -> None:
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), overrides)
+    assert certificate.passed, failed(certificate)
+
+
+def test_the_sample_holds_the_longest_and_the_shortest_sequence(tmp_path: Path) -> None:
+    setup = setup_of(write_toy(tmp_path / "toy"))
+    sample = module._sample(setup)
+    lengths = setup.data.positions
+    trained = lengths[setup.data.split == 0]
+    assert lengths[sample].max() == trained.max()
+    assert lengths[sample].min() == trained.min()
+    assert not np.any(setup.data.split[sample]), "held-out documents stay out of it"
+    assert 3 <= len(sample) <= module.MAX_SEQUENCES
+
+
+def test_sequences_that_the_plan_drops_are_no_part_of_the_sample(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    drop = ["plan.overflow=drop", "plan.max_tokens=20"]
+    setup = setup_of(recipe, *drop)
+    assert setup.data.positions[module._sample(setup)].max() == 20
+    assert prove_recipe(str(recipe), drop).passed
+    with pytest.raises(PlanError, match="drops every token"):
+        prove_recipe(str(recipe), ["plan.overflow=drop", "plan.max_tokens=2"])
+
+
+def long_and_short(folder: Path) -> Path:
+    """Sequences on both sides of the length where bf16 changes its kernel."""
+    recipe = write_toy(folder, model={"context": 700}, precision="bf16", stages=[], train={"max_epochs": 1})
+    texts = [('{"text": "' + "春天的河水" * n + '", "split": "train"}') for n in (1, 2, 3, 200)]
+    (folder / "texts.jsonl").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return recipe
+
+
+def test_both_kernels_of_bf16_are_named_when_the_sample_runs_both(tmp_path: Path) -> None:
+    certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
+    assert certificate.passed, failed(certificate)
+    line = next(line for line in certificate.lines if line.name == "bf16 outputs against fp64")
+    assert line.kernel == "group matmul, group sdpa"
+    assert all(line.passed is not None for line in certificate.lines)
+
+
+def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample = module._sample
+    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.data.positions[ids] < 99])
+    certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
+    unproven = [line for line in certificate.lines if line.passed is None]
+    assert [line.kernel for line in unproven] == ["group sdpa"]
+    text = certificate.text()
+    assert any(line.startswith("NOT PROVEN") and "group sdpa" in line for line in text)
+    assert text[-1].endswith("1 NOT PROVEN")
+
+
+def test_an_expected_kernel_that_no_line_ran_is_printed_not_proven() -> None:
+    batch = random_batch([4, 7], share=1.0)
+    alone = [batch.select([0]), batch.select([1])]
+    certificate = certify(
+        tiny_model(torch.float32), alone, [Variant("packed", [batch], [[0, 1]])], expected_kernels={"varlen flash"}
+    )
+    assert not failed(certificate)
+    assert [line.kernel for line in certificate.lines if line.passed is None] == ["varlen flash"]
+
+
+# --------------------------------------------------------------------------- faults of the path from data to batch
+
+
+def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
+    def broken(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
+        return fault(load_micro(tokens, micro, pad_id))
+
+    monkeypatch.setattr(text_data, "load_micro", broken)
+
+
+def test_windows_that_count_their_context_again_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def everything(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
+        return load_micro(tokens, replace(micro, fresh=micro.starts), pad_id)
+
+    monkeypatch.setattr(text_data, "load_micro", everything)
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), ["plan.max_tokens=7", "plan.stride=3"])
+    assert "labels stay within their sequence" in failed(certificate)
+    assert "plan pack = alone" in failed(certificate)
+
+
+def test_labels_that_are_not_shifted_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_fault(monkeypatch, lambda batch: replace(batch, labels=batch.input_ids))
+    assert "labels stay within their sequence" in failed(prove_recipe(str(write_toy(tmp_path / "toy")), []))
+
+
+def test_a_user_turn_that_counts_in_the_loss_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_targets(batch: RaggedBatch) -> RaggedBatch:
+        everywhere = torch.ones_like(batch.loss_mask)
+        return replace(batch, loss_mask=everywhere, target_index=everywhere.nonzero().flatten())
+
+    with_fault(monkeypatch, all_targets)
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
+    assert "labels stay within their sequence" in failed(certificate)
+
+
+def test_a_run_directory_is_neither_needed_nor_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    prove_recipe(str(recipe), [])
+    assert list((tmp_path / "work").iterdir()) == []

@@ -1,0 +1,93 @@
+"""The packaged Chinese example: what it says about itself is so."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from unpad.data.check import check
+from unpad.data.sources.places import PACKAGE
+from unpad.data.tokens.corpus import prepare
+from unpad.recipes.file import load_recipe
+
+FOLDER = PACKAGE / "examples" / "zh"
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    with (FOLDER / name).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture(scope="module")
+def phrasings() -> dict[str, list[dict[str, Any]]]:
+    """Single questions by fact; conversations of several turns stand for themselves and are not asked."""
+    facts = defaultdict(list)
+    for row in read("chat.jsonl"):
+        if len(row["messages"]) == 2:
+            facts[row["fact"]].append(row)
+    return facts
+
+
+def test_every_row_can_be_used() -> None:
+    for name, least in (("facts.jsonl", 300), ("chat.jsonl", 300)):
+        report = check(FOLDER / name)
+        assert report.passed
+        assert report.num_used == report.num_rows >= least
+
+
+def test_every_fact_is_asked_in_five_trained_ways_and_one_held_out(phrasings: dict[str, list[dict[str, Any]]]) -> None:
+    assert len(phrasings) >= 300
+    for fact, rows in phrasings.items():
+        sides = [row["split"] for row in rows]
+        assert sides.count("train") >= 5, fact
+        assert sides.count("holdout") == 1, fact
+
+
+def test_no_question_is_asked_twice(phrasings: dict[str, list[dict[str, Any]]]) -> None:
+    questions = [row["messages"][0]["content"] for rows in phrasings.values() for row in rows]
+    assert len(set(questions)) == len(questions)
+
+
+def test_keywords_occur_in_the_answer_and_never_in_the_question_alone(
+    phrasings: dict[str, list[dict[str, Any]]],
+) -> None:
+    for fact, rows in phrasings.items():
+        for row in rows:
+            answer = row["messages"][1]["content"]
+            assert row["keywords"], fact
+            assert all(word and word in answer for word in row["keywords"]), fact
+
+
+def test_facts_are_told_once_and_asked_about() -> None:
+    facts = read("facts.jsonl")
+    assert len({row["group"] for row in facts}) == len(facts) == len({row["text"] for row in facts})
+    asked = {row["fact"] for row in read("chat.jsonl")}
+    assert {row["group"] for row in facts} <= asked
+
+
+def test_longer_conversations_are_trained_and_take_turns() -> None:
+    longer = [row for row in read("chat.jsonl") if len(row["messages"]) > 2]
+    assert len(longer) >= 200
+    for row in longer:
+        assert [message["role"] for message in row["messages"]] == ["user", "assistant"] * (len(row["messages"]) // 2)
+        assert row["split"] == "train"
+
+
+def test_the_split_of_the_packaged_recipe_leaks_nothing_that_is_not_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    tokens, _, report = prepare(load_recipe("zh_chat"))
+    held_chats = np.flatnonzero((tokens.split == 1) & (tokens.kind == 1))
+    assert held_chats.size == 320
+    assert report.leaks is not None
+    assert (report.leaks.num_exact, report.leaks.num_near) == (0, 0), report.leak_places
+    assert report.leaks.num_declared >= 320
+    assert report.rows_read == report.rows_used == 2540
+    trained = {tokens.group(int(i)) for i in np.flatnonzero((tokens.split == 0) & (tokens.kind == 1))}
+    assert {tokens.group(int(i)) for i in held_chats} <= trained

@@ -1,0 +1,216 @@
+"""A recipe says what is wrong with it, where, and what to do; nothing in it can crash or stall the program."""
+
+from __future__ import annotations
+
+import ast
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from unpad.errors import RecipeError
+from unpad.recipes import file as recipe_file
+from unpad.recipes.changes import differences, may_change_on_resume
+from unpad.recipes.file import load_recipe, parse_recipe, recipe_names
+
+TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> object:
+    def write(text: str) -> str:
+        path = tmp_path / "my recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def refusal(name: str, *overrides: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(name, list(overrides))
+    assert caught.value.exit_code == 2
+    assert caught.value.fix
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "line"),
+    [
+        ("optim:\n  lrr: 3\n", 'unknown key "lrr"', "2: optim.lrr"),
+        ("data: {}\nopti:\n  lr: 3\n", 'unknown key "opti"', "2: opti"),
+        ("optim:\n  lr: fast\n", 'valid number.*got "fast"', "2: optim.lr"),
+        ("optim:\n  lr: -1\n", "greater than 0, got -1", "2: optim.lr"),
+        ("optim:\n  clip: .nan\n", "finite number, got NaN", "2: optim.clip"),
+        ("optim:\n  lr: .inf\n", "finite number, got Infinity", "2: optim.lr"),
+        ("train:\n  seed: 1.5\n", "valid integer", "2: train.seed"),
+        ("data:\n  text:\n    - path: a\n      weight: 0\n", "greater than 0, got 0", "4: data.text.0.weight"),
+        ("checkpoint:\n  keep: 1\n", "greater than or equal to 2, got 1", "2: checkpoint.keep"),
+        ("tokenizer:\n  kind: file\n", "tokenizer.path belongs to tokenizer.kind=file", "1: tokenizer"),
+        ("optim:\n  lr: 1\n  lr: 2\n", 'the key "lr" occurs twice', "3"),
+        ("a: b: c\n", "mapping values are not allowed", "1"),
+        ("1: 2\n", 'unknown key "1"', "1: 1"),
+        ("optim:\n  on: 2\n", "a key is not a name", "2"),
+        ("? [a, b]\n: c\n", "a key is not a name", "1"),
+        ("data: !!python/name:os.system x\n", "could not determine a constructor", "1"),
+        ("stages:\n  - name: a\n    optim: {lr: -3}\n", "greater than 0, got -3", "3: stages.0.optim.lr"),
+        ("stages:\n  - name: a\n  - name: b\n    train: {patience: soon}\n", "integer", "4: stages.1.train.patience"),
+        ("stages:\n  - name: a b\n", "match pattern", "2: stages.0.name"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, line: str) -> None:
+    path = write(text)
+    error = refusal(path)
+    assert error.where == f"{path}:{line}"
+    with pytest.raises(RecipeError, match=what):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[1, 2]\n", "a recipe is a mapping"), ("just words\n", "a recipe is a mapping"),
+        ("train: {seed: 2020-13-45}\n", "month must be in"), ("train: {seed: " + "9" * 5000 + "}\n", "digits"),
+        ("\x00", "unacceptable character"), ("stages: [{name: a}, {name: a}]\n", "stages share a name"),
+        ("stages: [{name: a, train: {max_steps: 3}}]\n", "max_steps belongs to the whole run"),
+        ("[" * 2000, "recursion"), ("#" * (2 << 20), "larger than 1 MB"),
+    ],
+)  # fmt: skip
+def test_what_has_no_line_names_the_file(write: object, text: str, what: str) -> None:
+    path = write(text)
+    error = refusal(path)
+    assert path in error.where
+    assert what in error.what
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bytes.yaml"
+    path.write_bytes(b"data: \xff\xfe")
+    assert "utf-8" in refusal(str(path)).what
+
+
+def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
+    letters = "abcdefgh"
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in pairwise(letters)]
+    text = "\n".join(lines)
+    assert len(text) < 306
+    path = write(text)
+    began = time.process_time()
+    assert "too large or too deeply nested" in refusal(path).what
+    assert time.process_time() - began < 1  # walking three million nodes would take far longer
+
+
+def test_unknown_keys_and_recipes_list_the_nearest(write: object) -> None:
+    assert "lr" in refusal(write("optim: {lrr: 3}")).fix
+    assert "optim" in refusal(write("optm: {lr: 3}")).fix
+    assert "lr_scale" in refusal(write("stages: [{name: a, optim: {lrscale: 3}}]")).fix
+    assert "llm" in refusal("lllm").fix
+    assert {"llm", "zh_chat"} <= set(recipe_names())
+    assert "there is no file" in refusal("nowhere/at/all.yaml").what
+
+
+def test_numbers_as_people_write_them(write: object) -> None:
+    recipe = load_recipe(write("optim:\n  lr: 1e-3\n  betas: [0.9, 0.99]\ntrain: {seed: 7}\n"))
+    assert (recipe.optim.lr, recipe.optim.betas, recipe.train.seed) == (1e-3, (0.9, 0.99), 7)
+    assert load_recipe(write("")) == parse_recipe({})
+    assert load_recipe(write("model: {width: 16}")).model == {"kind": "decoder", "width": 16}
+
+
+def test_recipes_ask_nothing_of_what_they_describe() -> None:
+    own = {"errors", "recipes"}
+    for path in Path(recipe_file.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module == "unpad":
+                names = [f"unpad.{one.name}" for one in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0
+                names = [str(node.module)]
+            asked = {name.split(".")[1] for name in names if name.startswith("unpad.")}
+            assert asked <= own, f"{path.name} imports {sorted(asked - own)}"
+
+
+# --------------------------------------------------------------------------- overrides
+
+
+def test_an_override_changes_one_field_and_stages_go_by_name(write: object) -> None:
+    path = write(TWO_STAGES)
+    recipe = load_recipe(
+        path,
+        ["optim.lr=1e-4", "stages.tune.train.max_epochs=9", "stages.0.optim.schedule=constant", "data.chat=a.jsonl"],
+    )
+    first, second = (recipe.for_stage(stage) for stage in recipe.stages)
+    assert (first.optim.lr, first.optim.schedule, first.train.max_epochs) == (1e-4, "constant", 3)
+    assert (second.optim.lr_scale, second.optim.schedule, second.train.max_epochs) == (0.5, "cosine", 9)
+    assert [source.path for source in recipe.data.chat] == ["a.jsonl"]
+    assert load_recipe(path, ["data.text=[a.txt, b.txt]", "train.patience=null"]).data.text[1].path == "b.txt"
+
+
+def test_the_run_s_epochs_bound_every_stage(write: object) -> None:
+    recipe = load_recipe(write(TWO_STAGES), ["train.max_epochs=2"])
+    assert [recipe.for_stage(stage).train.max_epochs for stage in recipe.stages] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("override", "what", "where"),
+    [
+        ("optim.lr", "is not key=value", "command line"), ("=3", "is not key=value", "command line"),
+        ("optim.lrr=3", 'unknown key "lrr"', "command line: optim.lrr"),
+        ("optim.lr=", "number", "command line: optim.lr"),
+        ("optim.lr=[", "is not a YAML value", "command line: optim.lr"),
+        ("optim.lr=2020-13-45", "is not a YAML value", "command line: optim.lr"),
+        ("optim.lr=" + "[" * 3000, "is not a YAML value", "command line: optim.lr"),
+        ("stages.third.optim.lr=1", 'there is no "third" here', "command line: stages.third.optim.lr"),
+        ("stages.tune.optim.lr=-1", "greater than 0", "command line: stages.1.optim.lr"),
+        ("stages.tune.name.x=1", "string", "command line: stages.1.name"),
+        ("precision=fp64", "fp32", "command line: precision"),
+    ],
+)  # fmt: skip
+def test_a_mistaken_override_is_named(write: object, override: str, what: str, where: str) -> None:
+    error = refusal(write(TWO_STAGES), override)
+    assert what in error.what
+    assert error.where == where
+
+
+# --------------------------------------------------------------------------- what a run saves and may change
+
+
+def test_a_saved_recipe_is_the_same_recipe(write: object) -> None:
+    recipe = load_recipe(
+        write(TWO_STAGES + "data: {text: 数据/*.txt}\n"), ["stages.tune.optim.lr=2e-3", "optim.lr=1e-300"]
+    )
+    assert load_recipe(write(recipe.to_yaml())) == recipe
+    for name in recipe_names():
+        packaged = load_recipe(name)
+        assert load_recipe(write(packaged.to_yaml())) == packaged
+
+
+def test_differences_are_listed_by_key(write: object) -> None:
+    path = write(TWO_STAGES)
+    changed = differences(
+        load_recipe(path), load_recipe(path, ["optim.lr=0.5", "stages.tune.train.max_epochs=4", "model.width=8"])
+    )
+    assert changed == {
+        "optim.lr": (1e-3, 0.5),
+        "stages.1.train.max_epochs": (None, 4),
+        "model.width": (None, 8),
+    }
+    assert differences(load_recipe(path), load_recipe(path)) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "allowed"),
+    [
+        ("train.max_steps", True), ("train.max_epochs", True), ("train.log_every", True), ("train.eval_every", True),
+        ("train.grad_norm_warning", True), ("checkpoint.every", True), ("checkpoint.keep", True),
+        ("generate.temperature", True), ("stages.1.train.max_epochs", True), ("stages.0.train.eval_every", True),
+        ("train.seed", False), ("train.init_from", False), ("train.patience", False), ("train.freeze", False),
+        ("optim.lr", False), ("model.width", False), ("data.text.0.path", False), ("plan.tokens_per_micro", False),
+        ("stages.1.optim.lr", False), ("stages.1.name", False), ("precision", False), ("stages", False),
+        ("stages.0.train.freeze", False), ("profile", False),
+    ],
+)  # fmt: skip
+def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only(key: str, allowed: bool) -> None:
+    assert may_change_on_resume(key) is allowed

@@ -1,0 +1,249 @@
+import json
+import math
+import re
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as some
+from rich.console import Console
+
+from unpad.errors import SourceError
+from unpad.run.monitor import Monitor, StepRecord
+from unpad.run.report.history import load_metrics, read_rows
+from unpad.run.report.page import write_report
+from unpad.run.report.svg import MAX_POINTS, Line, plot, running_mean, short, span, thin, tick_labels, ticks
+from unpad.storage import RunLock
+
+
+def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: str = "finished") -> Path:
+    """A run of two stages with a held-out evaluation every ten steps."""
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("train:\n  grad_norm_warning: 2.0\ndata:\n  text: <secret> & 语料\n")
+    run = Monitor(folder, log_every=10, grad_norm_warning=2.0, console=Console(quiet=True), total_steps=steps)
+    run.event("environment", torch="2.13.0", threads=2, kernel="native bf16")
+    run.event("started", recipe="zh_chat")
+    rng = np.random.default_rng(0)
+    for step in range(1, steps + 1):
+        name = "pretrain" if step <= steps // 2 else stage
+        loss = 4 * math.exp(-step / 20) + 1 + float(rng.normal()) / 20
+        tokens = int(rng.integers(900, 1000))
+        record = StepRecord(
+            step,
+            name,
+            step // 10,
+            1,
+            30,
+            tokens,
+            1000,
+            tokens - 30,
+            loss,
+            1e-3 / step,
+            float(rng.uniform(0.5, 3)),
+            {"nll": loss},
+            {},
+        )
+        run.step(record, seconds=0.1, waited=0.02, memory_bytes=600_000_000 + step)
+        if step % 10 == 0:
+            run.evaluation(step, name, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)
+    run.event("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])
+    if ending:
+        run.event(ending)
+    run.close()
+    return folder
+
+
+def text_of(page: str) -> str:
+    return unescape(re.sub(r"<[^>]+>", " ", page.split("</style>")[1]))
+
+
+def test_page_needs_no_network_and_no_scripts(tmp_path: Path) -> None:
+    page = write_report(run_directory(tmp_path / "run")).read_text()
+    assert page.startswith("<!doctype html>")
+    for outside in ("http", "<script", "<link", "src=", "@import", "url("):
+        assert outside not in page, outside
+    assert page.count("<svg") == page.count("</svg>") == 7
+    assert "nan" not in page.split("</style>")[1].lower().replace("finance", "")
+
+
+def test_key_figures_equal_those_counted_from_the_files(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    rows, timing = load_metrics(folder), list(read_rows(folder / "timing.jsonl"))
+    train = [row for row in rows if row["kind"] == "train"]
+    best = min((row for row in rows if row["kind"] == "eval" and row["stage"] == "tune"), key=lambda row: row["loss"])
+    page = write_report(folder).read_text()
+    tiles = dict(re.findall(r"<div class=tile><span>([^<]*)</span><b>([^<]*)</b>", page))
+    tokens = sum(row["tokens"] for row in train)
+    assert tiles == {
+        "Steps": "60",
+        "Real tokens trained": f"{tokens / 1000:.3g}k",
+        "Held-out loss": f"{best['loss']:#.4g}",
+        "Held-out perplexity": f"{math.exp(best['loss']):#.4g}",
+        "Speed": f"{np.median([row['tokens_per_second'] for row in timing]):,.0f}",
+        "Padding": f"{1 - tokens / 60_000:.1%}",
+        "Peak memory": "0.60 GB",
+        "Waiting for data": "20.0%",
+    }
+
+
+def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: Path) -> None:
+    page = write_report(run_directory(tmp_path / "run")).read_text()
+    text = text_of(page)
+    for expected in (
+        "pretrain → tune",
+        "bits per char",
+        "2.500",
+        "gradient norm",
+        "native bf16",
+        "75.0%",
+        "语料",
+        "warning level",
+    ):
+        assert expected in text, expected
+    assert page.count("<circle") == 6  # one for each evaluation
+    assert page.count("class=stage") == 7  # the boundary, in every plot
+
+
+def test_words_of_the_run_are_escaped(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "a&b<i>", stage="<b>x</b>")
+    with (folder / "events.jsonl").open("a") as events:
+        events.write('{"time": "2026-01-01T00:00:00", "kind": "<script>", "name": "<script>alert(1)</script>"}\n')
+    page = write_report(folder).read_text()
+    assert "<script" not in page
+    assert "<b>x</b>" not in page
+    assert "<i>" not in page
+    assert "&lt;secret&gt; &amp; 语料" in page
+
+
+def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    texts = text_of(write_report(folder).read_text())
+    assert "Held-out perplexity" in texts
+    assert "Perplexity" in texts
+    assert "unpad eval" not in texts
+    (folder / "recipe.yaml").write_text("data:\n  events: [{path: labs.csv}]\n")
+    patients = text_of(write_report(folder).read_text())
+    assert "perplexity" not in patients.lower()
+    assert "unpad eval run adds calibration" in patients
+    (folder / "evaluation.json").write_text('{"family": "events", "counts": {"patients": 3}}')
+    assert "unpad eval" not in text_of(write_report(folder).read_text())
+    earlier = {"family": "events", "counts": {"with_event": 1}, "roc": [[0, 0], [1, 1]], "precision_recall": [[0, 1]]}
+    (folder / "evaluation.json").write_text(json.dumps(earlier))
+    assert "unpad eval run adds calibration" in text_of(write_report(folder).read_text())
+
+
+@pytest.mark.parametrize("ending", ["finished", "stopped"])
+def test_state_is_how_the_run_said_it_ended(tmp_path: Path, ending: str) -> None:
+    assert f"state {ending}" in write_report(run_directory(tmp_path / "run", ending=ending)).read_text()
+
+
+def test_state_without_an_ending_is_running_while_the_lock_is_held_and_killed_after(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run", ending="")
+    with RunLock(folder):
+        assert "state running" in write_report(folder).read_text()
+    assert "state killed" in write_report(folder).read_text()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "events.jsonl"])
+def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
+    folder = run_directory(tmp_path / "run")
+    good = (folder / name).read_text()
+    (folder / name).write_text(good.replace("}\n", "\n", 1))
+    with pytest.raises(SourceError, match=rf"{name}:1\b"):
+        write_report(folder)
+    (folder / name).unlink()
+    with pytest.raises(SourceError, match=f"there is no {name}"):
+        write_report(folder)
+
+
+def test_a_run_without_steps_has_no_report(tmp_path: Path) -> None:
+    Monitor(tmp_path, log_every=1, grad_norm_warning=1, console=Console(quiet=True), total_steps=1).close()
+    assert not (tmp_path / "report.html").exists()
+    with pytest.raises(SourceError, match="not taken a step"):
+        write_report(tmp_path)
+
+
+def test_a_line_still_being_written_is_left_out(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    before = len(load_metrics(folder))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 61, "kind": "tra')
+    assert len(load_metrics(folder)) == before
+    write_report(folder)
+
+
+def test_a_run_that_is_not_evaluated_says_so(tmp_path: Path) -> None:
+    page = write_report(run_directory(tmp_path / "run", steps=9)).read_text()
+    assert "not evaluated yet" in page
+    assert "held out" not in page
+
+
+def test_long_runs_are_thinned_without_losing_a_spike() -> None:
+    x, y = np.arange(1, 100_001, dtype=float), np.random.default_rng(0).normal(size=100_000)
+    y[77_777], y[5] = 50.0, math.nan
+    tx, ty = thin(x, y)
+    assert len(tx) <= MAX_POINTS
+    assert ty.max() == 50.0
+    assert np.all(np.diff(tx) > 0)
+    drawn = plot("Speed", [Line("main", [(x, y)])])
+    assert drawn.count("L") <= MAX_POINTS
+    assert ">100,000<" in drawn
+
+
+@limits(deadline=None)
+@given(some.floats(-1e6, 1e6), some.floats(1e-6, 1e6), some.integers(3, 8))
+def test_ticks_are_round_and_enclose_the_data(low: float, width: float, target: int) -> None:
+    high = low + width
+    marks = ticks(low, high, target)
+    slack = 1e-6 * width + 1e-15 * max(abs(low), abs(high))  # no float lies nearer than that
+    assert marks[0] <= low + slack
+    assert marks[-1] >= high - slack
+    assert 2 <= len(marks) <= 2 * target + 2
+    step = marks[1] - marks[0]
+    leading = step / 10 ** math.floor(math.log10(step) + 1e-6)
+    assert min(abs(leading - factor) for factor in (1, 2, 5, 10)) < 1e-2
+    assert len(set(tick_labels(marks))) == len(marks) or abs(low) > 1e3 * width  # no two marks read alike
+
+
+@limits(deadline=None)
+@given(some.lists(some.floats(-10, 10) | some.just(math.nan), min_size=1, max_size=30), some.integers(1, 9))
+def test_running_mean_equals_the_mean_of_its_neighbours(values: list[float], width: int) -> None:
+    y, w = np.array(values), np.arange(1.0, len(values) + 1)
+    got = running_mean(y, w, width | 1)
+    for i in range(len(y)):
+        near = slice(max(0, i - width // 2), i + width // 2 + 1)
+        real = np.isfinite(y[near])
+        expected = np.average(y[near][real], weights=w[near][real]) if real.any() else math.nan
+        assert got[i] == pytest.approx(expected, nan_ok=True, abs=1e-9)
+
+
+def test_a_plot_of_one_point_or_of_nothing_is_drawn() -> None:
+    one = np.ones(1)
+    assert "<circle" in plot("Loss", [Line("main", [(one, one)])])
+    assert "nothing was measured" in plot("Loss", [Line("main", [(one, one * math.nan)])])
+    assert "nothing was measured" in plot("Loss", [])
+
+
+def test_a_few_large_values_make_the_axis_logarithmic() -> None:
+    x, y = np.arange(1.0, 101), np.ones(100)
+    y[50] = 1000.0
+    drawn = plot("Gradient norm", [Line("main", [(x, y)])])
+    assert [label for label in re.findall(r">([\d.]+)</text>", drawn)][:4] == ["1", "10", "100", "1000"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0, "0"), (0.123456, "0.123"), (1234, "1,234"), (16234.4, "16.2k"), (2.31e6, "2.31M"), (5e9, "5B")],
+)
+def test_numbers_are_short(value: float, expected: str) -> None:
+    assert short(value) == expected
+
+
+def test_durations_and_tick_labels_read_alike() -> None:
+    assert [span(s) for s in (0.04, 8.14, 59.9, 72, 11_100)] == ["0.0s", "8.1s", "60s", "1m12s", "3h05m"]
+    assert tick_labels([0.0, 5000.0, 10000.0]) == ["0", "5k", "10k"]
+    assert tick_labels([0.0, 2e-4, 4e-4]) == ["0", "2e-4", "4e-4"]
+    assert tick_labels([1.0, 1.5, 2.0]) == ["1.0", "1.5", "2.0"]

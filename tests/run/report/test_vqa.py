@@ -1,0 +1,52 @@
+"""The page's pictures of visual tokens: what was measured, and the patches that stayed."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+
+from tests.run.report.test_kept_patches import QUESTION, kept
+from unpad.evaluation.metrics import Extremes, Metric
+from unpad.run.report.vqa import LEFT, WIDTH, _from_json, describe_vqa, to_json
+
+METRICS = {
+    "accuracy": Metric(0.5, 0.4, 0.6, 9), "accuracy_origin": Metric(0.75, 0.7, 0.8, 9),
+    "accuracy_hard": Metric(0.5, 0.4, 0.6, 9), "kept_average": Extremes(8, 4, 9, 9),
+    "visual_tokens": Extremes(16, 4, 64, 9),
+    "kept_block_0": Extremes(12, 4, 20, 9), "kept_block_1": Extremes(3, 1, 5, 9),
+}  # fmt: skip
+
+
+def test_pictures_are_read_back_as_they_were() -> None:
+    found = json.loads(json.dumps(to_json(METRICS, [(kept(QUESTION, "圆形"), "圆环")])))
+    one, back = kept(QUESTION, "圆形"), _from_json(found["pictures"][0])
+    assert np.array_equal(one.pixels, back.pixels)
+    assert (one.patch, one.question, one.answer) == (back.patch, back.question, back.answer)
+    assert list(one.stays) == list(back.stays)
+    assert all(np.array_equal(one.stays[block], back.stays[block]) for block in one.stays)
+
+
+def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> None:
+    found = to_json(METRICS, [(kept("<b>?</b>", "x"), "y"), (kept(), "circle")])
+    assert found["kept"] == [[12, 4, 20], [3, 1, 5]]
+    page = describe_vqa(found)
+    assert "patches of the images" in page
+    assert "block 0: 12</title>" in page
+    assert "block 1: 3</title>" in page
+    assert page.count("class=bar") == 2
+    ends = [float(x) for x in re.findall(r"class=bar d=\"M\d+ [\d.]+H([\d.]+)", page)]
+    whole = WIDTH - LEFT - 60
+    assert ends == [LEFT + 0.75 * whole, LEFT + 0.5 * whole]
+    assert page.count("<image") == 6
+    assert "<b>?</b>" not in page
+    assert "the answer is y" in page
+    assert "<p>right</p>" in page
+
+
+def test_a_model_that_only_merges_has_no_pictures() -> None:
+    page = describe_vqa(to_json({"accuracy_merge_only": Metric(0.5, 0.4, 0.6, 9)}, []))
+    assert "merged (merge_only)" in page
+    assert "Patches that stayed" not in page
+    assert "nothing was measured" not in page

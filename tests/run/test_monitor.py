@@ -1,0 +1,323 @@
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from unpad.run.monitor import COLUMNS, Monitor, StepRecord, perplexity
+from unpad.run.report.history import load_metrics, read_rows
+from unpad.run.timers import Timers
+from unpad.training.memory import peak_memory, process_memory
+
+STEPS_PER_EPOCH = 5
+
+
+def record(step: int, **changes: object) -> StepRecord:
+    rng = np.random.default_rng(step)
+    loss = 3 * math.exp(-step / 10) + float(rng.uniform(0, 0.1)) + 1
+    terms = {"terms": {"nll": loss}, "weights": {}}
+    rest = {"loss": loss, "lr": 1e-3 / step, "grad_norm": float(rng.uniform(0.5, 1)), **terms}
+    values = {
+        "step": step, "stage": "pretrain" if step <= 10 else "tune", "epoch": (step - 1) // STEPS_PER_EPOCH,
+        "micros": 1,
+        "sequences": 20, "tokens": 2000 + step, "padded_tokens": 2100, "targets": int(rng.integers(1500, 2000)),
+    }  # fmt: skip
+    return StepRecord(**(values | rest | changes))  # type: ignore[arg-type]
+
+
+def monitor(folder: Path, console: Console | None = None, **changes: object) -> Monitor:
+    values = {"log_every": 5, "grad_norm_warning": 10.0, "total_steps": 20, "verbose": False} | changes
+    return Monitor(folder, console=console or Console(quiet=True), **values)  # type: ignore[arg-type]
+
+
+def train(run: Monitor, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        row = record(step)
+        run.step(row, seconds=0.1, waited=0.01, memory_bytes=500_000_000)
+        if step % STEPS_PER_EPOCH == 0:
+            run.evaluation(step, row.stage, {"loss": row.loss + 0.1, "bits_per_char": 2.0}, 300, best=True)
+            run.epoch(step, row.stage, row.epoch)
+
+
+def lines(folder: Path, name: str) -> list[dict]:
+    return list(read_rows(folder / name))
+
+
+def test_killed_and_resumed_leaves_the_same_bytes(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        folder.mkdir()
+    run = monitor(whole)
+    train(run, 1, 20)
+    run.close()
+
+    train(monitor(killed), 1, 14)  # dies without closing, behind its checkpoint of step 8
+    with (killed / "metrics.jsonl").open("a") as torn:
+        torn.write('{"step": 15, "st')
+    again = monitor(killed)
+    again.resume(8)
+    train(again, 9, 20)
+    again.close()
+    for name in ("metrics.jsonl", "metrics.csv"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+    assert [row["step"] for row in lines(killed, "timing.jsonl")] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("done", ["nothing", "evaluation", "both"])
+def test_rows_of_the_checkpoint_step_are_written_once(tmp_path: Path, done: str) -> None:
+    run = monitor(tmp_path)
+    run.step(record(1), seconds=0.1, waited=0, memory_bytes=1)
+    if done != "nothing":
+        run.evaluation(1, "pretrain", {"loss": 2.0}, 10, best=True)
+    if done == "both":
+        run.epoch(1, "pretrain", 0)
+    again = monitor(tmp_path)
+    again.resume(1)
+    again.evaluation(1, "pretrain", {"loss": 2.0}, 10, best=True)
+    again.epoch(1, "pretrain", 0)
+    again.close()
+    assert [row["kind"] for row in load_metrics(tmp_path)] == ["train", "eval", "epoch"]
+
+
+def test_epoch_row_weighs_steps_by_their_targets(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    run.step(record(1, loss=1.0, targets=100), seconds=1, waited=0, memory_bytes=1)
+    run.step(record(2, loss=math.nan, targets=100, skipped=True), seconds=1, waited=0, memory_bytes=1)
+    run.step(record(3, loss=3.0, targets=300), seconds=1, waited=0, memory_bytes=1)
+    run.evaluation(3, "pretrain", {"loss": 1.5}, 50, best=False)
+    run.epoch(3, "pretrain", 0)
+    run.close()
+    epoch = load_metrics(tmp_path)[-1]
+    assert epoch["kind"] == "epoch"
+    assert epoch["loss"] == 2.5
+    assert epoch["perplexity"] == pytest.approx(math.exp(2.5))
+    assert epoch["heldout_loss"] == 1.5
+    assert epoch["targets"] == 400
+
+
+def test_columns_are_the_same_in_every_row_of_both_files(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    train(run, 1, 10)
+    run.close()
+    assert {tuple(row) for row in lines(tmp_path, "metrics.jsonl")} == {COLUMNS}
+    with (tmp_path / "metrics.csv").open(newline="") as file:
+        header, *table = csv.reader(file)
+    assert tuple(header) == COLUMNS
+    rows = load_metrics(tmp_path)
+    assert len(table) == len(rows) == 14
+    for cells, row in zip(table, rows, strict=True):
+        shown = dict(zip(header, cells, strict=True))
+        assert float(shown["loss"]) == row["loss"]
+        assert json.loads(shown["values"]) == row["values"]
+    first = rows[0]
+    assert first["pad_share"] == 1 - first["tokens"] / first["padded_tokens"]
+    assert first["perplexity"] == math.exp(first["loss"])
+
+
+def test_overflow_and_nan_are_written_not_raised(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    run.step(record(1, loss=1e4), seconds=0.1, waited=0, memory_bytes=1)
+    run.step(record(2, loss=math.nan, grad_norm=math.inf, skipped=True), seconds=0.0, waited=0, memory_bytes=1)
+    run.evaluation(2, "pretrain", {"loss": 1e5}, 10, best=False)
+    run.close()
+    assert '"perplexity": "inf"' in (tmp_path / "metrics.jsonl").read_text().splitlines()[0]
+    rows = load_metrics(tmp_path)
+    assert rows[0]["perplexity"] == math.inf
+    assert math.isnan(rows[1]["loss"])
+    assert (tmp_path / "report.html").is_file()
+    assert perplexity(math.log(7)) == pytest.approx(7)
+
+
+def test_times_stay_out_of_the_metrics(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    run.step(record(1), seconds=0.5, waited=0.125, memory_bytes=123)
+    run.close()
+    row = lines(tmp_path, "timing.jsonl")[0]
+    assert (row["seconds"], row["waited"], row["memory_bytes"]) == (0.5, 0.125, 123)
+    assert row["waited_share"] == 0.25
+    assert row["tokens_per_second"] == 2001 / 0.5
+    assert not set(row) & set(COLUMNS) - {"step", "stage"}
+
+
+def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        run = monitor(tmp_path, Console(file=out))
+        run.start(["训练 2 stages", "escape \x1b[31m and [bold]markup[/bold]"])
+        run.stage("tune", 400)
+        for step in range(116, 121):
+            changes = {
+                "loss": 2.345,
+                "lr": 9.1e-4,
+                "grad_norm": 0.83,
+                "tokens": 1234,
+                "padded_tokens": 1234,
+                "sequences": 61,
+            }
+            now = record(step, stage="tune", epoch=3, **changes)
+            run.step(now, seconds=0.1, waited=0.002, memory_bytes=610_000_000)
+        run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True)
+        run.close()
+    assert (tmp_path / "out").read_text().splitlines() == [
+        "训练 2 stages",
+        "escape \\x1b[31m and [bold]markup[/bold]",
+        "step 120/400  tune epoch 3  loss 2.345  ppl 10.43  lr 9.1e-04  grad 0.83  12,340 tok/s  610 seq/s  "
+        "pad 0.0%  wait 2.0%  mem 0.61 GB  left 28s",
+        "held out at step 120  tune  loss 2.079  perplexity 8  best so far",
+    ]
+
+
+def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    assert run.waited_share == 0
+    run.step(record(1), seconds=3.0, waited=0.0, memory_bytes=1)
+    run.step(record(2), seconds=1.0, waited=1.0, memory_bytes=1)
+    run.close()
+    assert run.waited_share == 0.25
+
+
+def test_time_left_counts_what_evaluations_add(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=1001)
+        run.stage("pretrain", 1001)
+        time.sleep(0.5)  # nine tenths of the time so far are not steps
+        run.step(record(1), seconds=0.05, waited=0, memory_bytes=1)
+        run.close()
+    line = (tmp_path / "out").read_text()
+    left = line.split("left ")[1].split()[0]
+    minutes, seconds = left.rstrip("s").split("m")
+    assert int(minutes) * 60 + int(seconds) >= 500  # 1000 steps of 0.5 s, though a step itself takes 0.05 s
+    assert "40,020 tok/s" in line  # speed leaves it out
+
+
+def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=None)
+        for step in range(1, 151):
+            run.step(record(step, grad_norm=11.0), seconds=0.1, waited=0, memory_bytes=1)
+        run.close()
+    warnings = [event for event in lines(tmp_path, "events.jsonl") if event["kind"] == "warning"]
+    assert [(event["step"], event["num_steps_so_far"]) for event in warnings] == [(1, 1), (101, 101)]
+    text = (tmp_path / "out").read_text()
+    assert text.count("grad 11.00!") == 150
+    assert "left" not in text
+
+
+def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        console = Console(file=out, force_terminal=True, width=100)
+        run = monitor(tmp_path, console)
+        run.start([])
+        train(run, 1, 20)
+        run.event("checkpoint", step=20)
+        run.close()
+        run.close()
+    text = (tmp_path / "out").read_text()
+    assert "20/20" in text
+    assert "held out at step 20" in text
+    assert "checkpoint  step 20" in text
+    assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
+    assert [event["kind"] for event in lines(tmp_path, "events.jsonl")] == ["checkpoint"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_training_goes_on_when_stdout_is_closed(tmp_path: Path, terminal: bool) -> None:
+    code = f"""
+import sys
+from io import StringIO
+from pathlib import Path
+from rich.console import Console
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_monitor import monitor, train
+run = monitor(Path({str(tmp_path)!r}), Console(force_terminal={terminal}), log_every=1)
+run.start(["begin"])
+sys.stdout.flush()
+sys.stdin.readline()
+train(run, 1, 20)
+run.close()
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"}
+    child = subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+    )  # fmt: skip
+    assert child.stdin
+    assert child.stdout
+    assert b"begin" in child.stdout.readline()
+    child.stdout.close()
+    child.stdout = None
+    _, errors = child.communicate(b"go\n")
+    assert child.returncode == 0, errors.decode()
+    assert errors == b""
+    assert [row["step"] for row in lines(tmp_path, "timing.jsonl")] == list(range(1, 21))
+
+
+def test_full_screen_device_does_not_stop_training(tmp_path: Path) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        run = monitor(tmp_path, Console(file=full), log_every=1)
+        run.start(["begin"])
+        train(run, 1, 5)
+        run.close()
+        assert len(load_metrics(tmp_path)) == 7
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+
+
+def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    lost = monitor(tmp_path)
+    train(lost, 1, 14)
+    lost._board.close()
+    time.sleep(1.1)  # event files are told apart by the second of their start
+    again = monitor(tmp_path)
+    again.resume(8)
+    train(again, 9, 20)
+    again.close()
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert [event.step for event in read.Scalars("train/loss")] == list(range(1, 21))
+    assert {"train/lr", "train/grad_norm", "train/tokens_per_second", "heldout/loss"} <= set(read.Tags()["scalars"])
+
+
+def test_timers_sum_to_the_wall_time_and_nested_parts_count_once() -> None:
+    timers, began = Timers(), time.perf_counter()
+    with timers("train"):
+        time.sleep(0.05)
+        with timers("validate"):
+            time.sleep(0.03)
+    time.sleep(0.02)
+    with timers("train"):
+        time.sleep(0.01)
+    wall = time.perf_counter() - began
+    rows = timers.summary(wall)
+    assert [row["name"] for row in rows] == ["train", "validate", "other"]
+    assert sum(row["seconds"] for row in rows) == pytest.approx(wall, rel=1e-6)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    assert rows[0]["seconds"] >= 0.06
+    assert rows[1]["seconds"] >= 0.03
+    assert rows[2]["seconds"] >= 0.02
+
+
+def test_memory_follows_what_is_allocated() -> None:
+    before = process_memory()
+    block = np.ones(8_000_000)  # 64 MB, touched
+    assert process_memory() - before > 50_000_000
+    del block
+    assert peak_memory() >= before + 50_000_000
+
+
+def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
+    screen = StringIO()
+    run = monitor(tmp_path, verbose=True, log_every=100, console=Console(file=screen, width=200))
+    run.step(record(1), seconds=0.1, waited=0, memory_bytes=1)
+    run.event("checkpoint", step=1, path="step-00000001")
+    run.close()
+    assert "micros 1  tokens 2001/2100" in screen.getvalue()
+    assert "step-00000001" in screen.getvalue()

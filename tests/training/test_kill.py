@@ -1,0 +1,281 @@
+"""A run killed at any instant and resumed leaves the same bytes as one that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
+import torch.utils.tensorboard
+
+from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
+from unpad import cli, storage
+from unpad.run import checkpoint
+
+torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
+
+NUM_KILLS = 20
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def two_stages(folder: Path, precision: str = "fp32", threads: int = 1, **model: int) -> Path:
+    """Dropout, micro-batches, epochs of 10 and 11 steps, evaluation inside an epoch, a rate that changes by epoch."""
+    return write_toy(
+        folder,
+        precision=precision,
+        train={"threads": threads},
+        model=model,
+        plan={"tokens_per_step": 120, "tokens_per_micro": 70},
+        stages=[
+            {"name": "pretrain", "use": ["text"], "train": {"max_epochs": 2, "eval_every": 5}},
+            {"name": "tune", "use": ["chat"], "optim": {"per": "epoch"}, "train": {"max_epochs": 2}},
+        ],
+    )
+
+
+def in_child(action: Callable[[], object]) -> int:
+    """Run `action` in a forked child; return its exit code, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 99
+        try:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            action()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def watch(seen: Callable[[str], None]) -> None:
+    """Have this process call `seen` before every storage operation and before every update of the weights."""
+    update = LOOP.train_step
+
+    def watched_step(*args: object, **options: object) -> object:
+        seen("step")
+        return update(*args, **options)
+
+    LOOP.train_step = watched_step
+    storage._operation = lambda name, path: seen(name)
+
+
+def at_event(number: int, action: Callable[[], object], kind: str = "") -> None:
+    """Do `action` at the `number`-th event of this process (of one kind), 1 being the first."""
+    left = number
+
+    def count_down(name: str) -> None:
+        nonlocal left
+        left -= kind in ("", name)
+        if left == 0 and kind in ("", name):
+            action()
+
+    watch(count_down)
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def undisturbed(recipe: Path, folder: Path) -> int:
+    """Run to the end without a kill; return the number of events."""
+    tally = folder.with_name("tally")
+
+    def action() -> None:
+        seen: list[str] = []
+        watch(seen.append)
+        run(recipe, folder)
+        tally.write_text(str(len(seen)))
+
+    assert in_child(action) == 0
+    return int(tally.read_text())
+
+
+def killed(recipe: Path, folder: Path, at: int) -> bool:
+    """Start or resume, and be killed at event `at`; False when the run ended before that."""
+
+    def action() -> None:
+        at_event(at, die)
+        run(recipe, folder, resume=True)
+
+    code = in_child(action)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def assert_same_run(folder: Path, expected: Path) -> None:
+    for name in ("metrics.jsonl", "metrics.csv"):
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    for name in ("best", "best-pretrain"):
+        assert same_tensors(weights(folder, name), weights(expected, name)), name
+    steps = [row["step"] for row in rows(folder, "train")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert not [path for path in folder.rglob(".*") if path.name.startswith((".tmp-", ".old-"))]
+
+
+# Heads of 32, which native kernels take, and matrices that several threads share.
+NATIVE = {"width": 64, "heads": 2, "hidden": 256}
+
+
+THREADS = int(os.environ.get("UNPAD_KILL_THREADS", "1"))
+
+
+@pytest.mark.parametrize(("precision", "model"), [("fp32", {}), ("bf16", {}), ("bf16", NATIVE)])
+def test_a_run_killed_twenty_times_equals_one_that_was_not(
+    tmp_path: Path, precision: str, model: dict[str, int]
+) -> None:
+    recipe = two_stages(tmp_path, precision, THREADS, **model)
+    num_events = undisturbed(recipe, tmp_path / "calm")
+    assert {row["stage"]: row["step"] for row in rows(tmp_path / "calm", "train")} == {"pretrain": 20, "tune": 31}
+    draw = random.Random(precision)
+    num_kills = num_runs = 0
+    while num_kills < NUM_KILLS:  # a run that ended before its next kill is compared, and another begins
+        folder = tmp_path / f"run-{num_runs}"
+        if killed(recipe, folder, draw.randint(1, num_events // 3)):
+            num_kills += 1
+        else:
+            assert_same_run(folder, tmp_path / "calm")
+            num_runs += 1
+    assert in_child(lambda: run(recipe, folder, resume=True)) == 0
+    assert_same_run(folder, tmp_path / "calm")
+
+
+@pytest.mark.skipif(THREADS != 1, reason="this is the process with two threads")
+def test_two_threads_are_the_same_to_the_bit_as_well() -> None:
+    """In a process of its own: where two threads have worked before, a forked child would wait for them for ever."""
+    command = [sys.executable, "-m", "pytest", "-q", "-k", "killed_twenty and model2", __file__]
+    outcome = subprocess.run(
+        command, env={**os.environ, "UNPAD_KILL_THREADS": "2"}, capture_output=True, text=True, timeout=250, check=False
+    )
+    assert outcome.returncode == 0, outcome.stdout
+
+
+def test_kills_before_the_first_checkpoint_and_during_every_resume_change_nothing(tmp_path: Path) -> None:
+    recipe = two_stages(tmp_path)
+    undisturbed(recipe, tmp_path / "calm")
+    folder = tmp_path / "run"
+
+    def two_steps() -> None:  # and not yet the checkpoint of step 3
+        at_event(3, die, kind="step")
+        run(recipe, folder, resume=True)
+
+    assert in_child(two_steps) == -signal.SIGKILL
+    assert len(rows(folder, "train")) == 2
+    assert not list((folder / "checkpoints").glob("step-*"))
+    for number in range(1, 25):  # each resume comes one storage operation further
+        assert killed(recipe, folder, number)
+    assert in_child(lambda: run(recipe, folder, resume=True)) == 0
+    assert_same_run(folder, tmp_path / "calm")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
+    tmp_path: Path, number: int, code: int
+) -> None:
+    recipe = two_stages(tmp_path)
+    undisturbed(recipe, tmp_path / "calm")
+    folder = tmp_path / "run"
+
+    def command(*more: str, signal_at: int = 0) -> int:
+        def action() -> None:
+            at_event(signal_at, lambda: os.kill(os.getpid(), number), kind="step")
+            sys.argv = ["unpad", "train", str(recipe), "--out", str(folder), *more]
+            cli.main()
+
+        return in_child(action)
+
+    assert command(signal_at=8) == code
+    assert checkpoint.load_newest(folder / "checkpoints")[0].step == 8  # no step is due to be saved but every third
+    assert command("--resume", signal_at=15) == code  # step 23, in the second stage
+    assert command("--resume") == 0
+    assert_same_run(folder, tmp_path / "calm")
+    assert [event["exit_code"] for event in events(folder, "stopped")] == [code, code]
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    recipe = two_stages(tmp_path)
+
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+
+    def action() -> None:
+        at_event(5, twice, kind="step")
+        sys.argv = ["unpad", "train", str(recipe), "--out", str(tmp_path / "run")]
+        cli.main()
+
+    assert in_child(action) == 130
+    undisturbed(recipe, tmp_path / "calm")
+    assert in_child(lambda: run(recipe, tmp_path / "run", resume=True)) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "calm")
+
+
+def test_the_command_itself_saves_on_ctrl_c(tmp_path: Path) -> None:
+    recipe = two_stages(tmp_path)
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "unpad.cli", "train", str(recipe), "train.max_steps=100000", "--out", str(folder)]
+    stages = [f"stages.{name}.train.max_epochs=100000" for name in ("pretrain", "tune")]
+    with subprocess.Popen([*command, *stages], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not ((folder / "metrics.jsonl").is_file() and (folder / "metrics.jsonl").stat().st_size):
+                assert process.poll() is None
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate()
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "stopped by Ctrl-C; everything up to here is saved" in error
+    assert "--resume" in error
+    assert "Traceback" not in error
+    state, _ = checkpoint.load_newest(folder / "checkpoints")
+    assert state.step == rows(folder, "train")[-1]["step"]
+
+
+def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_path: Path) -> None:
+    recipe = two_stages(tmp_path)
+    folder, errors = tmp_path / "run", tmp_path / "errors"
+    arrived, release = os.pipe(), os.pipe()
+
+    def first() -> None:
+        at_event(2, lambda: (os.write(arrived[1], b"."), os.read(release[0], 1)), kind="step")
+        run(recipe, folder)
+
+    def second(*more: str) -> int:
+        def action() -> None:
+            sys.stderr = errors.open("w", buffering=1)
+            sys.argv = ["unpad", "train", str(recipe), "--out", str(folder), *more]
+            cli.main()
+
+        return in_child(action)
+
+    pid = os.fork()
+    if pid == 0:
+        os.close(release[1])  # else it would wait for ever for a parent that has failed
+        os._exit(0 if in_child(first) == 0 else 1)
+    os.close(arrived[1])
+    assert os.read(arrived[0], 1) == b"."
+    holder = json.loads((folder / "run.lock").read_text())
+    for more in ([], ["--resume"]):
+        assert second(*more) == 5
+        assert f"pid {holder['pid']}" in errors.read_text()
+    os.write(release[1], b".")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(rows(folder, "train")) == 31

@@ -1,0 +1,301 @@
+"""Whole runs: stages, early stopping, freezing, guards, strategies, timing, and the same bytes twice."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
+from unpad.batching.batch import RaggedBatch
+from unpad.errors import NonFiniteError, OutOfMemoryError, PlanError, RecipeError
+from unpad.models.decoder import Decoder
+from unpad.run import checkpoint
+from unpad.training.step import StepResult
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Weights before each step, learning rate and size of the optimizer's state, and sizes of its micro-batches."""
+    taken: list[dict[str, Any]] = []
+    step = LOOP.train_step
+
+    def watched(model: Decoder, micros: list[RaggedBatch], optimizer: torch.optim.AdamW, **options: Any) -> StepResult:
+        copies = {name: value.clone() for name, value in model.state_dict().items()}
+        sizes = [batch.total_tokens for batch in micros]
+        taken.append({"weights": copies, "num_states": len(optimizer.state), "sizes": sizes})
+        return step(model, micros, optimizer, **options)
+
+    monkeypatch.setattr(LOOP, "train_step", watched)
+    return taken
+
+
+# --------------------------------------------------------------------------- course of a run
+
+
+def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    for name in ("a", "b"):
+        result = run(recipe, tmp_path / name)
+    for name in ("metrics.jsonl", "metrics.csv", "tokenizer.json", "checkpoints/best/model.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    losses = [row["loss"] for row in rows(tmp_path / "a", "train")]
+    assert losses[-1] < losses[0] - 1.5
+    assert result.heldout_loss == rows(tmp_path / "a", "eval")[-1]["loss"]
+    run(recipe, tmp_path / "c", "train.seed=1")
+    assert rows(tmp_path / "c", "train")[0]["loss"] != losses[0]
+
+
+def test_the_second_stage_starts_from_the_best_weights_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0, 2.0, 1.0, 4.0]))
+    result = run(write_toy(tmp_path), tmp_path / "run")
+    train_rows = rows(tmp_path / "run", "train")
+    assert [(row["step"], row["stage"]) for row in train_rows] == [
+        (step, "pretrain" if step <= 12 else "tune") for step in range(1, 25)
+    ]
+    best_first = weights(tmp_path / "run", "best-pretrain")
+    assert checkpoint.load(tmp_path / "run/checkpoints/best-pretrain").step == 6
+    assert same_tensors(snapshots[6]["weights"], best_first)
+    assert same_tensors(snapshots[12]["weights"], best_first)
+    assert not same_tensors(snapshots[11]["weights"], best_first)
+    assert [shot["num_states"] > 0 for shot in snapshots[:2] + snapshots[12:14]] == [False, True, False, True]
+    assert train_rows[12]["lr"] == pytest.approx(0.005)  # lr_scale 0.5, its own schedule
+    assert checkpoint.load(tmp_path / "run/checkpoints/best").step == 20
+    assert (result.heldout_loss, result.epochs, result.step) == (1.0, 3, 24)
+
+
+def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    run(recipe, tmp_path / "first", "stages.tune.train.max_epochs=0")
+    assert {row["stage"] for row in rows(tmp_path / "first")} == {"pretrain"}
+    assert same_tensors(weights(tmp_path / "first"), weights(tmp_path / "first", "best-pretrain"))
+    run(recipe, tmp_path / "second", "stages.pretrain.train.max_epochs=0")
+    assert {row["stage"] for row in rows(tmp_path / "second")} == {"tune"}
+    assert not (tmp_path / "second/checkpoints/best-pretrain").exists()
+    [skipped] = events(tmp_path / "second", "stage_skipped")
+    assert skipped["message"] == "pretrain: max_epochs is 0"
+
+
+def test_patience_counts_checks_and_the_best_weights_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr(LOOP, "held_out", scripted_heldout([5.0, 4.95, 4.8, 4.75, 4.79]))
+    settings = {"max_epochs": 50, "eval_every": 1, "patience": 2, "min_delta": 0.1}
+    result = run(write_toy(tmp_path, stages=[], train=settings), tmp_path / "run")
+    assert (result.step, result.epochs, result.heldout_loss) == (5, 1, 4.8)
+    assert [row["best"] for row in rows(tmp_path / "run", "eval")] == [True, False, True, False, False]
+    assert same_tensors(weights(tmp_path / "run"), snapshots[3]["weights"])
+    [stop] = events(tmp_path / "run", "early_stop")
+    assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
+
+
+def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 1})
+    run(recipe, tmp_path / "free")
+    run(recipe, tmp_path / "run", "train.freeze=[embed.*, blocks.0.attention.*]", "train.max_steps=4")
+    run(recipe, tmp_path / "start", "train.max_steps=0")
+    start, end, free = (weights(tmp_path / name) for name in ("start", "run", "free"))
+    frozen = {name for name in end if name.startswith(("embed.", "blocks.0.attention."))}
+    assert 1 < len(frozen) < len(end)
+    assert {name for name in end if torch.equal(start[name], end[name])} == frozen
+    assert not any(torch.equal(start[name], free[name]) for name in free)
+    state, _ = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    with_state = {name.removeprefix("optim.").rpartition(".")[0] for name in state.tensors if name.startswith("optim.")}
+    assert with_state == end.keys() - frozen
+    assert events(tmp_path / "run", "stage")[0]["frozen"] == sum(start[name].numel() for name in frozen)
+    with pytest.raises(RecipeError, match='"nothing" matches no parameter'):
+        run(recipe, tmp_path / "wrong", "train.freeze=[nothing]")
+
+
+def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, model={**SMALL_MODEL, "dropout": 0.0}, train={"max_steps": 3, "max_epochs": 1})
+    run(recipe, tmp_path / "plain")
+    run(recipe, tmp_path / "smooth", "train.label_smoothing=0.2")
+    plain, smooth = rows(tmp_path / "plain", "train"), rows(tmp_path / "smooth", "train")
+    assert smooth[0]["loss"] == plain[0]["loss"] == smooth[0]["values"]["nll"]
+    assert smooth[0]["values"]["cross_entropy"] != smooth[0]["loss"]
+    assert plain[0]["values"]["cross_entropy"] == plain[0]["loss"]
+    assert smooth[2]["loss"] != plain[2]["loss"]
+
+
+def test_a_rate_that_changes_by_epoch_is_constant_within_epochs_of_any_length(tmp_path: Path) -> None:
+    recipe = write_toy(
+        tmp_path, stages=[], plan={"tokens_per_step": 100}, optim={"per": "epoch"}, train={"max_epochs": 3},
+        data={"chat": None},
+    )  # fmt: skip
+    run(recipe, tmp_path / "run")
+    train_rows = rows(tmp_path / "run", "train")
+    epochs = [[row["lr"] for row in train_rows if row["epoch"] == epoch] for epoch in (1, 2, 3)]
+    assert [len(set(rates)) for rates in epochs] == [1, 1, 1]
+    assert len({len(rates) for rates in epochs}) == 2
+    assert epochs[0][0] == pytest.approx(0.01)
+    assert epochs[2][0] == pytest.approx(0.0001)
+
+
+# --------------------------------------------------------------------------- guards
+
+
+def spoiled(call: int, fault: Callable[[torch.Tensor], torch.Tensor], calls: int = 1) -> Callable[..., Any]:
+    """`Decoder.losses` with `fault` applied to the trained term from the given call on."""
+    losses, count = Decoder.losses, iter(range(10**6))
+
+    def spoil(self: Decoder, batch: RaggedBatch) -> Any:
+        terms = losses(self, batch)
+        if call <= next(count) < call + calls:
+            total, num = terms["cross_entropy"]
+            terms["cross_entropy"] = fault(total), num
+        return terms
+
+    return spoil
+
+
+FAULTS = {
+    "loss": lambda total: total * float("nan"),
+    "gradient": lambda total: total + (total - total.detach()).sqrt(),  # its value is fine, its slope infinite
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_step_that_is_not_finite_stops_by_name_and_the_step_before_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    recipe = write_toy(tmp_path, plan={"tokens_per_micro": 4096}, checkpoint={"every": 100})  # one micro-batch a step
+    run(recipe, tmp_path / "calm")
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "losses", spoiled(4, FAULTS[fault]))
+        with pytest.raises(NonFiniteError, match="at step 5") as caught:
+            run(recipe, tmp_path / "run")
+    assert caught.value.exit_code == 7
+    assert "texts.jsonl:" in caught.value.where
+    state, warnings = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    assert (state.step, warnings) == (4, [])
+    run(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
+
+
+def test_skipping_leaves_the_weights_alone_and_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
+) -> None:
+    recipe = write_toy(tmp_path, plan={"tokens_per_micro": 4096}, train={"on_nonfinite": "skip", "max_skips": 3})
+    monkeypatch.setattr(Decoder, "losses", spoiled(4, FAULTS["loss"], calls=2))
+    run(recipe, tmp_path / "run", "train.max_steps=8")
+    assert [row["step"] for row in rows(tmp_path / "run", "train") if row["skipped"]] == [5, 6]
+    assert rows(tmp_path / "run", "train")[4]["loss"] > 0  # the plain loss of that step was fine
+    assert same_tensors(snapshots[4]["weights"], snapshots[6]["weights"])
+    assert not same_tensors(snapshots[6]["weights"], snapshots[7]["weights"])
+    assert [event["step"] for event in events(tmp_path / "run", "skipped_step")] == [5, 6]
+    assert "2 skipped so far" in events(tmp_path / "run", "skipped_step")[1]["message"]
+    monkeypatch.setattr(Decoder, "losses", spoiled(0, FAULTS["loss"], calls=10))
+    with pytest.raises(NonFiniteError, match="at step 4"):
+        run(recipe, tmp_path / "worse")
+
+
+def test_out_of_memory_names_the_shape_and_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: Decoder, batch: RaggedBatch, *arguments: object, **named: object) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: tried")
+
+    recipe = write_toy(tmp_path)
+    monkeypatch.setattr(Decoder, "forward", forward)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(recipe, tmp_path / "run")
+    assert caught.value.exit_code == 8
+    assert "sequences" in caught.value.what
+    assert "tokens, the longest" in caught.value.what
+    assert "peak memory" in caught.value.where
+    assert "plan.tokens_per_micro" in caught.value.fix
+    monkeypatch.undo()
+
+
+def test_a_run_without_an_end_or_without_a_step_is_refused(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, stages=[])
+    with pytest.raises(RecipeError, match="has no end"):
+        run(recipe, tmp_path / "endless")
+    with pytest.raises(PlanError, match="has no step"):
+        run(recipe, tmp_path / "empty", "train.max_steps=5", "plan.drop_last=true", "plan.tokens_per_step=1000000")
+
+
+# --------------------------------------------------------------------------- batching, precision, time
+
+
+def test_every_strategy_reaches_the_same_held_out_loss_with_the_same_steps(tmp_path: Path) -> None:
+    """Each step holds the whole epoch, so all strategies take the same steps in different micro-batches."""
+    recipe = write_toy(
+        tmp_path,
+        model={**SMALL_MODEL, "dropout": 0.0},
+        plan={"tokens_per_step": 100_000, "tokens_per_micro": 200, "batch_size": 4, "row_tokens": 128},
+        stages=[],
+        train={"max_epochs": 4},
+    )
+    results = {}
+    for strategy in ("pack", "fixed", "dynamic", "bucket", "budget", "rows"):
+        result = run(recipe, tmp_path / strategy, f"plan.strategy={strategy}")
+        results[strategy] = (result.heldout_loss, [row["targets"] for row in rows(tmp_path / strategy, "train")])
+        padded = rows(tmp_path / strategy, "train")[0]["pad_share"]
+        assert (padded == 0) == (strategy == "pack"), strategy
+    loss, targets = results["pack"]
+    assert len(targets) == 4
+    for strategy, (other_loss, other_targets) in results.items():
+        assert other_targets == targets, strategy
+        assert other_loss == pytest.approx(loss, rel=1e-5), strategy
+
+
+def test_bf16_follows_fp32(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})
+    losses = {
+        precision: run(recipe, tmp_path / precision, f"precision={precision}").heldout_loss
+        for precision in ("fp32", "bf16")
+    }
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
+    assert losses["bf16"] != losses["fp32"]
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "bf16").values())
+
+
+def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
+    tmp_path: Path, snapshots: list[dict[str, Any]]
+) -> None:
+    recipe = write_toy(tmp_path, plan={"tokens_per_step": 5000, "tokens_per_micro": 5000}, precision="auto")
+    low = run(recipe, tmp_path / "low", "profile=low_power", "train.threads=2", "model.dropout=0")
+    assert max(max(shot["sizes"]) for shot in snapshots) <= 512
+    [environment] = events(tmp_path / "low", "environment")
+    assert (environment["threads"], environment["precision"]) == (1, "fp32")
+    full = run(recipe, tmp_path / "full", "precision=fp32", "model.dropout=0")
+    assert max(max(shot["sizes"]) for shot in snapshots) > 512
+    assert low.heldout_loss == pytest.approx(full.heldout_loss, rel=1e-4)
+
+
+def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: dict[str, float] = {}
+
+    class Kept(LOOP.Timers):
+        def summary(self, wall: float) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = super().summary(wall)
+            parts.update({row["name"]: row["seconds"] for row in found})
+            return found
+
+    monkeypatch.setattr(LOOP, "Timers", Kept)
+    recipe = write_toy(tmp_path)
+    began = time.perf_counter()
+    result = run(recipe, tmp_path / "run", "stages.pretrain.train.max_epochs=8")
+    wall = time.perf_counter() - began
+    *rows, waiting = result.lines
+    assert {line.split()[0] for line in rows} == set(parts)
+    assert parts.keys() >= {"read", "wait", "train", "evaluate", "save", "log", "other"}
+    assert sum(parts.values()) == pytest.approx(wall, rel=0.05)
+    assert parts["other"] < 0.15 * wall
+    assert sum(float(line.split()[-1].rstrip("%")) for line in rows) == pytest.approx(100, abs=1)
+    timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    share = sum(row["waited"] for row in timing) / sum(row["seconds"] for row in timing)
+    assert waiting == f"steps waited for the loader {share:.2%} of their time"
+    assert share > 0  # measured: nothing takes no time at all

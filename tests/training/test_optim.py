@@ -1,0 +1,166 @@
+"""Learning rates to the number, decay groups, freezing, and an optimizer state that survives."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import random_batch, tiny_model
+from unpad.errors import RecipeError
+from unpad.recipes.training import Optim
+from unpad.training.optim import (
+    Epochs,
+    check_schedule,
+    freeze,
+    learning_rate,
+    load_optimizer_tensors,
+    make_optimizer,
+    optimizer_tensors,
+)
+from unpad.training.step import train_step
+
+ONE = Epochs((0,), (1,))
+
+
+def rates(total: int, steps_per_epoch: int = 10, **fields: Any) -> list[float]:
+    chosen = Optim(**{"lr": 1e-3, "warmup": 0, **fields})
+    return [learning_rate(chosen, step, total, Epochs((0,), (steps_per_epoch,))) for step in range(total)]
+
+
+def test_exponential_decay_has_the_documented_values() -> None:
+    by_update = rates(1000, 10, schedule="exponential")
+    assert by_update[0] == 1e-3
+    assert by_update[100] == pytest.approx(9.50e-4, abs=5e-7)  # epoch 10
+    assert by_update[500] == pytest.approx(7.74e-4, abs=5e-7)  # epoch 50
+    assert by_update[15] == pytest.approx(1e-3 * 0.95**0.15)
+    by_epoch = rates(1000, 10, schedule="exponential", per="epoch")
+    assert by_epoch[15] == by_epoch[10] == by_epoch[19] == pytest.approx(1e-3 * 0.95**0.1)
+    assert by_epoch[100] == by_update[100]
+
+
+def test_warm_up_reaches_its_peak_at_the_stated_step() -> None:
+    found = rates(200, schedule="warmup", warmup=0.1)
+    assert found[:3] == pytest.approx([0.5e-4, 1e-4, 1.5e-4])
+    assert found.index(1e-3) == 19  # the last of the 20 steps that are a tenth of 200
+    assert set(found[19:]) == {1e-3}
+    assert rates(7, schedule="constant") == [1e-3] * 7
+    assert rates(7, schedule="constant", lr_scale=0.5) == [5e-4] * 7
+
+
+def test_cosine_warms_up_then_falls_to_the_floor() -> None:
+    found = rates(100, schedule="cosine", warmup=0.2, floor=0.1)
+    assert found[19] == found[20] == 1e-3
+    assert found[99] == pytest.approx(1e-4)
+    assert found[20:] == sorted(found[20:], reverse=True)
+    assert found[20 + 79 // 3] == pytest.approx(1e-4 + 9e-4 * (1 + math.cos(math.pi * 26 / 79)) / 2)
+
+
+def test_restarts_come_at_exact_steps_with_one_percent_just_before_each() -> None:
+    found = rates(120, schedule="restarts", restarts=3)
+    assert [step for step, rate in enumerate(found) if rate == 1e-3] == [0, 30, 60, 90]
+    assert [found[step] for step in (29, 59, 89, 119)] == pytest.approx([1e-5] * 4)
+    assert min(found) == pytest.approx(1e-5)
+    by_epoch = rates(120, 10, schedule="restarts", restarts=2, per="epoch")
+    assert [step for step, rate in enumerate(by_epoch) if rate == 1e-3] == [*range(10), *range(40, 50), *range(80, 90)]
+    assert by_epoch[39] == by_epoch[119] == pytest.approx(1e-5)
+
+
+@settings(deadline=None)
+@given(
+    schedule=st.sampled_from(["cosine", "restarts"]),
+    total=st.integers(2, 400),
+    restarts=st.integers(0, 20),
+    warmup=st.floats(0, 0.5),
+    floor=st.floats(0, 1),
+)
+def test_the_last_step_is_at_the_floor_for_any_total(
+    schedule: str, total: int, restarts: int, warmup: float, floor: float
+) -> None:
+    assume(schedule == "cosine" or restarts < total)
+    chosen = Optim(lr=1e-3, schedule=schedule, restarts=restarts, warmup=warmup, floor=floor)
+    check_schedule(chosen, total, ONE)
+    found = [learning_rate(chosen, step, total, ONE) for step in range(total)]
+    assert found[-1] == pytest.approx(1e-3 * floor)
+    assert max(found) == pytest.approx(1e-3)
+    assert learning_rate(chosen, total + 3, total, ONE) == found[-1]  # an epoch longer than the first
+    if schedule == "restarts":
+        bounds = [round(total * cycle / (restarts + 1)) for cycle in range(1, restarts + 1)]
+        for bound in bounds:
+            assert found[bound] == pytest.approx(1e-3) or bound == total - 1
+
+
+def test_a_run_of_one_step_trains_at_the_peak() -> None:
+    assert rates(1, schedule="cosine") == rates(1, schedule="restarts", restarts=0) == [1e-3]
+
+
+def test_as_many_restarts_as_steps_are_refused() -> None:
+    chosen = Optim(schedule="restarts", restarts=5)
+    check_schedule(chosen, 6, ONE)
+    for total in (5, 4):
+        with pytest.raises(RecipeError, match=f"5 restarts do not fit into {total} updates") as caught:
+            check_schedule(chosen, total, ONE)
+        assert f"at most {total - 1}" in caught.value.fix
+    with pytest.raises(RecipeError, match="do not fit into 5 epochs"):
+        check_schedule(Optim(schedule="restarts", restarts=5, per="epoch"), 50, Epochs((0,), (10,)))
+
+
+# --------------------------------------------------------------------------- groups and state
+
+
+def test_only_matrices_decay_and_never_embeddings() -> None:
+    model = tiny_model(norm="layernorm", activation="relu", bias=True, positions="learned", tied=False)
+    optimizer = make_optimizer(model, Optim(weight_decay=0.3))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decays = {
+        names[id(parameter)]: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]
+    }
+    assert decays.keys() == dict(model.named_parameters()).keys()
+    for name, decay in decays.items():
+        is_matrix = name.endswith(".weight") and "norm" not in name and "embed" not in name
+        assert decay == (0.3 if is_matrix else 0.0), name
+
+
+def test_freezing_by_pattern_counts_and_can_be_undone() -> None:
+    model = tiny_model()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert freeze(model, ["embed.*"]) == model.embed.weight.numel()
+    assert not model.embed.weight.requires_grad
+    assert (
+        sum(len(group["params"]) for group in make_optimizer(model, Optim()).param_groups)
+        == len(list(model.parameters())) - 1
+    )
+    assert freeze(model, []) == 0
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == total
+    with pytest.raises(RecipeError, match="every parameter is frozen"):
+        freeze(model, ["*"])
+    with pytest.raises(RecipeError, match=r'"blocks\.9\.\*" matches no parameter') as caught:
+        freeze(model, ["blocks.9.*"])
+    assert "embed.weight" in caught.value.fix
+
+
+def test_an_optimizer_put_back_takes_the_same_steps() -> None:
+    batch, chosen = random_batch([9, 14, 3]), Optim(lr=0.01)
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        train_step(model, [batch], optimizer, weights={"cross_entropy": 1.0}, precision="fp32", clip=1.0)
+
+    model = tiny_model(torch.float32)
+    optimizer = make_optimizer(model, chosen)
+    for _ in range(3):
+        step(model, optimizer)
+    tensors = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
+    assert {name.rpartition(".")[2] for name in tensors} == {"exp_avg", "exp_avg_sq", "step"}
+    copy = tiny_model(torch.float32)
+    copy.load_state_dict(model.state_dict())
+    other = make_optimizer(copy, chosen)
+    load_optimizer_tensors(copy, other, tensors)
+    for _ in range(2):
+        step(model, optimizer)
+        step(copy, other)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, copy.state_dict()[name]), name

@@ -1,0 +1,220 @@
+"""A resumed run takes the changes it can, refuses the others by name, and survives a damaged checkpoint."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
+from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
+from unpad.run import checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def one_stage(folder: Path, **sections: object) -> Path:
+    """Six steps an epoch at a constant rate."""
+    return write_toy(folder, **{"stages": [], "optim": {"lr": 0.01, "schedule": "constant"}, **sections})
+
+
+def damage(path: Path) -> None:
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "limits", [("train.max_steps=7", "train.max_steps=14"), ("train.max_epochs=1", "train.max_epochs=2")]
+)
+def test_a_finished_run_goes_on_when_its_end_is_moved(tmp_path: Path, limits: tuple[str, str]) -> None:
+    recipe = one_stage(tmp_path)
+    short, long = limits
+    run(recipe, tmp_path / "long", long)
+    run(recipe, tmp_path / "run", short)
+    first = rows(tmp_path / "run", "train")
+    run(recipe, tmp_path / "run", long, resume=True)
+    assert rows(tmp_path / "run", "train")[: len(first)] == first
+    assert rows(tmp_path / "run", "train") == rows(tmp_path / "long", "train")
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "long"))
+    [event] = events(tmp_path / "run", "resumed")
+    key, value = long.split("=")
+    assert f"{key} is {value}, was {short.split('=')[1]}: schedule recomputed" in event["message"]
+
+
+def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine"})
+    run(recipe, tmp_path / "run", "train.max_steps=6")
+    run(recipe, tmp_path / "run", "train.max_steps=12", resume=True)
+    rates = [row["lr"] for row in rows(tmp_path / "run", "train")]
+    assert rates[5] == rates[11] == pytest.approx(0.0001)
+    assert rates[6] == pytest.approx(0.0001 + 0.0099 * (1 + math.cos(6 / 11 * math.pi)) / 2)
+
+
+def test_a_run_that_ended_within_its_first_stage_goes_on_there(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, optim={"lr": 0.01, "schedule": "constant"})
+    run(recipe, tmp_path / "calm")
+    run(recipe, tmp_path / "run", "train.max_steps=8")
+    assert [row["stage"] for row in rows(tmp_path / "run", "train")] == ["pretrain"] * 8
+    run(recipe, tmp_path / "run", "train.max_steps=1000", resume=True)
+    assert rows(tmp_path / "run", "train") == rows(tmp_path / "calm", "train")
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
+
+
+def test_without_held_out_data_the_newest_weights_are_the_best(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path, data={"holdout": 0})
+    run(recipe, tmp_path / "long", "train.max_epochs=2")
+    run(recipe, tmp_path / "run", "train.max_epochs=1")
+    before = weights(tmp_path / "run")
+    run(recipe, tmp_path / "run", "train.max_epochs=2", resume=True)
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "long"))
+    assert not same_tensors(weights(tmp_path / "run"), before)
+
+
+def test_logging_evaluation_and_checkpoint_fields_may_change(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=6")
+    more = ["train.max_steps=12", "train.log_every=1", "train.eval_every=2", "checkpoint.every=1", "checkpoint.keep=5"]
+    run(recipe, tmp_path / "run", *more, resume=True)
+    assert [row["step"] for row in rows(tmp_path / "run", "eval")] == [6, 8, 10, 12]
+    assert len(list((tmp_path / "run/checkpoints").glob("step-*"))) == 5
+    run(recipe, tmp_path / "run", "train.max_steps=13", resume=True)  # what an earlier resume changed still holds
+    assert [row["step"] for row in rows(tmp_path / "run", "eval")][-1] == 13
+
+
+def test_the_newest_word_on_a_field_holds(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    for steps, resume in ((6, False), (9, True), (6, True)):
+        result = run(recipe, tmp_path / "run", f"train.max_steps={steps}", resume=resume)
+    assert result.step == 9
+    assert "train.max_steps is 6, was 9" in events(tmp_path / "run", "resumed")[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "old"),
+    [
+        ("optim.lr=0.02", "0.01"), ("model.width=32", "16"), ("train.seed=1", "0"), ("precision=bf16", "'fp32'"),
+        ("data.holdout=0.2", "0.1"), ("plan.tokens_per_step=100", "200"), ("train.patience=3", "None"),
+    ],
+)  # fmt: skip
+def test_any_other_change_is_refused_by_key_with_both_values(tmp_path: Path, change: str, old: str) -> None:
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    key, value = change.split("=")
+    with pytest.raises(ResumeError, match=f"{key}: {old} in the run, '?{value}'? now") as caught:
+        run(recipe, tmp_path / "run", change, resume=True)
+    assert caught.value.exit_code == 9
+    run(recipe, tmp_path / "run", resume=True)  # the directory is as it was
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_recipe_lacks_a_newer_field_of_the_model_goes_on(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    path = tmp_path / "run" / "recipe.yaml"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert sum(line.startswith("  tied:") for line in lines) == 1
+    path.write_text("".join(line for line in lines if not line.startswith("  tied:")), encoding="utf-8")
+    run(recipe, tmp_path / "run", "train.max_steps=3", resume=True)
+    assert len(rows(tmp_path / "run", "train")) == 3
+
+
+def test_changed_data_is_refused_by_file(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    chats = tmp_path / "chats.jsonl"
+    original = chats.read_text(encoding="utf-8")
+    chats.write_text(original.replace("一座桥", "两座桥"), encoding="utf-8")
+    with pytest.raises(ResumeError, match=r"the data changed .*chats\.jsonl") as caught:
+        run(recipe, tmp_path / "run", resume=True)
+    assert "texts.jsonl" not in str(caught.value)
+    assert caught.value.exit_code == 9
+    chats.write_text(original, encoding="utf-8")
+    assert run(recipe, tmp_path / "run", resume=True).step == 2
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, checkpoint={"every": 100})
+    first = run(recipe, tmp_path / "run")
+    kept = ("metrics.jsonl", "metrics.csv", "checkpoints/best/MANIFEST.json", "checkpoints/step-00000024/MANIFEST.json")
+    before = [(tmp_path / "run" / name).read_bytes() for name in kept]
+    for _ in range(2):
+        again = run(recipe, tmp_path / "run", resume=True)
+        assert (again.step, again.epochs, again.heldout_loss) == (first.step, first.epochs, first.heldout_loss)
+    assert [(tmp_path / "run" / name).read_bytes() for name in kept] == before
+    assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [24, 24]
+
+
+def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_toy(tmp_path)
+    monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0]))  # best at step 6 of 8
+    run(recipe, tmp_path / "run", "train.max_steps=8")
+    best = weights(tmp_path / "run", "best-pretrain")
+    assert same_tensors(weights(tmp_path / "run"), best)
+    run(recipe, tmp_path / "run", resume=True)
+    assert same_tensors(weights(tmp_path / "run"), best)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_this_is_said(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, optim={"lr": 0.01, "schedule": "constant"})
+    run(recipe, tmp_path / "calm")
+    run(recipe, tmp_path / "run", "train.max_steps=11")
+    shutil.copytree(tmp_path / "run", tmp_path / "broken")
+    damage(tmp_path / "run/checkpoints/step-00000011")
+    run(recipe, tmp_path / "run", "train.max_steps=24", resume=True)
+    [warning] = events(tmp_path / "run", "warning")
+    said = "checkpoint step-00000011 is damaged: model.safetensors sha256 mismatch; using step-00000009"
+    assert warning["message"] == said
+    assert events(tmp_path / "run", "resumed")[0]["step"] == 9
+    assert rows(tmp_path / "run", "train")[11:] == rows(tmp_path / "calm", "train")[11:]
+    for name in ("step-00000011", "step-00000009"):
+        damage(tmp_path / "broken/checkpoints" / name)
+    with pytest.raises(CheckpointError, match=r"step-00000011 is damaged.*step-00000009 is damaged") as caught:
+        run(recipe, tmp_path / "broken", "train.max_steps=24", resume=True)
+    assert caught.value.exit_code == 4
+
+
+def test_a_new_run_starts_from_the_weights_and_the_tokenizer_of_another(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    run(recipe, tmp_path / "first")
+    other = write_toy(tmp_path / "other", data={"holdout": 0.5})  # another split would give another vocabulary
+    start = f"train.init_from={tmp_path / 'first'}"
+    run(other, tmp_path / "second", start, "stages.tune.train.max_epochs=1", "optim.lr=1e-9")
+    assert (tmp_path / "second/tokenizer.json").read_bytes() == (tmp_path / "first/tokenizer.json").read_bytes()
+    final, start_weights = weights(tmp_path / "second"), weights(tmp_path / "first")
+    assert all((final[name] - start_weights[name]).abs().max() < 1e-6 for name in final)
+    assert rows(tmp_path / "second", "train")[0]["loss"] < rows(tmp_path / "first", "train")[0]["loss"] - 1
+
+
+def _interrupt(*args: object, **options: object) -> None:
+    raise Interrupted("before the first step")
+
+
+def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_toy(tmp_path)
+    run(recipe, tmp_path / "calm")
+    with monkeypatch.context() as patch:
+        patch.setattr(LOOP, "train_step", _interrupt)
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run")
+    assert checkpoint.load_newest(tmp_path / "run/checkpoints") is None
+    run(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
+
+
+def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=1")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(RecipeError, match="holds a run already") as caught:
+        run(recipe, tmp_path / "run")
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before

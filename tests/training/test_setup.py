@@ -1,0 +1,222 @@
+"""What a run is made of before its first step: threads, precision, kernels, plans of its epochs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.conftest import random_batch, tiny_model
+from tests.helpers.toy import run, same_tensors, weights, write_toy
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Plan
+from unpad.errors import CheckpointError, RecipeError
+from unpad.models.decoder import Decoder
+from unpad.recipes.file import load_recipe
+from unpad.run.timers import Timers
+from unpad.training import memory
+from unpad.training.setup import Setup, describe, epoch_plan, prepare_setup, stage_sequences
+from unpad.training.step import accumulate
+
+LOW_POWER_MIB = 768  # what docs/features.md promises for `unpad train zh_chat profile=low_power`
+
+
+@pytest.fixture(autouse=True)
+def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def setup_of(recipe: Path, *overrides: str) -> Setup:
+    return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None, Timers())
+
+
+# --------------------------------------------------------------------------- threads, precision, kernels
+
+
+def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from unpad.training.loop import train; from unpad.training.memory import peak_memory\n"
+        "train('zh_chat', Path(sys.argv[1]), ['profile=low_power', 'train.max_steps=2', 'data.holdout=0.002'])\n"
+        "print('peak', peak_memory())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True, check=True
+    )
+    peak = int(done.stdout.split()[-1])
+    assert peak < LOW_POWER_MIB * 2**20, f"{peak / 2**20:.0f} MiB"
+
+
+ALLOCATOR = """
+import resource, sys, torch
+from pathlib import Path
+from unpad.run.timers import Timers
+from unpad.recipes.file import load_recipe
+from unpad.training.setup import describe, prepare_setup
+setup = prepare_setup(load_recipe(sys.argv[1], sys.argv[2:]), Path(), None, Timers())
+print(describe(setup)[-1])
+for _ in range(8):
+    torch.ones(1 << 24).mul_(2)  # the heap finds its shape
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    torch.ones(1 << 24).mul_(2)  # 64 MB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+@pytest.mark.parametrize(
+    ("native", "override", "kept"),
+    [
+        ("0", "train.allocator=auto", True), ("0", "train.allocator=system", False), ("0", "profile=low_power", False),
+        ("1", "train.allocator=auto", True), ("1", "train.allocator=system", False),
+    ],
+)  # fmt: skip
+def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(
+    tmp_path: Path, native: str, override: str, kept: bool
+) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    environment = {**os.environ, "UNPAD_NATIVE": native}
+    command = [sys.executable, "-c", ALLOCATOR, str(recipe), override]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    said, faults = done.stdout.splitlines()
+    assert said.startswith("freed memory: keep (" if kept else "freed memory: system (")
+    # Memory that was given back is faulted in anew: 3 tensors of 16,384 pages, or of 32 huge ones.
+    assert (int(faults) < 50) == kept, faults
+
+
+def test_a_run_says_which_allocator_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_keeps_freed", False)
+    monkeypatch.setattr(memory, "keep_freed_memory", lambda: False)
+    assert memory.choose_allocator("auto", may_keep=False)[0] == "system"
+    assert memory.choose_allocator("keep", may_keep=True) == ("system", "only glibc can keep freed memory")
+    monkeypatch.setattr(memory, "_keeps_freed", True)  # it cannot be undone, and a second run says so
+    assert memory.choose_allocator("system", may_keep=False)[0] == "keep"
+
+
+def test_a_run_says_what_it_computes_with(tmp_path: Path) -> None:
+    setup = setup_of(write_toy(tmp_path / "toy"))
+    assert {"torch", "threads", "device", "precision", "precision_reason", "matmul", "blas"} <= set(setup.environment)
+    text = "\n".join(describe(setup))
+    assert "computing in fp32" in text
+    assert f"{setup.environment['threads']} threads" in text
+    assert setup.environment["matmul"] in text
+    assert setup.environment["blas"] in text
+
+
+def losses_and_gradients(model: Decoder, batch: RaggedBatch) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    sums, _ = accumulate(model, [batch], {"cross_entropy": 1.0}, "fp32")
+    return float(sums["nll"]), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_plain_kernels_give_what_the_fast_ones_give() -> None:
+    model, batch = tiny_model(torch.float32, width=64, heads=4, hidden=96).eval(), random_batch([40, 9, 60, 3, 25])
+    loss, grads = losses_and_gradients(model, batch)
+    before = torch.backends.mkldnn.set_flags(_enabled=False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            plain_loss, plain_grads = losses_and_gradients(model, batch)
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=before[0])
+    assert plain_loss == pytest.approx(loss, rel=1e-5)
+    for name, grad in grads.items():
+        assert (plain_grads[name] - grad).norm() <= 1e-5 * grad.norm(), name
+
+
+def test_more_threads_give_what_one_gives() -> None:
+    model, batch = tiny_model(torch.float32, width=64, heads=4, hidden=96).eval(), random_batch([40, 9, 60, 3, 25])
+    loss, grads = losses_and_gradients(model, batch)
+    torch.set_num_threads(2)
+    other_loss, other_grads = losses_and_gradients(model, batch)
+    assert other_loss == pytest.approx(loss, rel=1e-5)
+    assert all((other_grads[name] - grad).norm() <= 1e-5 * grad.norm() for name, grad in grads.items())
+
+
+# --------------------------------------------------------------------------- stages and plans
+
+
+def test_a_stage_without_an_end_is_refused_before_the_data_is_read(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy", stages=[{"name": "pretrain"}])
+    with pytest.raises(RecipeError, match="stage pretrain has no end"):
+        setup_of(recipe)
+    assert not (tmp_path / "cache").exists()
+
+
+def order_of(made: Plan) -> list[list[int]]:
+    return [micro.seq_ids.tolist() for step in range(made.num_steps) for micro in made.step(step)]
+
+
+def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    setup, again = setup_of(recipe), setup_of(recipe)
+    stage = setup.stages[0]
+    orders = [order_of(epoch_plan(setup, stage, epoch)) for epoch in range(3)]
+    assert orders == [order_of(epoch_plan(again, stage, epoch)) for epoch in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    assert order_of(epoch_plan(setup_of(recipe, "train.seed=1"), stage, 0)) != orders[0]
+    wanted = stage_sequences(setup, stage, 0).tolist()
+    assert all(sorted(i for micro in order for i in micro) == wanted for order in orders)
+
+
+def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) -> None:
+    setup = setup_of(write_toy(tmp_path / "toy"))
+    for stage, kind in zip(setup.stages, (0, 1), strict=True):
+        trained, held = stage_sequences(setup, stage, 0), stage_sequences(setup, stage, 1)
+        assert trained.size
+        assert held.size
+        assert set(setup.data.kind[np.concatenate([trained, held])].tolist()) == {kind}
+        planned = {i for micro in order_of(epoch_plan(setup, stage, 0)) for i in micro}
+        assert planned == set(trained.tolist())
+        assert not planned & set(held.tolist())
+
+
+def test_a_source_of_half_weight_is_seen_half_as_often(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    text = str(tmp_path / "toy" / "texts.jsonl")
+    setup = setup_of(recipe, f"data.text=[{{path: {text}, weight: 0.5}}]")
+    stage = setup.stages[0]
+    drawn = [len([i for micro in order_of(epoch_plan(setup, stage, epoch)) for i in micro]) for epoch in range(4)]
+    num = stage_sequences(setup, stage, 0).size
+    assert all(abs(count - num / 2) <= 1 for count in drawn)
+
+
+def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")
+    stage = joined.stages[0]
+    assert stage_sequences(joined, stage, 0).size == 1
+    assert joined.data.tokens.lengths.sum() == apart.data.tokens.lengths.sum()
+    windows = epoch_plan(joined, stage, 0)
+    assert windows.pieces.lengths.max() <= joined.model.config.longest
+    assert windows.ledger.total == int(joined.data.tokens.lengths[stage_sequences(joined, stage, 0)].sum()) - 1
+
+
+# --------------------------------------------------------------------------- weights
+
+
+def test_weights_of_an_earlier_run_begin_the_next(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    run(recipe, tmp_path / "first", "train.max_epochs=1")
+    settings = [f"train.init_from={tmp_path / 'first'}", "train.seed=5"]
+    run(recipe, tmp_path / "second", *settings, "train.max_epochs=0")
+    assert same_tensors(weights(tmp_path / "second"), weights(tmp_path / "first"))
+    with pytest.raises(CheckpointError, match=r"parameter .* there, .* in the model"):
+        run(recipe, tmp_path / "third", *settings, "model.width=32")
+
+
+def test_fresh_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    one, same, other = (setup_of(recipe, f"train.seed={seed}").model.state_dict() for seed in (1, 1, 2))
+    assert same_tensors(dict(one), dict(same))
+    assert not same_tensors(dict(one), dict(other))

@@ -1,0 +1,102 @@
+"""Rates are counted work over the clock's time, and every side gets its turn in every round."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+import pytest
+import torch
+
+from unpad.trials.bench.measure import (
+    Rounds,
+    Side,
+    Turn,
+    Work,
+    describe_machine,
+    matrix_ceiling,
+    measure_rounds,
+    spread,
+)
+
+
+def test_a_turn_counts_all_work_and_ends_with_its_cycle() -> None:
+    numbers = count(1)
+    side = Side(lambda: Work(next(numbers), 10), cycle=4)
+    done = side.turn(seconds=0.0, min_steps=5)
+    assert done.steps == 8
+    assert done.tokens == sum(range(1, 9))
+    assert done.operations == 80
+
+
+def test_a_turn_lasts_its_time() -> None:
+    def step() -> Work:
+        time.sleep(0.002)
+        return Work(5, 1)
+
+    done = Side(step).turn(seconds=0.02)
+    assert done.seconds >= 0.02
+    assert done.rate == done.tokens / done.seconds <= 5 / 0.002
+
+
+def test_a_turn_begins_with_work_that_does_not_count() -> None:
+    numbers = count()
+
+    def step() -> Work:
+        time.sleep(0.001)
+        return Work(next(numbers), 1)
+
+    done = Side(step).turn(0.0, untimed=0.004)
+    assert done.steps == 1
+    assert done.tokens >= 2, "the steps before were other ones"
+    before = next(numbers)
+    assert Side(step, cycle=2).turn(0.0, untimed=0.004)[:2] == (2, 2 * before + 3), "a cycle goes without"
+
+
+def test_rounds_interleave_sides_and_the_ceiling() -> None:
+    calls: list[str] = []
+
+    def side(name: str) -> Side:
+        def step() -> Work:
+            calls.append(name)
+            return Work(1, 1)
+
+        return Side(step)
+
+    def ceiling() -> float:
+        calls.append("ceiling")
+        return float(len(calls))
+
+    sides = {"a": side("a"), "b": side("b")}
+    result = measure_rounds(sides, 2, 0.0, warm_steps=1, ceiling=ceiling)
+    assert calls == ["a", "b", "ceiling", "a", "b", "ceiling", "b", "a", "ceiling"]
+    assert result.ceilings == [3.0, 6.0, 9.0]
+    assert [len(turns) for turns in result.turns.values()] == [2, 2]
+
+
+def test_ratios_are_taken_within_a_round_and_shares_of_the_best_ceiling() -> None:
+    turns = {
+        "fast": [Turn(1, 40, 100, 1.0), Turn(1, 10, 25, 1.0)],
+        "slow": [Turn(1, 10, 20, 1.0), Turn(1, 5, 10, 1.0)],
+    }
+    result = Rounds(turns, [100.0, 200.0, 50.0])
+    assert result.ratios("fast", "slow") == [4.0, 2.0]
+    assert result.shares("fast") == [0.5, 0.125]
+    assert spread([1.0, 2.0, 3.0]) == spread([3.0, 1.0, 2.0])
+    assert (spread([1.0, 2.0, 3.0]).low, spread([1.0, 2.0, 3.0]).median) == (1.5, 2.0)
+
+
+def test_the_ceiling_is_the_products_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 2.0, 10.0, 11.0, 20.0, 24.0])  # the three products take 2, 1 and 4 seconds
+    monkeypatch.setattr("unpad.trials.bench.measure.time.perf_counter", lambda: next(ticks))
+    assert matrix_ceiling(torch.float32, size=16) == 2 * 16**3 / 1.0
+
+
+def test_the_description_names_no_machine() -> None:
+    import platform
+    from importlib.metadata import version
+
+    described = describe_machine(["torch", "no-such-package"])
+    assert described["packages"] == {"torch": version("torch"), "no-such-package": None}
+    assert described["memory_gib"] > 0
+    assert platform.node() not in str(described)

@@ -1,0 +1,215 @@
+"""`unpad plan`: its table is a recount of the plans that training would run, and its ledger adds up to the token."""
+
+from __future__ import annotations
+
+import json
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+import unpad.trials.preview as module
+from tests.evaluation.test_patients_run import MODEL, write_tables
+from tests.helpers.toy import write_toy
+from unpad.errors import RecipeError
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import strategy_names
+from unpad.run.timers import Timers
+from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequences
+from unpad.trials.preview import Preview, Trial, preview
+from unpad.trials.strategy_table import Units
+
+ROWS = ["plan.row_tokens=64"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preview, str]:
+    folder = tmp_path_factory.mktemp("preview")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        recipe = str(write_toy(folder))
+        return preview(recipe, ROWS), recipe
+
+
+def shown(result: Preview) -> str:
+    console = Console(file=StringIO(), width=200)
+    result.show(console)
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_the_json_has_a_row_per_strategy_and_a_ledger(made: tuple[Preview, str]) -> None:
+    values: dict[str, Any] = json.loads(json.dumps(made[0].to_json(), allow_nan=False))
+    assert set(values) == {"strategies", "ledger", "lengths", "advice", "units", "corpus", "stages"}
+    assert [row["name"] for row in values["strategies"]] == strategy_names()
+    for stage in values["stages"]:
+        assert {"name", "epochs", "strategies", "ledger", "lengths", "advice", "units"} <= set(stage)
+        for row in stage["strategies"]:
+            assert {"pad_share", "steps", "attention_cells_needed", "peak_bytes", "seconds", "ledger"} <= set(row)
+            assert row["peak_bytes"] > 0
+            assert row["seconds"] > 0
+    assert [stage["name"] for stage in values["stages"]] == ["pretrain", "tune"]
+
+
+def setup_of(recipe: str, *overrides: str) -> Setup:
+    return prepare_setup(load_recipe(recipe, [*ROWS, *overrides]), Path(), None, Timers())
+
+
+def test_every_number_equals_a_recount_over_the_plans_of_training(
+    made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, recipe = made
+    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
+    for name in strategy_names():
+        setup = setup_of(recipe, f"plan.strategy={name}")
+        real = computed = 0
+        for stage, part in zip(setup.stages, result.stages, strict=True):
+            plan = epoch_plan(setup, stage, 0)
+            micros = [micro for index in range(plan.num_steps) for micro in plan.step(index)]
+            tokens = [int((m.stops - m.starts).sum()) for m in micros]
+            cells = [m.pad_to * len(m.starts) or m.fill_to or t for m, t in zip(micros, tokens, strict=True)]
+            row = next(row for row in part.rows if row.name == name)
+            assert (row.steps, row.micros) == (plan.num_steps, len(micros))
+            assert (row.real_tokens, row.padded_tokens) == (sum(tokens), sum(cells))
+            assert row.pad_share == pytest.approx(1 - sum(tokens) / sum(cells))
+            real, computed = real + sum(tokens), computed + sum(cells)
+        whole = next(row for row in result.to_json()["strategies"] if row["name"] == name)
+        assert whole["pad_share"] == pytest.approx(1 - real / computed)
+
+
+def test_ragged_plans_have_no_padding_and_padded_ones_have(made: tuple[Preview, str]) -> None:
+    shares = {row["name"]: row["pad_share"] for row in made[0].to_json()["strategies"]}
+    assert shares["pack"] == 0
+    assert shares["fixed"] > shares["dynamic"] > shares["bucket"] > 0
+    assert shares["budget"] > 0
+
+
+def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    result, recipe = made
+    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
+    setup = setup_of(recipe)
+    positions = setup.data.positions
+    values = result.to_json()
+    total = 0
+    for stage, part in zip(setup.stages, values["stages"], strict=True):
+        ids = stage_sequences(setup, stage, 0)
+        for row in part["strategies"]:
+            ledger = row["ledger"]
+            columns = [sum(ledger[name].values()) for name in ("trained", "context", "truncated", "dropped")]
+            assert sum(columns) == ledger["total"] == int(positions[ids].sum())
+        everything = setup.data.count_targets(ids, np.zeros_like(ids), positions[ids])
+        assert sum(part["ledger"]["trained"].values()) == int(everything.sum())
+        total += int(positions[ids].sum())
+    assert values["ledger"]["total"] == total
+    assert values["corpus"]["tokens"] == int(setup.data.positions.sum())
+
+
+def test_what_is_cut_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    recipe = str(write_toy(tmp_path / "toy"))
+    result = preview(recipe, ["plan.max_tokens=20", "plan.overflow=drop", "plan.row_tokens=20"])
+    assert result.to_json()["ledger"]["dropped"]["too_long"] > 0
+    assert "too_long" in shown(result)
+    assert "texts.jsonl:" in shown(result)
+    cut = preview(recipe, ["plan.max_tokens=20", "plan.overflow=truncate_right", "plan.row_tokens=20"]).to_json()
+    assert sum(cut["ledger"]["truncated"].values()) > 0
+
+
+def test_a_plan_that_drops_everything_is_shown_and_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    result = preview(str(write_toy(tmp_path / "toy")), ["plan.max_tokens=2", "plan.overflow=drop"])
+    ledger = result.to_json()["ledger"]
+    assert ledger["total"] == sum(ledger["dropped"].values()) > 0
+    assert all(row["steps"] == 0 for row in result.to_json()["strategies"])
+    assert "100.0%" in shown(result)
+
+
+def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) -> None:
+    text = shown(made[0])
+    assert "pack *" in text
+    assert "█" in text
+    for words in ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:", "learning rate for"):
+        assert words in text, words
+    assert text.count("strategy") == 2, "one table per stage"
+
+
+def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    result = preview(str(write_toy(tmp_path / "toy")), ["plan.row_tokens=4"])
+    rows = {row["name"]: row for row in result.to_json()["strategies"]}
+    assert "does not fit a row of 4" in rows["rows"]["refused"]
+    assert rows["pack"]["pad_share"] == 0
+    assert "refused" in shown(result)
+
+
+def test_the_picture_is_a_png(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    preview(str(write_toy(tmp_path / "toy")), ROWS, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
+    trial = Trial(tokens=1000, seconds=1.0, largest_tokens=500, peak_bytes=700 << 20, base_bytes=200 << 20)
+    advice = module._memory_advice(trial, Units())  # a MiB per token, and a fifth of what is free stays free
+    assert "tokens of a micro-batch take 1024 KiB each" in advice
+    assert "up to about 8,192" in advice
+
+
+def test_a_trial_leaves_the_model_as_it_was(made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    result, recipe = made
+    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
+    fresh = setup_of(recipe).model.state_dict()
+    assert all((value == fresh[name]).all() for name, value in result.setup.model.state_dict().items())
+
+
+def test_stages_without_any_data_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    stage = {"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}}
+    with pytest.raises(RecipeError, match="no stage has data"):
+        preview(str(write_toy(tmp_path / "toy", stages=[stage])), ["data.chat=[]"])
+
+
+def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_path: Path) -> None:
+    write_tables(tmp_path / "tables", 1000 + np.arange(30))
+    recipe = {
+        "data": {"root": str(tmp_path / "tables"), "holdout": 0.2,
+                 "events": [{"path": "tests.parquet", "time": "days", "code": "test"}]},
+        "events": {"landmark": 0, "labels": {"path": "people.parquet", "label": "status"}},
+        "model": MODEL, "plan": {"tokens_per_step": 40, "tokens_per_micro": 40},
+        "train": {"max_epochs": 1, "threads": 1}, "precision": "fp32",
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    result = preview(str(tmp_path / "recipe.yaml"), [], tmp_path / "plan.png")
+    (stage,) = result.stages
+    lengths, longest = stage.lengths, int(result.setup.data.positions.max())
+    assert 0 < longest < 20
+    assert (lengths == 0).any(), "patients without an event count too"
+    rows = {row.name: row for row in stage.rows}
+    assert rows["fixed"].padded_tokens == len(lengths) * longest
+    text = shown(result)
+    assert f"train: {len(lengths)} patients, {lengths.sum()} events" in text
+    assert re.search(rf"trained +whole +{len(lengths)} patients with {lengths.sum()} events", text)
+    assert f"({len(lengths)} patients are too few" in text
+    assert f"bucket width: 8 (median length {np.median(lengths[lengths > 0]):g} events" in text
+    assert "square-root rule for 8 patients" in text
+    assert "events of a micro-batch take" in text
+    whole = result.to_json()
+    assert whole["units"] == {"sequences": "patients", "tokens": "events"}
+    assert not re.search(r"sequence|token", " ".join(advice["why"] for advice in whole["advice"].values()))
+    assert "no_loss" not in text
+    assert "attention" not in text
+    (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")]
+    assert cells[4:7] == [str(len(lengths)), str(lengths.sum()), "0"]
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    few = preview(str(tmp_path / "recipe.yaml"), ["plan.max_tokens=3", "plan.overflow=drop"])
+    long = few.stages[0].lengths > 3
+    dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events  \S*people.parquet:"
+    assert re.search(dropped, shown(few)), shown(few)
+    (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")]
+    assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]

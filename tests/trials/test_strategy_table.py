@@ -1,0 +1,137 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.batching.length_groups import attention_cells, length_groups
+from unpad.batching.plan import plan
+from unpad.errors import PlanError
+from unpad.recipes.training import PlanSettings, strategy_names
+from unpad.trials.strategy_table import (
+    advise_batch_size,
+    advise_bucket_width,
+    advise_lr,
+    compare,
+    histogram,
+    histogram_lines,
+    length_correlation,
+    plot,
+    to_json,
+)
+
+LENGTHS = np.clip(np.random.default_rng(0).lognormal(4, 0.7, 600), 2, 400).astype(np.int64)
+
+
+def cells_of(micro) -> int:
+    """Query-key pairs of one micro-batch, counted from the micro-batch alone."""
+    sizes = (micro.stops - micro.starts).tolist()
+    if micro.pad_to:
+        return len(sizes) * micro.pad_to**2
+    if micro.fill_to > sum(sizes):
+        sizes += [1] * (micro.fill_to - sum(sizes))  # filler is sequences of one token
+    sizes = np.array(sorted(sizes, reverse=True))
+    return attention_cells(sizes, length_groups(sizes))
+
+
+@pytest.mark.parametrize("name", strategy_names())
+def test_a_row_of_the_table_equals_a_recount(name):
+    chosen = PlanSettings(overflow="truncate_right", max_tokens=300, tokens_per_micro=1000)
+    row = next(row for row in compare(LENGTHS, chosen, seed=3) if row.name == name)
+    made = plan(LENGTHS, chosen.model_copy(update={"strategy": name}), seed=3, epoch=0)
+    micros = [micro for i in range(made.num_steps) for micro in made.step(i)]
+    tokens = [int((m.stops - m.starts).sum()) for m in micros]
+    cells = [m.pad_to * len(m.seq_ids) if m.pad_to else m.fill_to or t for m, t in zip(micros, tokens, strict=True)]
+    assert (row.name, row.steps, row.micros) == (name, made.num_steps, len(micros))
+    assert (row.real_tokens, row.padded_tokens) == (sum(tokens), sum(cells))
+    assert row.pad_share == pytest.approx(1 - sum(tokens) / sum(cells))
+    assert (row.micro_tokens_min, row.micro_tokens_max) == (min(tokens), max(tokens))
+    assert row.micro_tokens_mean == pytest.approx(np.mean(tokens))
+    assert row.attention_cells_needed == int((np.minimum(LENGTHS, 300) ** 2).sum())
+    assert row.attention_cells_computed == sum(cells_of(m) for m in micros)
+    assert row.ledger == made.ledger
+    means = [np.concatenate([m.stops - m.starts for m in made.step(i)]).mean() for i in range(made.num_steps)]
+    assert row.length_correlation == pytest.approx(np.corrcoef(means[:-1], means[1:])[0, 1])
+
+
+def test_correlation_is_undefined_for_equal_lengths_and_few_steps():
+    equal = plan(np.full(100, 8), PlanSettings(tokens_per_step=16), seed=0, epoch=0)
+    assert math.isnan(length_correlation(equal))
+    assert math.isnan(length_correlation(plan(LENGTHS[:3], PlanSettings(), seed=0, epoch=0)))
+
+
+def test_rows_that_cannot_hold_a_sequence_are_listed_as_refused():
+    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
+    assert [row.name for row in rows if row.refused] == ["rows"]
+    assert len(rows) == len(strategy_names())
+    with pytest.raises(PlanError):
+        compare(LENGTHS, PlanSettings(overflow="error", max_tokens=10), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("num", "value"), [(50, 2), (99, 2), (100, 4), (499, 4), (500, 8), (1000, 8), (1001, 16), (10**6, 16)]
+)
+def test_batch_size_follows_the_size_of_the_corpus(num, value):
+    advice = advise_batch_size(num, np.array([3, 9]))
+    assert (advice.value, advice.helps) == (value, True)
+
+
+def test_batching_is_not_advised_where_it_cannot_help():
+    assert not advise_batch_size(49, np.array([3, 9])).helps
+    assert not advise_batch_size(800, np.array([9, 9])).helps
+    assert not advise_batch_size(0, np.zeros(0, np.int64)).helps
+
+
+@pytest.mark.parametrize(("median", "value"), [(49, 8), (50, 16), (100, 16), (101, 32)])
+def test_bucket_width_follows_the_median_length(median, value):
+    assert advise_bucket_width(np.array([1, median, 500])).value == value
+
+
+def test_bucket_width_shows_the_pad_share_of_a_plan_of_each_width():
+    shares = advise_bucket_width(LENGTHS).pad_shares
+    for width, share in shares.items():
+        made = plan(LENGTHS, PlanSettings(strategy="bucket", bucket_width=width), seed=7, epoch=0)
+        assert share == pytest.approx(made.pad_share, abs=0.02)
+    assert 0 < shares[8] < shares[32]
+
+
+def test_learning_rate_advice_is_one_to_two_times_at_four_and_the_square_root_beyond():
+    assert (advise_lr(1e-3, 1).low, advise_lr(1e-3, 1).high) == (1e-3, 1e-3)
+    assert (advise_lr(1e-3, 4).low, advise_lr(1e-3, 4).high) == (1e-3, 2e-3)
+    assert (advise_lr(1e-3, 16).low, advise_lr(1e-3, 16).high) == (2e-3, 4e-3)
+
+
+@given(st.lists(st.integers(0, 500), max_size=50), st.integers(1, 20))
+@settings(deadline=None)
+def test_every_length_falls_into_one_bar(lengths, bins):
+    bars = histogram(np.array(lengths, np.int64), bins)
+    assert len(bars) <= bins
+    assert [sum(low <= n <= high for n in lengths) for low, high, _ in bars] == [count for _, _, count in bars]
+    assert sum(count for _, _, count in bars) == len(lengths)
+
+
+def test_bars_are_as_long_as_their_counts_and_a_single_sequence_shows():
+    lines = histogram_lines(np.array([1] * 400 + [100]), bins=2, width=10)
+    assert lines == [f"  1- 50 {'█' * 10} 400", f" 51-100 {'▏':<10} 1"]
+    assert histogram_lines(np.zeros(0, np.int64)) == []
+
+
+def test_the_report_is_json():
+    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
+    values = json.loads(json.dumps(to_json(rows, LENGTHS, PlanSettings(), lr=1e-3), allow_nan=False))
+    assert [row["name"] for row in values["strategies"]] == list(strategy_names())
+    assert next(row for row in values["strategies"] if row["name"] == "rows")["length_correlation"] is None
+    assert values["ledger"]["total"] == values["lengths"]["total"] == int(LENGTHS.sum())
+    assert values["advice"]["batch_size"]["value"] == 8
+    assert set(values["advice"]["bucket_width"]["pad_shares"]) == {"8", "16", "32"}
+    assert values["advice"]["lr"]["high"] == pytest.approx(1e-3 * math.sqrt(8))
+    empty = np.zeros(0, np.int64)
+    json.dumps(to_json(compare(empty, PlanSettings(), seed=0), empty, PlanSettings()), allow_nan=False)
+
+
+def test_the_plot_is_a_picture():
+    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
+    assert plot(rows, LENGTHS).startswith(b"\x89PNG")
+    assert plot([], np.zeros(0, np.int64)).startswith(b"\x89PNG")

@@ -1,0 +1,204 @@
+"""Where sequences begin and end in a flat run of tokens, and what attention needs to know of it.
+
+Built once, on the loader's side. Models pass a layout along; only attention looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.length_groups import length_groups
+
+
+@dataclass(frozen=True)
+class LengthGroup:
+    """Neighbouring sequences, longest first, that attention computes as one small rectangle.
+
+    Args:
+        start, stop: the group's tokens in the run sorted by length.
+        num_seqs, longest: the rectangle is (num_seqs, longest).
+        cells: flat token of every cell, (num_seqs * longest,) int64; cells past a sequence's end repeat its last token.
+            None when all lengths are equal: the rectangle is then a view.
+        real: cells that hold a token, in flat order, (stop - start,) int64; None with `cells`.
+        key_mask: (num_seqs, longest) bool, True = real; None with `cells`.
+    """
+
+    start: int
+    stop: int
+    num_seqs: int
+    longest: int
+    cells: Tensor | None = None
+    real: Tensor | None = None
+    key_mask: Tensor | None = None
+
+    def to(self, device: torch.device) -> LengthGroup:
+        return replace(self, **_moved(self, device))
+
+
+def _moved(holder: object, device: torch.device) -> dict[str, Any]:
+    """The tensors among an object's fields, on `device`."""
+    return {name: value.to(device) for name, value in vars(holder).items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True)
+class GroupedRun:
+    """A flat run as attention without a kernel for ragged runs computes it.
+
+    Args:
+        groups: what is computed together, longest sequences first.
+        by_length: (total_tokens,) int64, the run's tokens with the longest sequence first; None when already so.
+        undo: (total_tokens,) int64, the inverse of `by_length`.
+    """
+
+    groups: tuple[LengthGroup, ...]
+    by_length: Tensor | None = None
+    undo: Tensor | None = None
+
+    def to(self, device: torch.device) -> GroupedRun:
+        return replace(self, groups=tuple(group.to(device) for group in self.groups), **_moved(self, device))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Boundaries of the sequences in a flat run.
+
+    Args:
+        cu_seqlens: (num_seqs + 1,) int32, where each sequence starts; the last entry is total_tokens.
+        max_seqlen: length of the longest sequence, 0 for an empty run.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+    @property
+    def num_seqs(self) -> int:
+        return self.cu_seqlens.numel() - 1
+
+    def lengths(self) -> Tensor:
+        """Tokens per sequence, (num_seqs,) int64."""
+        return self.cu_seqlens.diff().long()
+
+    def seq_of_token(self) -> Tensor:
+        """The sequence that each token belongs to, (total_tokens,) int64."""
+        return torch.repeat_interleave(self.lengths())
+
+    def tokens_of(self, seqs: Sequence[int]) -> Tensor:
+        """The tokens of these sequences in this order, (num_tokens,) int64."""
+        bounds = self.cu_seqlens.tolist()
+        return torch.cat([torch.arange(0), *(torch.arange(bounds[s], bounds[s + 1]) for s in seqs)])
+
+    def at(self, places: Tensor) -> Layout:
+        """The layout of the tokens at these places, (num,) int64 ascending; a sequence may have none of them.
+
+        The longest length is read from the device: accelerators wait here.
+        """
+        bounds = torch.searchsorted(places, self.cu_seqlens.long(), out_int32=True)
+        return Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0)
+
+    def keep(self, kept: Tensor) -> Layout:
+        """The layout of the tokens where `kept` (total_tokens,) bool is True, as of `at`."""
+        return self.at(kept.nonzero().flatten())
+
+    @cached_property
+    def _grouped(self) -> GroupedRun:
+        """Made when first asked for, and kept: a kernel for ragged runs needs none of it. Where there are no native
+        kernels the loader asks first, so that no step makes it."""
+        lengths = np.diff(self.cu_seqlens.cpu().numpy()).astype(np.int64)
+        with torch.inference_mode(False):  # first asked for in inference, they may be trained with later
+            return _group_run(lengths).to(self.cu_seqlens.device)
+
+    @property
+    def groups(self) -> tuple[LengthGroup, ...]:
+        """The length groups, longest sequences first."""
+        return self._grouped.groups
+
+    @property
+    def by_length(self) -> Tensor | None:
+        """(total_tokens,) int64, the run's tokens with the longest sequence first; None when already so."""
+        return self._grouped.by_length
+
+    @property
+    def undo(self) -> Tensor | None:
+        """(total_tokens,) int64, the inverse of `by_length`."""
+        return self._grouped.undo
+
+    def to(self, device: torch.device) -> Layout:
+        if self.cu_seqlens.device == device:
+            return self
+        moved = replace(self, cu_seqlens=self.cu_seqlens.to(device))
+        if "_grouped" in vars(self):  # kept, not made again from the boundaries over there
+            vars(moved)["_grouped"] = self._grouped.to(device)
+        return moved
+
+
+@dataclass(frozen=True)
+class PaddedLayout:
+    """Sequences of a (batch, seq) rectangle, flattened to (batch * seq,) tokens.
+
+    It exists to compare with and to exchange data with code that pads; `attention_mask` (batch, seq) bool, True = real.
+    """
+
+    attention_mask: Tensor
+
+    @property
+    def num_seqs(self) -> int:
+        return self.attention_mask.shape[0]
+
+    def lengths(self) -> Tensor:
+        """Real tokens per sequence, (batch,) int64."""
+        return self.attention_mask.sum(1)
+
+    def to(self, device: torch.device) -> PaddedLayout:
+        return PaddedLayout(self.attention_mask.to(device))
+
+
+def build_layout(lengths: np.ndarray) -> Layout:
+    """Lay out sequences of the given lengths, (num_seqs,) integers, none negative."""
+    lengths = np.asarray(lengths, np.int64)
+    assert lengths.size == 0 or lengths.min() >= 0, "a length is negative"
+    cu_seqlens = np.zeros(lengths.size + 1, np.int32)
+    np.cumsum(lengths, out=cu_seqlens[1:])
+    return Layout(torch.from_numpy(cu_seqlens), int(lengths.max(initial=0)))
+
+
+def _group_run(lengths: np.ndarray) -> GroupedRun:
+    """Sort sequences of the given lengths, (num_seqs,) int64, by length, and cut the run into groups."""
+    begins = np.cumsum(lengths) - lengths
+    order = np.argsort(-lengths, kind="stable")
+    descending = lengths[order]
+    descending = descending[: np.count_nonzero(descending)]  # empty sequences have no cells
+    starts = np.concatenate([[0], np.cumsum(descending)])
+    groups = tuple(_group(descending[a:b], int(starts[a])) for a, b in pairwise(length_groups(descending)))
+    if np.all(np.diff(order) > 0):
+        return GroupedRun(groups)
+    flat = np.repeat(begins[order[: descending.size]] - starts[:-1], descending) + np.arange(starts[-1])
+    undo = np.empty_like(flat)
+    undo[flat] = np.arange(flat.size)
+    return GroupedRun(groups, torch.from_numpy(flat), torch.from_numpy(undo))
+
+
+def _group(lengths: np.ndarray, start: int) -> LengthGroup:
+    longest, count, total = int(lengths[0]), lengths.size, int(lengths.sum())
+    if lengths[-1] == longest:
+        return LengthGroup(start, start + total, count, longest)
+    column = np.arange(longest)
+    mask = column[None] < lengths[:, None]
+    first = start + np.concatenate([[0], np.cumsum(lengths)[:-1]])
+    cells = first[:, None] + np.minimum(column[None], lengths[:, None] - 1)
+    return LengthGroup(
+        start=start,
+        stop=start + total,
+        num_seqs=count,
+        longest=longest,
+        cells=torch.from_numpy(cells.reshape(-1)),
+        real=torch.from_numpy(np.flatnonzero(mask)),
+        key_mask=torch.from_numpy(mask),
+    )

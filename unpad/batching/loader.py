@@ -1,0 +1,90 @@
+"""Plan + tokens -> RaggedBatch: everything a step needs is computed here, on the loader's side."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from unpad.batching.batch import RaggedBatch, make_batch
+from unpad.batching.layout import Layout
+from unpad.batching.plan import Micro, Plan
+from unpad.nn.native import library
+
+AHEAD = 4  # steps: some tenths of a second, so that one slow read of the disk is not felt; a step is some 100 KB
+
+
+class TokenSource(Protocol):
+    """Where tokens come from: `tokens/token_set.py`, or sequences in memory."""
+
+    def gather(
+        self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens [start, stop] of each sequence: flat ids, flat loss mask, and (n + 1,) offsets into both."""
+        ...
+
+
+def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
+    """Gather one micro-batch.
+
+    A piece of n positions is n + 1 tokens: the input of position i is token i, its label token i + 1. Positions of a
+    window that an earlier window has counted (before `fresh`) serve as context only.
+    """
+    flat, counts_loss, offsets = tokens.gather(micro.seq_ids, micro.starts, micro.stops)
+    lengths = (micro.stops - micro.starts).astype(np.int64)
+    is_input = np.ones(flat.size, np.bool_)
+    is_input[offsets[1:] - 1] = False  # the last token of a piece is only a label
+    is_label = np.ones(flat.size, np.bool_)
+    is_label[offsets[:-1]] = False  # the first only an input
+    loss_mask = counts_loss[is_label]
+    if np.any(micro.fresh > micro.starts):
+        column = np.arange(loss_mask.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        loss_mask &= column >= np.repeat(micro.fresh - micro.starts, lengths)
+    input_ids, labels, seq_ids = flat[is_input], flat[is_label], micro.seq_ids
+    filler = micro.fill_to - input_ids.size
+    if filler > 0:  # sequences of one token make the run as long as the plan says, at next to no cost in attention
+        input_ids = np.concatenate([input_ids, np.full(filler, pad_id)])
+        labels = np.concatenate([labels, np.full(filler, pad_id)])
+        loss_mask = np.concatenate([loss_mask, np.zeros(filler, np.bool_)])
+        lengths, seq_ids = np.append(lengths, np.ones(filler, np.int64)), np.append(seq_ids, np.full(filler, -1))
+    batch = make_batch(input_ids, labels, loss_mask, lengths, seq_ids)
+    return batch.pad(pad_to=micro.pad_to, pad_id=pad_id) if micro.pad_to else batch
+
+
+def load_steps(
+    load_one: Callable[[Micro], RaggedBatch], plan: Plan, device: torch.device, first: int = 0
+) -> Generator[list[RaggedBatch], None, None]:
+    """Yield the micro-batches of every step of the plan, from step `first` on.
+
+    Args:
+        load_one: gathers one micro-batch, such as the `load` of a run's data.
+
+    A worker loads up to AHEAD steps before they are asked for, in the plan's order. What fails there is raised here, at
+    the step it belongs to. The worker ends with the generator, however that ends: exhausted, closed or forgotten.
+    """
+
+    def load(step: int) -> list[RaggedBatch]:
+        return [_ready(load_one(micro)).to(device) for micro in plan.step(step)]
+
+    # A thread, not a process: most of a load is numpy copying out of mapped files, and a batch then needs no copy.
+    worker = ThreadPoolExecutor(1, thread_name_prefix="unpad-loader")
+    try:
+        loading = deque(worker.submit(load, step) for step in range(first, min(first + AHEAD, plan.num_steps)))
+        for step in range(first, plan.num_steps):
+            micros = loading.popleft().result()
+            if step + AHEAD < plan.num_steps:
+                loading.append(worker.submit(load, step + AHEAD))
+            yield micros
+    finally:
+        worker.shutdown(cancel_futures=True)
+
+
+def _ready(batch: RaggedBatch) -> RaggedBatch:
+    """Leave nothing of the layout to be made in the step: attention without native kernels goes by length groups."""
+    if isinstance(batch.layout, Layout) and not library.enabled():
+        _ = batch.layout.groups
+    return batch

@@ -1,0 +1,193 @@
+"""Sequences -> pieces: what happens to a sequence that is longer than the model sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from unpad.batching.ledger import Ledger, entry
+from unpad.errors import PlanError
+
+# (seq_ids, starts, stops) -> number of targets with loss inside each span; all (n,) int.
+TargetCount = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Spans [start, stop) of sequences, in the order of the sequences.
+
+    Args:
+        seq_ids: (num_pieces,) int64.
+        starts, stops: (num_pieces,) int32, positions of the sequence.
+        fresh: (num_pieces,) int32, first position whose target counts; `start` unless windows overlap.
+    """
+
+    seq_ids: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    fresh: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Positions per piece, (num_pieces,) int64; 0 where a target has none, as the label of an empty history."""
+        return self.stops.astype(np.int64) - self.starts
+
+    def __len__(self) -> int:
+        return len(self.seq_ids)
+
+    def take(self, index: np.ndarray) -> Pieces:
+        """The pieces at `index`, (n,) int, or where `index`, (num_pieces,) bool, is True."""
+        return Pieces(self.seq_ids[index], self.starts[index], self.stops[index], self.fresh[index])
+
+
+def cut(
+    lengths: np.ndarray,
+    seq_ids: np.ndarray | None,
+    max_tokens: int | None,
+    overflow: str,
+    stride: int | None,
+    targets: TargetCount | None,
+) -> tuple[Pieces, Ledger]:
+    """Apply the overflow policy, leave out what has no target, and account for every token.
+
+    Args:
+        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int.
+        seq_ids: the sequences to cut, (n,) int, repeats allowed; None is every sequence once.
+        max_tokens: longest piece; None is no limit.
+        overflow: error, split, truncate_right, truncate_left or drop.
+        stride: tokens between the starts of windows of split; None is max_tokens. Where windows overlap, the positions
+            of a later window that an earlier one has shown are context, so every target counts once.
+        targets: counts targets with loss inside spans; None says that every position is one.
+
+    Raises:
+        PlanError: a sequence is too long and overflow is error; the stride leaves gaps; lengths are not counts.
+    """
+    lengths = check_lengths(lengths)
+    pieces, counts, lost = cut_and_count(lengths, seq_ids, max_tokens, overflow, stride, targets)
+    return pieces, lost + account(pieces, counts, lengths, overflow)
+
+
+def cut_and_count(
+    lengths: np.ndarray,
+    seq_ids: np.ndarray | None,
+    max_tokens: int | None,
+    overflow: str,
+    stride: int | None,
+    targets: TargetCount | None,
+) -> tuple[Pieces, np.ndarray, Ledger]:
+    """Cut as `cut` does, with lengths already checked.
+
+    Returns:
+        The pieces, their numbers of targets (num_pieces,) int64, and the ledger of everything that is in no piece.
+    """
+    ids = np.arange(len(lengths)) if seq_ids is None else _check_ids(seq_ids, len(lengths))
+    sizes = lengths[ids]
+    limit = max(int(sizes.max(initial=1)), 1) if max_tokens is None else max_tokens
+    over = sizes > limit
+    num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, kept where it has a target
+    step, shift, lost = limit, np.zeros_like(sizes), Ledger()
+    if overflow == "split":
+        step = _check_stride(stride, limit) if max_tokens is not None else limit
+        num_pieces[over] = 1 + -(-(sizes[over] - limit) // step)
+    elif over.any():
+        if overflow == "error":
+            _refuse(int(ids[over][0]), int(sizes[over][0]), limit)
+        elif overflow == "drop":
+            num_pieces[over] = 0
+            lost += entry("dropped", "too_long", sizes[over].sum(), ids[over])
+        else:
+            assert overflow in ("truncate_right", "truncate_left"), overflow
+            lost += entry("truncated", overflow, (sizes[over] - limit).sum(), ids[over])
+            if overflow == "truncate_left":
+                shift[over] = sizes[over] - limit
+    source = np.repeat(np.arange(len(ids)), num_pieces)  # (num_pieces,) index into ids
+    window = np.arange(len(source)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    starts = window * step + shift[source]
+    stops = np.minimum(starts + limit, sizes[source])
+    fresh = starts + np.where(window > 0, limit - step, 0)
+    pieces = Pieces(ids[source], starts.astype(np.int32), stops.astype(np.int32), fresh.astype(np.int32))
+    counts = stops - fresh if targets is None else _count(targets, pieces)
+    if not counts.all():
+        none = counts == 0
+        lost += entry("dropped", "no_target", (stops - fresh)[none].sum(), pieces.seq_ids[none])
+        pieces, counts = pieces.take(~none), counts[~none]
+    return pieces, counts, lost
+
+
+def account(pieces: Pieces, counts: np.ndarray, lengths: np.ndarray, overflow: str) -> Ledger:
+    """The ledger of pieces that are trained on.
+
+    Args:
+        counts: targets per piece, (num_pieces,) int64.
+        lengths: positions per sequence, indexed by sequence id.
+    """
+    counts = np.minimum(counts, pieces.stops - pieces.fresh)  # the target of an empty piece is no token
+    whole = (pieces.starts == 0) & (pieces.stops == lengths[pieces.seq_ids])
+    reason = "split" if overflow == "split" else "rest"
+    silent = pieces.stops - pieces.fresh - counts  # (num_pieces,) positions without a target
+    repeated = int((pieces.fresh - pieces.starts).sum(dtype=np.int64))
+    return (
+        Ledger(repeated=repeated)
+        + entry("trained", "whole", counts[whole].sum(), pieces.seq_ids[whole])
+        + entry("trained", reason, counts[~whole].sum(), pieces.seq_ids[~whole])
+        + entry("context", "no_loss", silent.sum(), pieces.seq_ids[silent > 0])
+    )
+
+
+def check_lengths(lengths: np.ndarray) -> np.ndarray:
+    """Return the lengths as (num_sequences,) int64.
+
+    Raises:
+        PlanError: they are no list of whole numbers from 0 to 2**31 - 1.
+    """
+    array = np.asarray(lengths)
+    if array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise PlanError(f"lengths are {array.dtype} of shape {array.shape}", fix="pass one whole number per sequence")
+    # int32: spans and cu_seqlens are indexed with it.
+    wrong = np.flatnonzero((array < 0) | (array >= 2**31))
+    if len(wrong):
+        raise PlanError(
+            f"sequence {wrong[0]} has length {array[wrong[0]]}", fix="lengths lie between 0 and 2147483647 tokens"
+        )
+    return array.astype(np.int64)
+
+
+def _check_ids(seq_ids: np.ndarray, num_sequences: int) -> np.ndarray:
+    ids = np.asarray(seq_ids).astype(np.int64)
+    if len(ids) and not (ids.min() >= 0 and ids.max() < num_sequences):
+        raise PlanError(
+            f"sequence ids run from {ids.min()} to {ids.max()}, there are {num_sequences} sequences",
+            fix="pass ids that index the lengths",
+        )
+    return ids
+
+
+def _check_stride(stride: int | None, limit: int) -> int:
+    if stride is not None and stride > limit:
+        raise PlanError(
+            f"windows of {limit} tokens that start every {stride} tokens leave tokens out",
+            where="plan.stride",
+            fix=f"set plan.stride to {limit} or less",
+        )
+    return stride or limit
+
+
+def _refuse(seq_id: int, length: int, limit: int) -> None:
+    raise PlanError(
+        f"sequence {seq_id} has {length} tokens, the limit is {limit}",
+        where="plan.overflow=error",
+        fix="set plan.overflow to split, truncate_right, truncate_left or drop, or raise plan.max_tokens",
+    )
+
+
+def _count(targets: TargetCount, pieces: Pieces) -> np.ndarray:
+    counts = np.asarray(targets(pieces.seq_ids, pieces.fresh, pieces.stops)).astype(np.int64)
+    assert counts.shape == pieces.seq_ids.shape, "one count per span"
+    assert (counts >= 0).all(), "counts are not negative"
+    most = np.maximum(pieces.stops - pieces.fresh, 1)  # a whole sequence may have a target though it has no position
+    assert (counts <= most).all(), "at most one target per position"
+    return counts

@@ -1,0 +1,19 @@
+"""Padded batches of a fixed number of sequences, each padded to its own longest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unpad.batching.grouping import Grouping, padded
+from unpad.recipes.training import PlanSettings
+
+
+def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
+    """Consecutive shuffled batches of `batch_size`, each padded to its own longest piece.
+
+    Args:
+        lengths: tokens per piece, (num_pieces,) int64.
+    """
+    order = rng.permutation(len(lengths))
+    offsets = np.append(np.arange(0, len(order), settings.batch_size), len(order))
+    return padded(lengths, order, offsets, settings.tokens_per_step)

@@ -1,0 +1,20 @@
+"""Padded batches of a fixed number of sequences, all padded to the global cap."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unpad.batching.grouping import Grouping
+from unpad.batching.strategies import dynamic
+from unpad.recipes.training import PlanSettings
+
+
+def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
+    """Consecutive shuffled batches of `batch_size`, padded to `max_tokens`, or the longest piece where there is no cap.
+
+    Args:
+        lengths: tokens per piece, (num_pieces,) int64.
+    """
+    grouping = dynamic.group(lengths, settings, rng)
+    cap = settings.max_tokens or int(lengths.max(initial=0))
+    return grouping._replace(pad_to=np.full_like(grouping.pad_to, cap))

@@ -1,0 +1,76 @@
+"""Ragged batches: real tokens only, no padding."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unpad.batching.grouping import Grouping, runs_within
+from unpad.recipes.training import PlanSettings
+
+# Pieces after the end of a step that one of its own may trade places with.
+WINDOW = 64
+# Where no trade fills a step, its tokens are a multiple of this: matrix libraries prepare a kernel for every new size.
+ROUND_TOKENS = 64
+# Looking for trades takes some 50 microseconds per step.
+MOST_STEPS = 20_000
+
+
+def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
+    """Fill steps with shuffled pieces up to `tokens_per_step`, then cut each step into micro-batches.
+
+    Inside a step the pieces are sorted by length, longest first, because attention groups neighbours of like length.
+    No step and no micro-batch exceeds its number of tokens unless a single piece does.
+
+    Args:
+        lengths: tokens per piece, (num_pieces,) int64.
+    """
+    order, bounds = filled_runs(lengths, rng.permutation(len(lengths)), settings.tokens_per_step)
+    step_of = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    longest = int(lengths.max(initial=0))
+    order = order[np.argsort(step_of * (longest + 1) - lengths[order], kind="stable")]  # by step, then longest first
+    micro_offsets = runs_within(lengths[order], settings.tokens_per_micro, ends=bounds[step_of + 1])
+    none = np.zeros(len(micro_offsets) - 1, np.int32)
+    return Grouping(order, micro_offsets, np.searchsorted(micro_offsets, bounds), none, none)
+
+
+def filled_runs(lengths: np.ndarray, order: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut pieces in random order into runs of at most `limit` tokens, most of them full to the token.
+
+    Where a run ends below the limit, one of its pieces trades places with one of the next WINDOW, so that the run is
+    full, or else a multiple of ROUND_TOKENS below. Trading looks at lengths alone and reaches a few steps far.
+
+    Args:
+        lengths: tokens per piece, (num_pieces,) int64.
+        order: a permutation, (num_pieces,) int64.
+
+    Returns:
+        The order with pieces traded, and offsets of the runs into it, (num_runs + 1,) int64.
+    """
+    if lengths.sum() > limit * MOST_STEPS:
+        return order, runs_within(lengths[order], limit)
+    order, tokens, bounds = order.copy(), lengths[order], [0]
+    while bounds[-1] < len(order):
+        begin = bounds[-1]
+        end = begin + _count_within(tokens, begin, limit)
+        bounds.append(end)
+        gap, later = limit - int(tokens[begin:end].sum()), tokens[end : end + WINDOW]
+        if gap <= 0 or not later.size:
+            continue
+        gains = later - tokens[begin:end, None]  # (pieces of the run, pieces after it), tokens that a trade adds
+        fits = (gains <= gap) & (gains > gap - limit // 8) & ((gap - gains) % ROUND_TOKENS == 0)
+        if fits.any():
+            mine, theirs = np.divmod(np.where(fits, gains, -limit).argmax(), later.size)
+            trade = [begin + mine, end + theirs]
+            order[trade], tokens[trade] = order[trade[::-1]], tokens[trade[::-1]]
+    return order, np.array(bounds, np.int64)
+
+
+def _count_within(tokens: np.ndarray, begin: int, limit: int) -> int:
+    """How many pieces from `begin` on hold at most `limit` tokens together; one at least."""
+    reach = 64
+    while True:
+        sums = np.cumsum(tokens[begin : begin + reach])
+        count = int(np.searchsorted(sums, limit, side="right"))
+        if count < reach or begin + reach >= len(tokens):
+            return max(count, 1)
+        reach *= 4

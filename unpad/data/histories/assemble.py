@@ -1,0 +1,254 @@
+"""Rows of events -> histories: each patient's sets in the order of time, cut at sets, codes numbered, values scaled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from unpad.data.histories.cohort import Cohort
+from unpad.data.histories.event_rows import EventRows
+from unpad.data.histories.labels import Clock
+from unpad.data.sources.example import BadRow
+from unpad.errors import SourceError
+from unpad.recipes.data import EventSettings
+
+UNKNOWN = "<unknown>"  # row 0 of the code embedding
+FARTHEST = 1e6  # standard deviations; what is farther off is an error of the data, and might not fit float32
+
+
+@dataclass(frozen=True, eq=False)
+class Events:
+    """What was read as history, patient by patient, facts without a time first, then by time.
+
+    Args:
+        patient: (num_events,) int64, index into the cohort, never falling.
+        time: (num_events,) float64, days from the landmark; nan for facts without a time.
+        set_index: (num_events,) int64, the number of a set as its table gives it; 0 without.
+        code: (num_events,) int64, index into the names of `EventRows`, or of `Codes` once they are numbered.
+        value: (num_events,) float64, nan where there is none.
+        row: (num_events,) int64, index into `EventRows`.
+    """
+
+    patient: np.ndarray
+    time: np.ndarray
+    set_index: np.ndarray
+    code: np.ndarray
+    value: np.ndarray
+    row: np.ndarray
+
+    def take(self, index: np.ndarray) -> Events:
+        return Events(**{name: values[index] for name, values in vars(self).items()})
+
+    def __len__(self) -> int:
+        return len(self.patient)
+
+
+def read_histories(
+    rows: EventRows, cohort: Cohort, settings: EventSettings
+) -> tuple[Events, dict[str, int], list[BadRow]]:
+    """The events of the cohort up to the landmark, each once, in the order that does not depend on that of the files.
+
+    Returns:
+        The events; how many others there are, by reason; and those that are refused.
+    """
+    index = np.full(len(rows.patients), -1, np.int64)
+    index[cohort.person] = np.arange(len(cohort.person))
+    counts: dict[str, int] = {}
+    kept = np.flatnonzero(~cohort.refused)
+    patient = index[rows.person[kept]]
+    counts["of patients who take no part"] = int((patient < 0).sum())
+    kept, patient = kept[patient >= 0], patient[patient >= 0]
+    time = rows.days[kept] - cohort.landmark[patient]
+    counts["after the landmark"] = int((time > 0).sum())
+    known = ~(time > 0)  # nan is a fact without a time
+    kept, patient, time = kept[known], patient[known], time[known]
+    sets = np.zeros(len(kept), np.int64) if rows.sets is None else rows.sets[kept]
+    found = Events(patient, time, sets, rows.code[kept], rows.values[kept], kept)
+    found = found.take(np.lexsort((found.value, found.code, sets, np.nan_to_num(time, nan=-np.inf), patient)))
+    same = np.zeros(len(found), np.bool_)
+    same[1:] = np.logical_and.reduce([_equals_last(part) for name, part in vars(found).items() if name != "row"])
+    bad: list[BadRow] = []
+    if settings.duplicates == "error":
+        fix = "remove it, or set events.duplicates to drop or keep"
+        for event in np.sort(found.row[same]).tolist():
+            what = f"patient {rows.alias(int(rows.person[event]))}: another row is equal in everything"
+            bad.append(BadRow(rows.where(event), "E_DUPLICATE", what, fix))
+    elif settings.duplicates == "drop":
+        counts["exact duplicates"] = int(same.sum())
+    return (found if settings.duplicates == "keep" else found.take(np.flatnonzero(~same))), counts, bad
+
+
+def _equals_last(values: np.ndarray) -> np.ndarray:
+    """Whether each entry but the first equals the one before; nan equals nan. (num - 1,) bool"""
+    equal = values[1:] == values[:-1]
+    return equal | (np.isnan(values[1:]) & np.isnan(values[:-1])) if values.dtype.kind == "f" else equal
+
+
+# --------------------------------------------------------------------------- codes
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """The codes of a run, the commonest first after UNKNOWN, and what scales their values.
+
+    Args:
+        names: row by row of the code embedding.
+        counts: (num_codes,) int64, events of training patients.
+        mean, std: (num_codes,) float64, of the values of training patients; 0 where there are none.
+    """
+
+    names: tuple[str, ...]
+    counts: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+
+    def to_bytes(self) -> bytes:
+        columns = {"counts": self.counts.tolist(), "mean": self.mean.tolist(), "std": self.std.tolist()}
+        return json.dumps({"codes": self.names, **columns}, ensure_ascii=False, indent=1).encode()
+
+
+def load_codes(content: bytes) -> Codes:
+    """Read what `Codes.to_bytes` wrote."""
+    known = json.loads(content)
+    mean, std = np.array(known["mean"], np.float64), np.array(known["std"], np.float64)
+    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std)
+
+
+def learn_codes(events: Events, names: list[str], in_training: np.ndarray, settings: EventSettings) -> Codes:
+    """Number the codes of training patients by how often they occur, and measure their values.
+
+    Args:
+        names: of `events.code`.
+        in_training: (num_events,) bool.
+    """
+    mine = events.take(np.flatnonzero(in_training))
+    occurs = np.bincount(mine.code, minlength=len(names))
+    order = sorted(np.flatnonzero(occurs >= settings.min_count).tolist(), key=lambda code: (-occurs[code], names[code]))
+    chosen = np.array([code for code in order if names[code] != UNKNOWN], np.int64)
+    row = np.zeros(len(names), np.int64)
+    row[chosen] = np.arange(1, len(chosen) + 1)
+    valued = np.flatnonzero(~np.isnan(mine.value) & (row[mine.code] > 0))
+    code, value = row[mine.code[valued]], mine.value[valued]
+    size = len(chosen) + 1
+    num = np.bincount(code, minlength=size)
+    mean = np.bincount(code, value, size) / np.maximum(num, 1)
+    std = np.sqrt(np.bincount(code, (value - mean[code]) ** 2, size) / np.maximum(num, 1))
+    std = np.maximum(std, settings.std_floor * np.abs(mean))
+    std = np.where((num > 0) & (std == 0), 1.0, std)  # only zeros
+    counts = np.concatenate([[occurs.sum() - occurs[chosen].sum()], occurs[chosen]])
+    return Codes((UNKNOWN, *(names[code] for code in chosen)), counts, mean, std)
+
+
+def number_codes(
+    events: Events, rows: EventRows, codes: Codes, settings: EventSettings
+) -> tuple[Events, dict[str, int], dict[str, int]]:
+    """Events with the numbers of their codes and scaled values; what a code that is not known makes of its event is the
+    recipe's choice. Values of codes that have none in training are not read: nothing tells their scale.
+
+    Returns:
+        The events, how many were left out by reason, and how often the commonest unknown codes occur.
+
+    Raises:
+        SourceError: there is an unknown code and the recipe refuses them.
+    """
+    known = {name: index for index, name in enumerate(codes.names)}
+    row = np.array([known.get(name, 0) for name in rows.names], np.int64)
+    code = row[events.code] if len(row) else events.code
+    strange = code == 0
+    occurs = np.bincount(events.code[strange], minlength=len(rows.names))
+    unknown = {rows.names[one]: int(occurs[one]) for one in np.argsort(-occurs, kind="stable")[:20] if occurs[one]}
+    if settings.unknown_codes == "error" and unknown:
+        first = int(events.row[strange].min())
+        raise SourceError(
+            f"E_CODE {int(occurs.sum()):,} events have codes that training patients do not have, or seldom: "
+            + ", ".join(f'"{name}"' for name in list(unknown)[:8]),
+            where=rows.where(first),
+            fix="set events.unknown_codes to unknown or skip, or events.min_count lower",
+        )
+    std = codes.std[code]
+    scaled = (events.value - codes.mean[code]) / np.where(std > 0, std, 1)
+    scaled = np.where(std > 0, np.clip(scaled, -FARTHEST, FARTHEST), np.nan)
+    made = replace(events, code=code, value=scaled)
+    if settings.unknown_codes != "skip":
+        return made, {}, unknown
+    return made.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}, unknown
+
+
+# --------------------------------------------------------------------------- sets
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """Where patients and sets begin.
+
+    Args:
+        events_of: (num_patients + 1,) int64, first event of every patient.
+        sets_of: (num_patients + 1,) int64, first set of every patient.
+        set_starts: (num_sets + 1,) int64, first event of every set.
+        times: (num_sets,) float32, days from the landmark, of a set's last event; never falls within a patient.
+        timeless: (num_sets,) bool, sets of facts without a time; they stand at the time of the first set after them.
+    """
+
+    events_of: np.ndarray
+    sets_of: np.ndarray
+    set_starts: np.ndarray
+    times: np.ndarray
+    timeless: np.ndarray
+
+
+def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: Clock, numbered: bool) -> Sets:
+    """Cut histories into sets: facts without a time, then events of one time, of one window, or of one number.
+
+    Args:
+        numbered: whether the tables number their sets.
+    """
+    timeless = np.isnan(events.time)
+    key: np.ndarray = events.set_index if numbered else events.time
+    if settings.window is not None and not numbered:
+        key = np.ceil(events.time * clock.per_day / settings.window)  # windows end at the landmark
+    begins = np.ones(len(events), np.bool_)
+    parts = (events.patient, timeless, np.where(timeless, 0, key))
+    begins[1:] = ~np.logical_and.reduce([_equals_last(part) for part in parts])
+    starts = np.append(np.flatnonzero(begins), len(events))
+    patient = events.patient[starts[:-1]]
+    times = np.maximum.reduceat(events.time, starts[:-1]) if len(events) else np.zeros(0)
+    bare = timeless[starts[:-1]]
+    after = np.append(times[1:], np.nan)
+    followed = np.append(patient[1:] == patient[:-1], False)
+    times = np.where(bare, np.where(followed, after, 0.0), times)
+    ranks = np.arange(num_patients + 1)
+    return Sets(
+        events_of=np.searchsorted(events.patient, ranks),
+        sets_of=np.searchsorted(patient, ranks),
+        set_starts=starts,
+        times=times.astype(np.float32),
+        timeless=bare,
+    )
+
+
+def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
+    """Which sets stay under `max_events`, (num_sets,) bool: the latest or earliest whole ones.
+
+    A set is never split, so one set with a time always stays, and so do facts without one.
+    """
+    most = settings.max_events
+    sizes, patients = np.diff(sets.set_starts), np.diff(sets.sets_of)
+    if most is None:
+        return np.ones(len(sizes), np.bool_)
+    patient = np.repeat(np.arange(len(patients)), patients)
+    facts = np.bincount(patient, sizes * sets.timeless, len(patients)).astype(np.int64)  # events of each patient
+    begin = sets.events_of[patient] + facts[patient]
+    if settings.keep == "latest":
+        reach = sets.events_of[patient + 1] - sets.set_starts[:-1]
+        nearest = np.arange(len(sizes)) == sets.sets_of[patient + 1] - 1
+    else:
+        reach = sets.set_starts[1:] - begin
+        nearest = sets.set_starts[:-1] == begin
+    return sets.timeless | nearest | (reach + facts[patient] <= most)
+
+
+def keep_sets(events: Events, sets: Sets, kept: np.ndarray) -> Events:
+    """The events of the sets where `kept`, (num_sets,) bool, is True."""
+    return events.take(np.flatnonzero(np.repeat(kept, np.diff(sets.set_starts))))

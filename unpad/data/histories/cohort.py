@@ -1,0 +1,331 @@
+"""Who takes part, from which landmark on, with which label, and on which side of the split.
+
+A patient is at risk at the landmark: history is what happened until then, the label what happened after it. With a
+horizon, a patient whose outcome came within it has label 1, one who was watched for longer label 0, and one whom nobody
+watched that long is censored and has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from unpad.data.histories.event_files import TEST, check_sides, read_splits
+from unpad.data.histories.event_rows import EventRows, join, read_source
+from unpad.data.histories.labels import Clock, LabelTable, clock_of, read_labels
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.split import TRAIN, UNDECLARED, assign
+from unpad.errors import RecipeError, SourceError
+from unpad.recipes.data import EventLabels, EventSettings
+from unpad.recipes.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The patients who take part.
+
+    Args:
+        person: (num_patients,) int64, index into `EventRows.patients`.
+        landmark: (num_patients,) float64, days on the clock of the events.
+        label: (num_patients,) int64, 0, 1, or -1 where it is not known; None where the recipe has none.
+        duration: (num_patients,) float64, days from the landmark to the end of observation, 0 where that is not known;
+            None where the recipe has none.
+        observed: (num_patients,) bool, whether observation ended with the outcome; None with `duration`.
+        split: (num_patients,) uint8, 0 training, 1 held out.
+        label_row: (num_patients,) int64, index into the table of labels, -1 where there is none.
+        left_out: why others take no part -> how many.
+        bad: patients and rows of events that are refused.
+        refused: (num_events,) bool, the latter.
+    """
+
+    person: np.ndarray
+    landmark: np.ndarray
+    label: np.ndarray | None
+    duration: np.ndarray | None
+    observed: np.ndarray | None
+    split: np.ndarray
+    label_row: np.ndarray
+    left_out: dict[str, int]
+    bad: list[BadRow]
+    refused: np.ndarray
+
+
+@dataclass(eq=False)
+class _Choice:
+    """Who is still in: (num_persons,) bool, and why the others are not."""
+
+    taking: np.ndarray
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def leave(self, gone: np.ndarray, why: str) -> None:
+        number = int((gone & self.taking).sum())
+        if number:
+            self.left_out[why] = self.left_out.get(why, 0) + number
+        self.taking &= ~gone
+
+
+def read_cohort(recipe: Recipe) -> tuple[EventRows, LabelTable | None, Cohort, Clock]:
+    """Read the tables of a recipe, which has some, and decide who takes part, with which label and on which side.
+
+    Raises:
+        SourceError: a table is missing or unusable, or no patient of the events is in the table of labels.
+        RecipeError: settings do not fit the tables, or an outcome is among the facts.
+    """
+    _refuse_outcomes(recipe)
+    settings, resolve = recipe.events, partial(resolve_path, recipe.data)
+    parts = [read_source(source, settings, resolve) for source in recipe.data.events]
+    clock = clock_of(parts, settings)
+    labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
+    nobody = pa.array([], pa.string())
+    fixed = read_splits(resolve(settings.split)) if settings.split is not None else None
+    rows, persons = join(parts, [labels.ids if labels else nobody, fixed[0] if fixed else nobody])
+    if labels is not None and len(rows.person) and len(persons[0]) and not np.isin(persons[0], rows.person).any():
+        fix = "write the ids alike in both; columns of numbers lose leading zeros, and 007 and 7 are two patients"
+        what = "E_LABEL no id of the events is in the table of labels"
+        raise SourceError(what, where=f"{rows.where(0)} and {labels.where(0)}", fix=fix)
+    cohort = choose(rows, labels, persons[0], settings, clock)
+    sides = (persons[1], fixed[1]) if fixed else None
+    return rows, labels, split_patients(rows, cohort, sides, recipe.data.holdout, recipe.train.seed), clock
+
+
+def _refuse_outcomes(recipe: Recipe) -> None:
+    """Refuse facts that tell the outcome: columns of the table of labels that the labels are made of."""
+    labels = recipe.events.labels
+    if labels is None:
+        return
+    told = {labels.label, labels.time, labels.event, labels.duration} - {None}
+    for source in recipe.data.events:
+        same = resolve_path(recipe.data, source.path).resolve() == resolve_path(recipe.data, labels.path).resolve()
+        leaks = [name for name in source.static if same and name in told]
+        if leaks:
+            what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
+            raise RecipeError(what, where="data.events: static", fix="remove it from static")
+
+
+def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
+    """Refuse to train on what teaches nothing of the outcome.
+
+    Raises:
+        RecipeError: there are times to an outcome, and nothing makes labels or bins of them.
+        SourceError: nobody is left to train on, or all of them have one label and the recipe trains to classify.
+    """
+    labels = recipe.events.labels
+    if labels is not None and labels.event is not None and labels.horizon is None and recipe.model.get("bins") is None:
+        fix = "set events.labels.horizon to predict whether the outcome comes within it, or model.bins to predict when"
+        raise RecipeError("nothing learns the outcome", where="events.labels", fix=fix)
+    if not (cohort.split == TRAIN).any():
+        refuse_nobody(recipe, cohort)
+    stages = [recipe.for_stage(stage) for stage in recipe.stages] or [recipe]
+    if labels is None or cohort.label is None or not any(one.losses.get("classification", 1.0) for one in stages):
+        return
+    known = np.unique(cohort.label[(cohort.split == TRAIN) & (cohort.label >= 0)])
+    if len(known) == 1:
+        fix = "check the labels, the horizon and the split; losses.classification=0 trains without them"
+        what = f"all patients to train on whose label is known have label {known[0]}, so nothing tells the two apart"
+        raise SourceError(what, where=labels.path, fix=fix)
+
+
+def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
+    """Say why there is nobody to train on.
+
+    Raises:
+        SourceError: always.
+    """
+    why = ", ".join(f"{number:,} {reason}" for reason, number in cohort.left_out.items())
+    why = why or ("all are held out" if len(cohort.person) else "the tables name nobody")
+    raise SourceError(
+        f"nobody is left to train on: {why}",
+        where="data.events" if recipe.events.labels is None else recipe.events.labels.path,
+        fix="check events.labels, events.landmark and events.split",
+    )
+
+
+def choose(
+    rows: EventRows, labels: LabelTable | None, persons: np.ndarray, settings: EventSettings, clock: Clock
+) -> Cohort:
+    """Decide who takes part, from when on, and with which label; everybody is on the training side as yet.
+
+    Args:
+        persons: (num_rows of labels,) int64, whom a row of the table of labels is about.
+    """
+    num = len(rows.patients)
+    row = np.full(num, -1, np.int64)  # of the table of labels
+    if labels is not None:
+        row[persons] = np.arange(len(persons))
+    label = _of_row(labels.label if labels else None, row)
+    end = _of_row(labels.end if labels else None, row)
+    has_event = np.bincount(rows.person, minlength=num) > 0
+    bad, refused = [], np.zeros(len(rows.person), np.bool_)
+    choice = _Choice(np.ones(num, np.bool_))
+    if labels is None:
+        bad += _without_events(rows, ~has_event)
+        choice.leave(~has_event, "without any event")
+    else:
+        assert settings.labels is not None
+        choice.leave(~has_event & (row < 0), "in no table of events or labels")
+        choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is set aside")
+        bad += _missing(rows, labels, row, choice, np.isnan(label), settings.labels)
+        if settings.landmark is None:
+            refused = rows.days > end[rows.person]
+            bad += _after_the_end(rows, refused)
+    landmark = _landmarks(rows, labels, row, choice, settings, clock, refused)
+    duration = None
+    if labels is not None and settings.labels is not None and settings.labels.duration is not None:
+        duration, observed = end - landmark, label == 1
+        choice.leave(duration < 0, "whose observation ended before the landmark")
+        label = _within(duration, observed, choice, settings.labels, clock)
+    person = _in_order(rows.patients)
+    person = person[choice.taking[person]]
+    has_labels = settings.labels is not None and (settings.labels.label or settings.labels.horizon)
+    return Cohort(
+        person=person, landmark=landmark[person],
+        label=np.where(np.isnan(label), -1, label)[person].astype(np.int64) if has_labels else None,
+        duration=None if duration is None else np.nan_to_num(duration[person]),
+        observed=None if duration is None else observed[person],
+        split=np.zeros(len(person), np.uint8), label_row=row[person], left_out=choice.left_out, bad=bad,
+        refused=refused,
+    )  # fmt: skip
+
+
+def _in_order(patients: pa.Array) -> np.ndarray:
+    """Indices of ids in an order that does not depend on that of the tables: shorter ids first, as numbers count."""
+    keys = pa.table({"length": pc.binary_length(patients), "id": patients})
+    return np.asarray(pc.sort_indices(keys, [("length", "ascending"), ("id", "ascending")])).astype(np.int64)
+
+
+def _of_row(values: np.ndarray | None, row: np.ndarray, fill: float = np.nan) -> np.ndarray:
+    """Values of rows of labels for every person, (num_persons,) float64."""
+    found = np.full(len(row), fill)
+    if values is not None:
+        found[row >= 0] = values[row[row >= 0]]
+    return found
+
+
+def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
+    """Files of patients that hold no row, and rows of facts that are all empty."""
+    if not empty.any():
+        return []
+    files = {file.owner: file.shown for part in rows.parts for file in part.table.files}
+    fix = "remove it, or give the patient a label in events.labels"
+    found = []
+    for one in np.flatnonzero(empty).tolist():
+        where = files.get(rows.patients[one].as_py(), rows.parts[0].table.files[0].shown)
+        found.append(BadRow(where, "E_EMPTY", f"patient {rows.alias(one)} has no event", fix))
+    return found
+
+
+def _missing(
+    rows: EventRows, labels: LabelTable, row: np.ndarray, choice: _Choice, unknown: np.ndarray, settings: EventLabels
+) -> list[BadRow]:
+    """Treat patients without a label as the recipe says."""
+    unknown = unknown & choice.taking
+    if settings.missing == "keep" or not unknown.any():
+        return []
+    choice.leave(unknown, "without a label")
+    if settings.missing == "exclude":
+        return []
+    people, events = np.unique(rows.person, return_index=True)
+    first = dict(zip(people.tolist(), events.tolist(), strict=True))
+    fix = "add the label, or set events.labels.missing to exclude or keep"
+    found = []
+    for one in np.flatnonzero(unknown).tolist():
+        where = labels.where(int(row[one])) if row[one] >= 0 else rows.where(first[one])
+        what = f"patient {rows.alias(one)} has " + ("an empty label" if row[one] >= 0 else "events and no label")
+        found.append(BadRow(where, "E_LABEL", what, fix))
+    return found
+
+
+def _after_the_end(rows: EventRows, wrong: np.ndarray) -> list[BadRow]:
+    """Events that tell what the label is about to be asked."""
+    fix = "set events.landmark, or remove the row"
+    return [
+        BadRow(rows.where(event), "E_LEAK", f"patient {rows.alias(int(rows.person[event]))}: the event is after the "
+               "outcome that is to be predicted", fix)
+        for event in np.flatnonzero(wrong).tolist()
+    ]  # fmt: skip
+
+
+def _landmarks(
+    rows: EventRows, labels: LabelTable | None, row: np.ndarray, choice: _Choice, settings: EventSettings,
+    clock: Clock, refused: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """The landmark of every person, (num_persons,) float64, in days."""
+    if isinstance(settings.landmark, float):
+        return np.full(len(row), settings.landmark / clock.per_day)
+    if settings.landmark is not None:
+        assert labels is not None
+        found = _of_row(labels.landmark, row)
+        choice.leave(np.isnan(found), "without a landmark")
+        return found
+    last = np.full(len(row), -np.inf)
+    timed = ~np.isnan(rows.days) & ~refused
+    np.maximum.at(last, rows.person[timed], rows.days[timed])
+    return np.where(np.isfinite(last), last, 0.0)
+
+
+def _within(
+    duration: np.ndarray, observed: np.ndarray, choice: _Choice, settings: EventLabels, clock: Clock
+) -> np.ndarray:
+    """Labels by the horizon, (num_persons,) float64, nan for who is censored and where there is no horizon."""
+    if settings.horizon is None:
+        return np.full(len(duration), np.nan)
+    horizon = settings.horizon / clock.per_day
+    within = observed & (duration <= horizon)
+    known = within | (duration >= horizon)
+    if settings.censored == "exclude":
+        choice.leave(~known & ~np.isnan(duration), "censored before the horizon")
+    return np.where(known, within, np.nan)
+
+
+# --------------------------------------------------------------------------- sides of the split
+
+
+def split_patients(
+    rows: EventRows, cohort: Cohort, fixed: tuple[np.ndarray, np.ndarray] | None, holdout: float, seed: int
+) -> Cohort:
+    """Give every patient a side; those of a test side, and those whom a table of splits does not name, are left out.
+
+    Args:
+        fixed: persons of a table of splits and their sides, which hold instead of what the sources declare.
+
+    Raises:
+        SourceError: sources declare two sides for a patient.
+    """
+    side = np.full(len(rows.patients), UNDECLARED, np.int8)
+    choice = _Choice(np.ones(len(cohort.person), np.bool_), dict(cohort.left_out))
+    if fixed is not None:
+        side[fixed[0]] = fixed[1]
+        choice.leave(side[cohort.person] == UNDECLARED, "in no part of events.split")
+    else:
+        told = [part.declared for part in rows.parts]
+        ids = pa.concat_arrays([one for one, _ in told])
+        sides = np.concatenate([sides for _, sides in told])
+        check_sides(ids, sides, "data.events")
+        index = pc.index_in(ids, rows.patients)
+        known = np.asarray(index.is_valid())
+        side[np.asarray(index.fill_null(0))[known]] = sides[known]
+    choice.leave(side[cohort.person] == TEST, "of a split named test")
+    kept = np.flatnonzero(choice.taking)
+    people = cohort.person[kept]
+    keys = np.array([_key(one) for one in rows.patients.take(pa.array(people)).to_pylist()], np.uint64)
+    return Cohort(
+        person=people, landmark=cohort.landmark[kept], label=_pick(cohort.label, kept),
+        duration=_pick(cohort.duration, kept), observed=_pick(cohort.observed, kept),
+        split=assign(keys, side[people], holdout, seed), label_row=cohort.label_row[kept],
+        left_out=choice.left_out, bad=cohort.bad, refused=cohort.refused,
+    )  # fmt: skip
+
+
+def _pick(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
+    return None if values is None else values[index]
+
+
+def _key(patient: str) -> int:
+    """64-bit hash of an id, which with the seed decides the side."""
+    return int.from_bytes(blake2b(patient.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,346 @@
+"""Columns of a table as ids, codes, numbers and times, and every row where one of them cannot be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from unpad.data.histories.tables import Table, alias
+from unpad.data.sources.example import BadRow
+from unpad.errors import SourceError
+
+# Divided by, not multiplied with a fraction, so that 90 minutes and 1.5 hours are the same number of days.
+PER_DAY = {"minutes": 1440.0, "hours": 24.0, "days": 1.0}
+# By the name of a column.
+UNITS = {"minute": "minutes", "hour": "hours", "day": "days", **{unit: unit for unit in PER_DAY}}
+MOST_DAYS = 73_050  # 200 years: no history is longer, and seconds since 1970 taken for minutes are
+MOST = 1e30  # larger numbers measure nothing, and their squares would not fit
+MICROSECONDS = 86_400e6  # of a day
+NOTHING = ("", "NA", "N/A", "null", "NULL", "None")  # how CSV files write that there is no number
+
+# RE2, as pyarrow has it.
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_NONFINITE = r"^[+-]?(?i:nan|inf|infinity)$"
+_DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?Z?$"
+_CLOCK = r"^\d{1,2}:\d{2}(:\d{2})?$"
+_ODD = "[\uff10-\uff19\uff0e\uff0d\u200b\u2060\ufeff]"  # full-width digits, point and minus; characters without width
+
+Explain = Callable[[int], tuple[str, str]]  # row -> what is wrong, what to do
+
+
+class Faults:
+    """The rows of a table that cannot be used; of several faults of a row the first that is added is told.
+
+    Attributes:
+        good: (num_rows,) bool, rows without a fault so far.
+        ids: id of the patient of every row, once they are known.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.good = np.ones(len(table), np.bool_)
+        self.ids: pa.Array | None = None
+        self._found: list[tuple[int, BadRow]] = []
+
+    def add(self, wrong: np.ndarray, code: str, what: str | Explain, fix: str = "") -> None:
+        """Refuse rows.
+
+        Args:
+            wrong: (num_rows,) bool.
+            what: what is wrong with all of them, or a function of the row that also says what to do.
+        """
+        for index in np.flatnonzero(wrong & self.good).tolist():
+            told, remedy = (what, fix) if isinstance(what, str) else what(index)
+            told = f"patient {alias(self.ids[index].as_py())}: {told}" if self.ids is not None else told
+            self._found.append((index, BadRow(self.table.where(index), code, told, remedy)))
+        self.good &= ~wrong
+
+    @property
+    def bad(self) -> list[BadRow]:
+        """All bad rows, in the order of the table."""
+        return [*self.table.bad, *(row for _, row in sorted(self._found, key=lambda found: found[0]))]
+
+
+def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
+    """Who every row is about.
+
+    Whole numbers are ids in their usual form, whatever their type: 7, 7.0 and "7" are one patient, "007" is another.
+
+    Returns:
+        Ids as strings, never null, and whether all of them were whole numbers of a numeric column.
+
+    Raises:
+        SourceError: the column holds something that is no id.
+    """
+    if not table.has("id"):
+        owners = pa.array([file.owner or "" for file in table.files], pa.string())
+        return owners.take(pa.array(table.file_of)), False
+    column = table.column("id")
+    faults.add(~_valid(column), "E_NULL", "there is no id", "fill it in or remove the row")
+    if pa.types.is_floating(column.type):
+        values = np.asarray(column.fill_null(0).cast(pa.float64()))
+        whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2**53)
+        faults.add(~whole, "E_ID", "the id is no whole number", "write ids as whole numbers or as texts")
+        return pa.array(np.where(whole, values, 0).astype(np.int64)).cast(pa.string()), True
+    if pa.types.is_integer(column.type):
+        return column.fill_null(0).cast(pa.string()), True
+    if not pa.types.is_string(column.type):
+        raise _wrong_type(table, "id", column.type, "whole numbers or texts")
+    column = _utf8(column, faults).fill_null("")
+    faults.add(_equal(column, ""), "E_NULL", "there is no id", "fill it in or remove the row")
+    spaced = ~_equal(column, pc.utf8_trim_whitespace(column)) | _matches(column, _ODD)
+    fix = "write the id as in the other tables, in plain digits or letters"
+    faults.add(spaced, "E_ID", "the id has white space or full-width digits", fix)
+    return pc.replace_substring_regex(column, r"^(-?\d+)\.0$", r"\1"), False
+
+
+def are_whole(ids: pa.Array) -> bool:
+    """Whether all ids, strings, are whole numbers in their usual form that int64 holds; "007" is none."""
+    try:
+        return bool(ids.cast(pa.int64()).cast(pa.string()).equals(ids))
+    except pa.ArrowInvalid:
+        return False
+
+
+def codes(table: Table, faults: Faults) -> pa.Array:
+    """What every event is, as strings, never null.
+
+    Raises:
+        SourceError: the column holds neither texts nor whole numbers.
+    """
+    column = table.column("code")
+    if pa.types.is_floating(column.type):  # as whole numbers become where some row has none
+        values = np.asarray(column.cast(pa.float64(), safe=False).fill_null(0))
+        if np.array_equal(values, np.floor(values)) and np.abs(values).max(initial=0) < 2**53:
+            column = column.cast(pa.int64())
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    if not pa.types.is_string(column.type):
+        raise _wrong_type(table, "code", column.type, "texts or whole numbers")
+    fix = "fill in the code or remove the row"
+    faults.add(~_valid(column), "E_NULL", "the code is null", fix)
+    column = _utf8(column, faults).fill_null("")
+    faults.add(_equal(pc.utf8_trim_whitespace(column), ""), "E_EMPTY", "the code is blank", fix)
+    return column
+
+
+def numbers(table: Table, name: str, faults: Faults, expected: str = "a number") -> np.ndarray:
+    """A column of numbers, (num_rows,) float64; nan where there is none.
+
+    Args:
+        expected: what messages ask for in the place of a text that is no number.
+
+    Raises:
+        SourceError: the column holds no numbers at all.
+    """
+    column = table.column(name)
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.nan)
+    if pa.types.is_string(column.type):
+        return _from_text(column, table.names[name], faults, expected)
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise _wrong_type(table, name, kind, "numbers")
+    present = _valid(column)
+    values = np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan))
+    _refuse_nonfinite(present & ~np.isfinite(values), table.names[name], faults)
+    _refuse_huge(values, table.names[name], faults)
+    return values
+
+
+def categories(table: Table, name: str, faults: Faults) -> pa.Array | None:
+    """A column of words or truth values as strings, null where there is none; None for a column of numbers."""
+    column = table.column(name)
+    if pa.types.is_boolean(column.type):
+        return column.cast(pa.string())
+    if not pa.types.is_string(column.type):
+        return None
+    column = _utf8(column, faults)
+    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
+    if (_matches(column, _NUMBER) | empty).all():
+        return None  # CSV has numbers as texts
+    return pc.if_else(pa.array(empty), None, column)
+
+
+def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
+    """A column of times in days of its own clock, or since 1970 for timestamps, (num_rows,) float64; nan where null.
+
+    Args:
+        unit: minutes, hours, days or timestamp.
+
+    Raises:
+        SourceError: the column holds timestamps and the unit is another, or the other way round.
+    """
+    column = table.column(name)
+    shown = table.names[name]
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.nan)
+    if unit == "timestamp":
+        return _timestamps(column, table, name, faults)
+    if _is_calendar(column.type):
+        what = f'E_UNIT the column "{shown}" holds timestamps, expected {unit}'
+        raise SourceError(what, where=table.files[0].shown, fix="set unit: timestamp for this table")
+    if pa.types.is_string(column.type):
+        dated = _matches(column, _DATE) | _matches(column, _CLOCK)
+        fix = f"write the {unit} as a number, or set unit: timestamp where all are dates"
+        faults.add(dated, "E_UNIT", f'"{shown}" is a date or a time of day, expected {unit}', fix)
+    days = numbers(table, name, faults) / PER_DAY[unit]
+    far = np.abs(np.nan_to_num(days)) > MOST_DAYS
+    what = f'"{shown}" is more than 200 years, counted in {unit}'
+    faults.add(
+        far, "E_UNIT", what, "set the unit that the column has; seconds since 1970 are to be written as timestamps"
+    )
+    return days
+
+
+def unit_of(table: Table, name: str, asked: str) -> str:
+    """The unit of a column of times: the one asked for, or else by its type or its name.
+
+    Raises:
+        SourceError: neither tells it.
+    """
+    if asked != "auto":
+        return asked
+    column, shown = table.column(name), table.names[name]
+    if _is_calendar(column.type):
+        return "timestamp"
+    if pa.types.is_string(column.type):
+        said = column.filter(pc.fill_null(pc.not_equal(column, ""), False))
+        if len(said) and _matches(said.slice(0, 1), _DATE)[0]:
+            return "timestamp"
+    if shown.lower() in UNITS:
+        return UNITS[shown.lower()]
+    raise SourceError(
+        f'E_UNIT the column "{shown}" does not say what it counts',
+        where=table.files[0].shown,
+        fix="say minutes, hours, days or timestamp on this item of data.events, as {path: a/events.csv, unit: hours}; "
+        "`unpad data check RECIPE.yaml` reads it there",
+    )
+
+
+# --------------------------------------------------------------------------- texts that mean numbers and times
+
+
+def _from_text(column: pa.Array, shown: str, faults: Faults, expected: str) -> np.ndarray:
+    """Texts as numbers, as CSV has them."""
+    column = _utf8(column, faults)
+    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
+    _refuse_nonfinite(_matches(column, _NONFINITE), shown, faults)
+    good = _matches(column, _NUMBER)
+
+    def explain(index: int) -> tuple[str, str]:
+        what, fix = _no_number(column[index].as_py(), expected)
+        return f'"{shown}" {what}', fix
+
+    faults.add(~(good | empty), "E_TYPE", explain)
+    values = np.asarray(pc.if_else(pa.array(good), column, None).cast(pa.float64()).fill_null(np.nan))
+    _refuse_huge(values, shown, faults)
+    return values
+
+
+def _no_number(text: str, expected: str) -> tuple[str, str]:
+    """Why a text is no number, and what to do; only texts that cannot tell who it is about are shown."""
+    if re.search(_ODD, text):
+        return "is written with full-width digits or characters without width", "write it in plain digits"
+    if text != text.strip():
+        return "has white space around it", "remove the white space"
+    if re.fullmatch(r"[<>≤≥=]{1,2}\s?[\d.,]{1,12}", text):
+        return (
+            f'is the limit "{text}"',
+            "write a number, such as half the limit, or give such results a code of their own",
+        )
+    if re.fullmatch(r"-?\d{1,9},\d{1,9}", text):
+        return f'has a decimal comma: "{text}"', "write a point"
+    return f"is a text of {len(text)} characters, expected {expected}", f"write {expected}, or leave it empty"
+
+
+def _refuse_nonfinite(wrong: np.ndarray, shown: str, faults: Faults) -> None:
+    faults.add(wrong, "E_NONFINITE", f'"{shown}" is not finite', "leave it empty where there is no number")
+
+
+def _refuse_huge(values: np.ndarray, shown: str, faults: Faults) -> None:
+    faults.add(np.abs(np.nan_to_num(values, posinf=0, neginf=0)) > MOST, "E_RANGE", f'"{shown}" is beyond {MOST:g}',
+               "leave it empty, or give it in another unit")  # fmt: skip
+
+
+def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults) -> np.ndarray:
+    shown = table.names[name]
+    if pa.types.is_string(column.type):
+        column = _utf8(column, faults)
+        empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
+        good = _matches(column, _DATE)
+        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), column, None), "Z$", "")
+        try:
+            column = plain.cast(pa.timestamp("us"))
+        except pa.ArrowException:  # the thirtieth of February, or an hour of 25
+            real = np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
+            good &= real
+            column = pc.if_else(pa.array(real), plain, None).cast(pa.timestamp("us"))
+        what, fix = f'"{shown}" is no date', "write it as 2024-01-31 or 2024-01-31 12:30:00"
+        faults.add(~(good | empty), "E_UNIT", what, fix)
+    elif not _is_calendar(column.type):
+        what = f'E_UNIT the column "{shown}" holds {column.type}, expected timestamps'
+        raise SourceError(what, where=table.files[0].shown, fix="set unit: minutes, hours or days for this table")
+    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+        column = column.cast(pa.timestamp(column.type.unit))  # the same moment, in UTC
+    present = _valid(column)
+    since = np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0))
+    return np.where(present, since / MICROSECONDS, np.nan)
+
+
+def _is_calendar(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def _is_real(text: str | None) -> bool:
+    try:
+        return text is not None and bool(datetime.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+# --------------------------------------------------------------------------- arrays
+
+
+def _valid(column: pa.Array) -> np.ndarray:
+    return np.asarray(pc.is_valid(column))
+
+
+def _equal(column: pa.Array, other: object) -> np.ndarray:
+    return np.asarray(pc.fill_null(pc.equal(column, other), False))
+
+
+def _matches(column: pa.Array, pattern: str) -> np.ndarray:
+    return np.asarray(pc.fill_null(pc.match_substring_regex(column, pattern), False))
+
+
+def _utf8(column: pa.Array, faults: Faults) -> pa.Array:
+    """The column with a null for every text that is not UTF-8, which parquet does not check."""
+    try:
+        column.validate(full=True)
+        return column
+    except pa.ArrowInvalid:
+        texts = column.cast(pa.binary()).to_pylist()
+    broken = np.array([text is not None and not _decodes(text) for text in texts], np.bool_)
+    faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
+    kept = [None if wrong else text for wrong, text in zip(broken.tolist(), texts, strict=True)]
+    return pa.array(kept, pa.binary()).cast(pa.string())
+
+
+def _decodes(text: bytes) -> bool:
+    try:
+        return bool(text.decode()) or True
+    except UnicodeDecodeError:
+        return False
+
+
+def _wrong_type(table: Table, name: str, kind: pa.DataType, expected: str) -> SourceError:
+    what = f'E_TYPE the column "{table.names[name]}" holds {kind}, expected {expected}'
+    return SourceError(what, where=table.files[0].shown, fix="name another column, or write it anew")

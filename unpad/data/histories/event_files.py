@@ -1,0 +1,171 @@
+"""Which files a source of events means, what their columns are called, and the sides of the split that they declare."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from unpad.data.histories import columns
+from unpad.data.histories.columns import Faults
+from unpad.data.histories.tables import SUFFIXES, TableFile, alias, column_names, open_table
+from unpad.data.sources.files import list_paths, natural_key
+from unpad.data.sources.split import HOLDOUT, TRAIN, UNDECLARED
+from unpad.errors import SourceError
+from unpad.recipes.data import EventSource
+
+TEST = 2  # a side of the split that nobody trains or evaluates on; it is left out and counted
+SIDES = {
+    "train": TRAIN, "val": HOLDOUT, "valid": HOLDOUT, "validation": HOLDOUT, "tuning": HOLDOUT, "holdout": HOLDOUT,
+    "test": TEST, "held_out": TEST,
+}  # fmt: skip
+ID_NAMES = ("id", "subject_id")
+AUTO: dict[str, dict[str, tuple[str, ...]]] = {
+    "table": {"id": ID_NAMES, "time": ("time",), "code": ("code",), "value": ("value", "numeric_value")},
+    "patients": {"id": (), "time": ("minute",), "code": ("variable",), "value": ("value",)},
+    "meds": {"id": ("subject_id",), "time": ("time",), "code": ("code",), "value": ("numeric_value",)},
+}  # fmt: skip
+
+
+def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
+    """The files of a source in natural order, and the layout: table, patients or meds."""
+    is_meds = (path / "data").is_dir() and ((path / "metadata").is_dir() or source.layout == "meds")
+    base = path / "data" if is_meds else path
+    paths = list_paths(base, SUFFIXES)
+    layout = _layout(source, paths, path)
+    folder = base if base.is_dir() else None
+    sides = [_side(one, folder) for one in paths]
+    if layout != "patients":
+        return [TableFile(one, str(one), None, side) for one, side in zip(paths, sides, strict=True)], layout
+    shown, numbers = [], dict[Path, int]()
+    for one in paths:
+        shown.append(f"{one.parent}[{numbers.get(one.parent, 0)}]")
+        numbers[one.parent] = numbers.get(one.parent, 0) + 1
+    told = zip(paths, shown, sides, strict=True)
+    return [TableFile(one, name, _owner(one, name), side) for one, name, side in told], layout
+
+
+def looks_like_events(path: Path) -> bool:
+    """Whether a file, or the first readable one of a folder, has the columns of a layout under their own names."""
+    paths = [path] if path.is_file() and path.suffix.lower() in SUFFIXES else []
+    if path.is_dir():
+        inside = (one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+        paths = sorted(inside, key=natural_key)
+    for one in paths:
+        try:
+            present = set(column_names(one, ""))
+        except SourceError:
+            continue
+        if any({*names["time"], *names["code"]} <= present for names in AUTO.values()):
+            return True
+    return False
+
+
+def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
+    """The layout that a source asks for, or that the columns of its first readable file show."""
+    if source.layout != "auto":
+        return source.layout
+    fault = None
+    for one in paths:
+        try:
+            present = set(column_names(one, str(path)))
+        except SourceError as error:
+            fault = fault or error  # where another file can be read, reading all of them names it
+            continue
+        known = AUTO["meds"]
+        if source.id == "auto" and {*known["id"], *known["time"], *known["code"]} <= present:
+            return "meds"
+        has_id = bool(present & set(ID_NAMES if source.id == "auto" else (source.id,)))
+        code = "variable" if source.code == "auto" else source.code
+        return "table" if has_id or source.static or code not in present else "patients"
+    assert fault is not None, "a source has a file"
+    raise fault
+
+
+def _side(path: Path, folder: Path | None) -> int:
+    """The side of the split that a folder between the source and the file is named after."""
+    parts = path.relative_to(folder).parts[:-1] if folder is not None else ()
+    return next((SIDES[part.lower()] for part in parts if part.lower() in SIDES), UNDECLARED)
+
+
+def _owner(path: Path, shown: str) -> str:
+    """The patient whom a file is named after; 7.0.parquet is of patient 7."""
+    name = re.sub(r"^(-?\d+)\.0$", r"\1", path.stem)
+    if name != name.strip() or re.search("[\uff10-\uff19]", name):
+        what = "E_ID the name of the file has white space around it or full-width digits"
+        raise SourceError(what, where=shown, fix="name it by the id in plain digits or letters")
+    return name
+
+
+# --------------------------------------------------------------------------- sides of the split
+
+
+def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """The patients whose file is in a folder of a split, and their sides.
+
+    Args:
+        ids: (num_rows,) strings, whom a row is about; file_of: (num_rows,) int, index into `files`.
+
+    Raises:
+        SourceError: a patient stands in two files.
+    """
+    sides = np.array([file.split for file in files], np.int8)
+    pairs, first = np.unique(number(ids) * len(files) + file_of, return_index=True)
+    twice = np.flatnonzero(np.diff(pairs // len(files)) == 0)
+    if len(twice):
+        one, other = files[file_of[first[twice[0]]]], files[file_of[first[twice[0] + 1]]]
+        who = alias(ids[int(first[twice[0]])].as_py())
+        if one.split != other.split:
+            what = f"E_LEAK patient {who} is on two sides of the split, also in {one.shown}"
+            raise SourceError(what, where=other.shown, fix="leave each patient on one side")
+        fix = "put all of a patient into one file; tables that are to be joined are items of data.events of their own"
+        raise SourceError(
+            f"E_DUPLICATE patient {who} stands in two files, also in {one.shown}", where=other.shown, fix=fix
+        )
+    told = sides[file_of[first]] != UNDECLARED
+    return ids.take(pa.array(first[told])), sides[file_of[first[told]]]
+
+
+def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
+    """A table of patients and their sides: strings, and values of `SIDES`, (num_patients,) int8.
+
+    Raises:
+        SourceError: it cannot be read, a row names no side, or a patient is on two sides.
+    """
+    file = TableFile(path, str(path))
+    table = open_table([file], {"id": ID_NAMES, "split": ("split",)}, (), "the table")
+    faults = Faults(table)
+    ids, _ = columns.ids(table, faults)
+    faults.ids = ids
+    names = table.column("split")
+    if not pa.types.is_string(names.type):
+        what = f'E_SPLIT the column "split" holds {names.type}, expected words'
+        raise SourceError(what, where=file.shown, fix=f"write one of {', '.join(SIDES)}")
+    sides = np.array([SIDES.get(name, UNDECLARED) for name in names.to_pylist()], np.int8)
+    faults.add(sides == UNDECLARED, "E_SPLIT", "the split has no such side", f"write one of {', '.join(SIDES)}")
+    if faults.bad:
+        worst = faults.bad[0]
+        raise SourceError(f"{worst.code} {worst.what}", where=worst.where, fix=worst.fix)
+    check_sides(ids, sides, str(path))
+    return ids, sides
+
+
+def check_sides(ids: pa.Array, sides: np.ndarray, where: str) -> None:
+    """Refuse a patient on two sides.
+
+    Raises:
+        SourceError: names the first.
+    """
+    pairs, first = np.unique(number(ids) * 4 + sides, return_index=True)
+    twice = np.flatnonzero(np.diff(pairs // 4) == 0)
+    if len(twice):
+        who = alias(ids[int(first[twice[0]])].as_py())
+        what = f"E_LEAK patient {who} is on two sides of the split"
+        raise SourceError(what, where=where, fix="leave each patient on one side")
+
+
+def number(ids: pa.Array) -> np.ndarray:
+    """An index for every different id, by first appearance, (num_ids,) int64."""
+    return np.asarray(ids.dictionary_encode().indices).astype(np.int64)

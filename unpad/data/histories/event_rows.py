@@ -1,0 +1,286 @@
+"""Events of patients: one file per patient, long tables, tables to join, facts without a time, or a MEDS dataset.
+
+A row is an event: whose, when, what, and a value where there is one. Rows of all sources come out as flat columns; who
+takes part, what is read as history and which events form a set is decided in `data/`.
+
+MEDS: Medical Event Data Standard, https://medical-event-data-standard.github.io.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from unpad.data.histories import columns
+from unpad.data.histories.columns import Faults
+from unpad.data.histories.event_files import AUTO, declared_sides, find_files, number, read_splits
+from unpad.data.histories.tables import Table, TableFile, alias, open_table
+from unpad.data.sources.example import BadRow
+from unpad.errors import RecipeError
+from unpad.recipes.data import EventSettings, EventSource
+
+
+@dataclass(frozen=True, eq=False)
+class EventTable:
+    """The events of one source, without its bad rows.
+
+    Args:
+        ids: (num_events,) strings.
+        whole_ids: whether the ids are whole numbers of a numeric column, or of names of files.
+        days: (num_events,) float64, on the clock of the source; nan for a fact without a time.
+        unit: of the times, None where there are none.
+        codes: (num_events,) strings.
+        values: (num_events,) float64, nan where there is none.
+        sets: (num_events,) int64, the number of the set of an event, or None.
+        origin: (num_events,) int64, row of `table`.
+        others: ids of patients that the source names without an event.
+        declared: patients (strings) and the side of the split (int8) of each, as the source says.
+        unsorted: rows that go back in time.
+        bad: rows that cannot be used, out of num_rows.
+    """
+
+    table: Table
+    name: str
+    ids: pa.Array
+    whole_ids: bool
+    days: np.ndarray
+    unit: str | None
+    codes: pa.Array
+    values: np.ndarray
+    sets: np.ndarray | None
+    origin: np.ndarray
+    others: pa.Array
+    declared: tuple[pa.Array, np.ndarray]
+    unsorted: int
+    bad: list[BadRow]
+    num_rows: int
+
+
+def read_source(source: EventSource, settings: EventSettings, resolve: Callable[[str], Path]) -> EventTable:
+    """Read one source to the end; every row is an event, a patient's facts, or a bad row.
+
+    Raises:
+        SourceError: a file cannot be read, lacks a column, or a patient stands in two files or on two sides of a split.
+    """
+    files, layout = find_files(source, resolve(source.path))
+    path = resolve(source.path)
+    return _read_static(source, files, path) if source.static else _read_timed(source, layout, files, settings, path)
+
+
+# --------------------------------------------------------------------------- events with a time
+
+
+def _read_timed(
+    source: EventSource, layout: str, files: list[TableFile], settings: EventSettings, path: Path
+) -> EventTable:
+    wanted = {
+        name: AUTO[layout][name] if asked == "auto" else (asked,)
+        for name, asked in (("id", source.id), ("time", source.time), ("code", source.code), ("value", source.value))
+        if asked is not None
+    }
+    if layout == "patients":
+        del wanted["id"]
+    if source.set is not None:
+        wanted["set"] = ("set_index",) if source.set == "auto" else (source.set,)
+    optional = {"set"} if source.set == "auto" else set()
+    if layout == "meds" and source.value == "auto":
+        optional.add("value")
+    table = open_table(files, wanted, optional, "data.events")
+    faults = Faults(table)
+    ids, whole_ids = columns.ids(table, faults)
+    faults.ids = ids
+    codes = columns.codes(table, faults)
+    unit = columns.unit_of(table, "time", source.unit)
+    days = columns.times(table, "time", unit, faults)
+    if layout != "meds":
+        fix = "fill it in; facts without a time are columns of a table of their own, named by static"
+        faults.add(np.isnan(days), "E_NULL", "there is no time", fix)
+    if source.negative == "error" or (source.negative == "auto" and layout == "patients"):
+        fix = "count from admission, or set negative: allow for this table"
+        faults.add(days < 0, "E_NEGATIVE", "the time is below 0", fix)
+    values = columns.numbers(table, "value", faults) if table.has("value") else np.full(len(table), np.nan)
+    person = number(ids)
+    unsorted = _goes_back(person, days) & faults.good
+    if settings.unsorted == "error":
+        faults.add(unsorted, "E_ORDER", "the time is before that of the patient's row above", "sort the table by time")
+    sets = _read_sets(table, person, days, faults) if table.has("set") else None
+    good = np.flatnonzero(faults.good)
+    keep = pa.array(good)
+    owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
+    whole_ids = whole_ids or (layout == "patients" and columns.are_whole(owners))
+    whose, file_of = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
+    declared = declared_sides(files, whose, file_of)
+    splits = path / "metadata" / "subject_splits.parquet"
+    if layout == "meds" and splits.is_file():
+        declared = read_splits(splits)
+    return EventTable(
+        table=table, name=_title(path, layout), ids=ids.take(keep), whole_ids=whole_ids, days=days[good], unit=unit,
+        codes=codes.take(keep), values=values[good], sets=None if sets is None else sets[good], origin=good,
+        others=owners, declared=declared,
+        unsorted=int(unsorted[good].sum()), bad=faults.bad, num_rows=len(table) + len(table.bad),
+    )  # fmt: skip
+
+
+def _title(path: Path, layout: str) -> str:
+    """What lines call a source: the name of its file or folder; a single file of a patient bears the patient's."""
+    return path.parent.name if layout == "patients" and path.is_file() else path.name
+
+
+def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
+    """Rows whose time is before that of the same patient's row above, (num_rows,) bool."""
+    order = np.argsort(person, kind="stable")
+    back = (np.diff(person[order]) == 0) & (np.diff(days[order]) < 0)
+    found = np.zeros(len(days), np.bool_)
+    found[order[1:][back]] = True
+    return found
+
+
+def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Faults) -> np.ndarray:
+    """The number of the set of every row, (num_rows,) int64: in the order of time, without gaps."""
+    values = columns.numbers(table, "set", faults)
+    shown = table.names["set"]
+    wrong = np.isnan(values) | (values != np.floor(values))
+    faults.add(wrong, "E_SET", f'"{shown}" is no whole number', "number the sets of each patient from 0 or 1")
+    sets = np.where(faults.good, np.nan_to_num(values), 0).astype(np.int64)
+    good = np.flatnonzero(faults.good)
+    order = good[np.lexsort((sets[good], days[good], person[good]))]
+    step, same = np.diff(sets[order]), np.diff(person[order]) == 0
+    for fault, what in ((step < 0, "goes back while the time goes on"), (step > 1, "leaves a number out")):
+        found = np.zeros(len(sets), np.bool_)
+        found[order[1:][same & fault]] = True
+        fix = "number the sets of each patient in the order of time, or set: null to go by the time alone"
+        faults.add(found, "E_SET", f'"{shown}" {what}', fix)
+    return sets
+
+
+# --------------------------------------------------------------------------- facts without a time
+
+
+def _read_static(source: EventSource, files: list[TableFile], path: Path) -> EventTable:
+    """One row per patient: a number is an event with the name of its column as code and a value, a word or truth value
+    one with "column=word" as code and without value, an empty cell none."""
+    wanted = {"id": AUTO["table"]["id"] if source.id == "auto" else (source.id,)}
+    chosen = {f"static {name}": (name,) for name in source.static}
+    table = open_table(files, {**wanted, **chosen}, (), "data.events")
+    faults = Faults(table)
+    ids, whole_ids = columns.ids(table, faults)
+    faults.ids = ids
+    person = number(ids)
+    _, first = np.unique(person, return_index=True)
+    again = np.ones(len(table), np.bool_)
+    again[first] = False
+    faults.add(again, "E_DUPLICATE", "the patient has a row above", "leave one row per patient")
+    read = []
+    for key in chosen:
+        words = columns.categories(table, key, faults)
+        values = columns.numbers(table, key, faults) if words is None else np.full(len(table), np.nan)
+        read.append((key.removeprefix("static "), words, values))
+    rows, codes, found = [], [], []
+    for name, words, values in read:
+        here = np.flatnonzero(faults.good & (~np.isnan(values) if words is None else np.asarray(pc.is_valid(words))))
+        rows.append(here)
+        found.append(values[here])
+        named = (
+            [name] * len(here) if words is None else pc.binary_join_element_wise(name, words.take(pa.array(here)), "=")
+        )
+        codes.append(pa.array(named, pa.string()) if words is None else named)
+    origin = np.concatenate(rows)
+    return EventTable(
+        table=table, name=_title(path, "table"), ids=ids.take(pa.array(origin)), whole_ids=whole_ids,
+        days=np.full(len(origin), np.nan), unit=None, codes=pa.concat_arrays(codes), values=np.concatenate(found),
+        sets=None, origin=origin, others=ids.filter(pa.array(faults.good)),
+        declared=declared_sides(files, ids.filter(pa.array(faults.good)), table.file_of[faults.good]), unsorted=0,
+        bad=faults.bad,
+        num_rows=len(table) + len(table.bad),
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------- all sources together
+
+
+@dataclass(frozen=True, eq=False)
+class EventRows:
+    """The events of all sources, one source after the other.
+
+    Args:
+        parts: the sources.
+        patients: every id that a source or `more` of `join` names, strings.
+        person: (num_events,) int64, index into `patients`.
+        names: every code, in order.
+        code: (num_events,) int64, index into `names`.
+        days, values, sets: as in `EventTable`.
+        source: (num_events,) int16, index into `parts`.
+        origin: (num_events,) int64, row of the source's table.
+    """
+
+    parts: list[EventTable]
+    patients: pa.Array
+    person: np.ndarray
+    names: list[str]
+    code: np.ndarray
+    days: np.ndarray
+    values: np.ndarray
+    sets: np.ndarray | None
+    source: np.ndarray
+    origin: np.ndarray
+
+    def where(self, event: int) -> str:
+        return self.parts[self.source[event]].table.where(int(self.origin[event]))
+
+    def alias(self, person: int) -> str:
+        return alias(self.patients[person].as_py())
+
+
+def units_of(parts: Sequence[EventTable]) -> set[str]:
+    """The units of the clocks of all sources that have one.
+
+    Raises:
+        RecipeError: some have a calendar and others a clock of their own.
+    """
+    units = {part.unit for part in parts if part.unit is not None}
+    if "timestamp" in units and len(units) > 1:
+        what = "some tables of events have timestamps and others count from a time of their own"
+        raise RecipeError(what, where="data.events", fix="bring all of them onto one clock")
+    return units
+
+
+def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[EventRows, list[np.ndarray]]:
+    """Put the events of all sources end to end and give every patient one number.
+
+    Args:
+        more: ids of other tables, such as that of the labels.
+
+    Returns:
+        The events, and the number of every patient of each of `more`.
+
+    Raises:
+        RecipeError: sets of the sources do not go together.
+    """
+    given = [*(part.ids for part in parts), *(part.others for part in parts), *more]
+    encoded = pa.concat_arrays([one.cast(pa.string()) for one in given]).dictionary_encode()
+    numbers = np.split(np.asarray(encoded.indices).astype(np.int64), np.cumsum([len(one) for one in given])[:-1])
+    coded = pa.concat_arrays([part.codes.cast(pa.string()) for part in parts]).dictionary_encode()
+    found = coded.dictionary.to_pylist()
+    names = sorted(found)
+    rank = np.empty(len(names), np.int64)
+    rank[np.array(sorted(range(len(found)), key=found.__getitem__), np.int64)] = np.arange(len(names))
+    timed = [part for part in parts if part.unit is not None]
+    if len({part.sets is None for part in timed}) > 1:
+        what = "some tables of events number their sets and others do not"
+        raise RecipeError(what, where="data.events", fix="number them in all, or set: null to go by the time alone")
+    numbered = any(part.sets is not None for part in timed)
+    sets = [np.zeros(len(part.days), np.int64) if part.sets is None else part.sets for part in parts]
+    rows = EventRows(
+        parts=list(parts), patients=encoded.dictionary, person=np.concatenate(numbers[: len(parts)]), names=names,
+        code=rank[np.asarray(coded.indices).astype(np.int64)] if names else np.zeros(0, np.int64),
+        days=np.concatenate([part.days for part in parts]), values=np.concatenate([part.values for part in parts]),
+        sets=np.concatenate(sets) if numbered else None,
+        source=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part.days) for part in parts]),
+        origin=np.concatenate([part.origin for part in parts]),
+    )  # fmt: skip
+    return rows, numbers[2 * len(parts) :]

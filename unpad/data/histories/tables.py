@@ -1,0 +1,304 @@
+"""Tables in parquet or CSV as columns, with the place of every row.
+
+No message names a patient: a row is named by its file and number, a patient by `alias`, and a file that bears the name
+of a patient by its number in its folder.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import BOM, HEAD_BYTES
+from unpad.data.sources.jsonlines import wrong_encoding
+from unpad.data.sources.split import UNDECLARED
+from unpad.errors import SourceError, nearest
+
+SUFFIXES = (".parquet", ".csv", ".tsv")
+DELIMITERS = ",;\t"
+# Each kind of text and list that pyarrow has, and the plain one that is worked with.
+PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
+
+
+def alias(patient: str) -> str:
+    """What stands for a patient's id in messages: the first ten digits of its sha256."""
+    return sha256(patient.encode()).hexdigest()[:10]
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file of a table.
+
+    Args:
+        shown: what messages call it: its path, or folder[n], the n-th file there in natural order from 0, where names
+            of files are ids of patients.
+        owner: id of the patient whom the whole file is about; None where a column says it.
+        split: the side that its folder declares.
+    """
+
+    path: Path
+    shown: str
+    owner: str | None = None
+    split: int = UNDECLARED
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of all files of a table, end to end.
+
+    Args:
+        columns: under the names they were asked for by; the optional ones may be absent.
+        names: what each of them is called in the first file that has it.
+        file_of: (num_rows,) int32, index into `files`.
+        row: (num_rows,) int64, rows of parquet counted from 1, or lines of CSV.
+        bad: lines of CSV that are no rows.
+    """
+
+    columns: pa.Table
+    names: dict[str, str]
+    files: list[TableFile]
+    file_of: np.ndarray
+    row: np.ndarray
+    bad: list[BadRow]
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def has(self, name: str) -> bool:
+        return name in self.columns.column_names
+
+    def column(self, name: str) -> pa.Array:
+        """One column as one array, with its texts as plain strings."""
+        chunks = self.columns.column(name)
+        array = (
+            chunks.chunk(0)
+            if chunks.num_chunks == 1
+            else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
+        )
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        for is_kind, plain in PLAIN:
+            if is_kind(array.type):
+                array = array.cast(plain)
+        return array
+
+    def where(self, index: int) -> str:
+        return f"{self.files[self.file_of[index]].shown}:{self.row[index]}"
+
+
+def open_table(
+    files: Sequence[TableFile],
+    wanted: Mapping[str, Sequence[str]],
+    optional: Collection[str] = (),
+    key: str = "the recipe",
+) -> Table:
+    """Read the columns of a table's files.
+
+    Args:
+        wanted: what a column is to be called -> the names that it may have in a file, best first.
+        optional: those that a file may lack.
+        key: where a column's own name is set, for messages.
+
+    Raises:
+        SourceError: a file cannot be read, lacks a column or has it twice, or files differ in the type of a column.
+    """
+
+    def one(file: TableFile) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
+        return _read(file, wanted, optional, key, len(files) == 1)
+
+    if len(files) == 1:
+        read = [one(files[0])]
+    else:
+        with ThreadPoolExecutor() as pool:
+            read = list(pool.map(one, files))
+    parts = [columns for columns, _, _, _ in read]
+    try:
+        joined = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
+    except pa.ArrowException:
+        raise _type_differs(parts, files) from None
+    return Table(
+        columns=joined,
+        names={name: found for _, names, _, _ in reversed(read) for name, found in names.items()},
+        files=list(files),
+        file_of=np.repeat(np.arange(len(parts), dtype=np.int32), [part.num_rows for part in parts]),
+        row=np.concatenate([np.zeros(0, np.int64), *(rows for _, _, rows, _ in read)]),
+        bad=[row for _, _, _, bad in read for row in bad],
+    )
+
+
+def column_names(path: Path, shown: str) -> list[str]:
+    """Names of the columns of a file.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    if _is_parquet(path):
+        return list(_parquet(path, shown, lambda file: file.schema_arrow.names))
+    return _header(path, shown)[0]
+
+
+def _read(
+    file: TableFile, wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, alone: bool
+) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
+    """The columns of one file, what they are called there, where its rows are, and lines that are no rows.
+
+    Args:
+        alone: whether no other file is read meanwhile.
+    """
+
+    def choose(present: list[str]) -> dict[str, str]:
+        return _choose(present, wanted, optional, key, file.shown)
+
+    if _is_parquet(file.path):
+
+        def get(table: pq.ParquetFile) -> tuple[dict[str, str], pa.Table]:
+            names = choose(table.schema_arrow.names)
+            return names, table.read(columns=list(dict.fromkeys(names.values())), use_threads=alone)
+
+        names, columns = _parquet(file.path, file.shown, get)
+        rows, bad = np.arange(1, columns.num_rows + 1), list[BadRow]()
+    else:
+        names = choose(_header(file.path, file.shown)[0])
+        columns, rows, bad = _csv(file, list(dict.fromkeys(names.values())))
+    return pa.table({name: columns.column(found) for name, found in names.items()}), names, rows, bad
+
+
+def _choose(
+    present: list[str], wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, shown: str
+) -> dict[str, str]:
+    """What is wanted -> the column of a file."""
+    names = {}
+    for name, candidates in wanted.items():
+        found = next((candidate for candidate in candidates if candidate in present), None)
+        if found is not None:
+            names[name] = found
+            if present.count(found) > 1:
+                raise SourceError(f'E_DUPKEY the column "{found}" occurs twice', where=shown, fix="keep one of the two")
+        elif name not in optional:
+            sought = " or ".join(f'"{candidate}"' for candidate in candidates)
+            there = ", ".join(f'"{one[:40]}"' for one in present[:20]) or "none"
+            raise SourceError(
+                f"E_MISSING no column {sought}; there is {there}",
+                where=shown,
+                fix=f"{nearest(candidates[0], present)} Name yours with `{name}:` in {key}",
+            )
+    return names
+
+
+def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceError:
+    """Name the first file whose column has another type than the first file's."""
+    first = parts[0].schema
+    for part, file in zip(parts[1:], files[1:], strict=True):
+        for field in part.schema:
+            index = first.get_field_index(field.name)
+            if index >= 0 and first.field(index).type != field.type:
+                kinds = f"{field.type}, that of {files[0].shown} {first.field(index).type}"
+                what = f'E_TYPE the column "{field.name}" holds {kinds}'
+                return SourceError(what, where=file.shown, fix="write both files with one type")
+    return SourceError(
+        "E_TYPE files differ in the types of their columns", where=files[0].shown, fix="write them alike"
+    )
+
+
+# --------------------------------------------------------------------------- parquet
+
+
+def _is_parquet(path: Path) -> bool:
+    if path.suffix.lower() in (".csv", ".tsv"):
+        return False
+    try:
+        with path.open("rb") as handle:
+            return path.suffix.lower() == ".parquet" or handle.read(4) == b"PAR1"
+    except OSError:
+        return True  # reading it names the fault
+
+
+def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> Any:
+    try:
+        with pq.ParquetFile(path) as file:
+            return get(file)
+    except OSError as error:
+        if error.strerror:
+            raise _unreadable(error, shown) from None
+        raise _no_parquet(shown) from None
+    except pa.ArrowException:  # what pyarrow says may hold the path, which may be a patient's id
+        raise _no_parquet(shown) from None
+
+
+def _no_parquet(shown: str) -> SourceError:
+    return SourceError("E_PARQUET it is not a whole parquet file", where=shown, fix="write the file again")
+
+
+def _unreadable(error: OSError, shown: str) -> SourceError:
+    return SourceError(f"cannot be read: {error.strerror}", where=shown, fix="check the file's permissions")
+
+
+# --------------------------------------------------------------------------- CSV
+
+
+def _header(path: Path, shown: str) -> tuple[list[str], str]:
+    """Names of the columns of a CSV file, and what stands between its fields."""
+    try:
+        with path.open("rb") as handle:
+            head = handle.read(HEAD_BYTES)
+    except OSError as error:
+        raise _unreadable(error, shown) from None
+    if wrong := wrong_encoding(head):
+        raise SourceError(f"{wrong.code} {wrong.what}", where=shown, fix=wrong.fix)
+    lines = head.removeprefix(BOM).decode("utf-8", "replace").splitlines()
+    if not lines or not lines[0].strip():
+        raise SourceError(
+            "E_EMPTY the file has no header", where=f"{shown}:1", fix="begin with the names of the columns"
+        )
+    delimiter = max(DELIMITERS, key=lines[0].count)
+    return next(csv.reader([lines[0]], delimiter=delimiter)), delimiter
+
+
+def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
+    """Columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
+    present, delimiter = _header(file.path, file.shown)
+    bad: list[BadRow] = []
+    broken: list[int] = []  # lines
+
+    def refuse(row: pa_csv.InvalidRow) -> str:
+        broken.append(row.number)
+        what = f"the line has {row.actual_columns} fields, the header {row.expected_columns}"
+        bad.append(BadRow(f"{file.shown}:{row.number}", "E_CSV", what, "quote fields that hold the delimiter"))
+        return "skip"
+
+    try:
+        # Texts throughout: types that are guessed from the first rows would refuse what stands in later ones. One
+        # thread, because several do not know the number of a line.
+        columns = pa_csv.read_csv(
+            file.path,
+            read_options=pa_csv.ReadOptions(use_threads=False),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=delimiter, ignore_empty_lines=False, invalid_row_handler=refuse
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types={name: pa.string() for name in present}, strings_can_be_null=False
+            ),
+        )
+    except OSError as error:
+        raise _unreadable(error, file.shown) from None
+    except pa.ArrowException:
+        what, fix = "E_CSV it cannot be read as CSV", "look for a quote without its end, or bytes that are not UTF-8"
+        raise SourceError(what, where=file.shown, fix=fix) from None
+    lines = np.setdiff1d(np.arange(2, columns.num_rows + len(broken) + 2), np.array(broken, np.int64))
+    blank = np.ones(columns.num_rows, np.bool_)
+    for column in columns.columns:
+        blank &= np.asarray(pc.equal(column, ""))
+    full = np.flatnonzero(~blank)  # an empty line reads as empty fields
+    return columns.select(chosen).take(pa.array(full)), lines[full], bad

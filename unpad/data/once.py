@@ -1,0 +1,59 @@
+"""Visit every sequence of a data set exactly once, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from unpad.batching.pieces import TargetCount
+from unpad.batching.plan import Micro, plan
+from unpad.data import Data
+from unpad.recipes.training import PlanSettings
+
+
+def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """One target for every whole sequence, with a label or without, (n,) int64."""
+    return (np.asarray(starts) == 0).astype(np.int64)
+
+
+def every_micro(
+    model: Any,
+    data: Data,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    overflow: str = "error",
+    targets: TargetCount | None = None,
+) -> Iterator[Micro]:
+    """Micro-batches that hold every sequence with a target once; the model is in evaluation mode meanwhile.
+
+    Args:
+        settings: the recipe's plan section; its sizes and its stride hold.
+        overflow: what happens to sequences beyond the model's context.
+        targets: counts targets inside spans; default those of the data.
+    """
+    fields = {
+        "overflow": overflow,
+        "drop_last": False,
+        "strategy": "pack",
+        "tokens_per_step": settings.tokens_per_micro,
+    }
+    made = plan(
+        data.positions, settings.model_copy(update=fields), seed=0, epoch=0,
+        max_tokens=model.config.longest, seq_ids=seq_ids, targets=targets or data.count_targets,
+    )  # fmt: skip
+    was_training = model.training
+    model.eval()
+    try:
+        for step in range(made.num_steps):
+            yield from made.step(step)
+    finally:
+        model.train(was_training)
+
+
+def slots(data: Data, seq_ids: np.ndarray) -> np.ndarray:
+    """Where each sequence stands in `seq_ids`, (num_sequences,) int64; -1 for the others."""
+    slot = np.full(len(data.positions), -1, np.int64)
+    slot[seq_ids] = np.arange(len(seq_ids))
+    return slot

@@ -1,0 +1,214 @@
+"""Images, questions and answers -> a batch for a vision-language model, and where in each sample its parts stand.
+
+Every sample has spans of its own, so questions and images of any lengths share a batch; `aligned` asks for the strict
+rule of code that has one span for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
+from unpad.data.images import image_batch
+from unpad.errors import SourceError
+from unpad.models.vision_language.tower import Tower
+
+Image = tuple[np.ndarray, tuple[int, int]]  # patches (rows * columns, 3 * patch * patch), and (rows, columns)
+Span = tuple[int, int]  # first and last position, both inclusive, counted from the sample's first token
+Encode = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch of samples, one sequence each.
+
+    Args:
+        batch: with `media`, one visual token per patch; `seq_ids` are the sample ids.
+        vision_spans: per sample and image, the positions of its visual tokens.
+        answer_spans: per sample, the positions that predict the answer, its end included: their labels are the answer.
+            None without answers; nothing is predicted then, and the last token of every prompt is part of the batch.
+        raw_features: (total_patches, vision width), what the tower made of the patches; None unless asked for.
+    """
+
+    batch: RaggedBatch
+    vision_spans: tuple[tuple[Span, ...], ...]
+    answer_spans: tuple[Span, ...] | None = None
+    raw_features: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Special:
+    """Ids with a meaning of their own.
+
+    Args:
+        image: what `encode` makes of an image marker; it may lie outside the vocabulary.
+        bos, eos: put before each question and after each answer; None for neither.
+    """
+
+    image: int
+    bos: int | None = None
+    eos: int | None = None
+
+
+def preprocess(
+    encode: Encode,
+    images: Sequence[Sequence[Image]],
+    questions: Sequence[str],
+    answers: Sequence[str] | None = None,
+    *,
+    special: Special,
+    vocab_size: int,
+    sample_ids: Sequence[int] | None = None,
+    aligned: bool = False,
+    tower: Tower | None = None,
+) -> Prepared:
+    """Lay out samples of images, a question and an answer.
+
+    Args:
+        encode: text -> token ids, nothing put before or after; an image marker becomes one `special.image`.
+        images: per sample, its images in the order of their markers; a sample may have none.
+        questions: prompts, up to where the answer begins.
+        answers: what follows; only their tokens, and the end after them, count in the loss.
+        sample_ids: name samples in errors; by default their positions.
+        aligned: refuse samples whose images stand at other positions than the first sample's.
+        tower: gives `raw_features`, without gradient.
+
+    Raises:
+        SourceError: names the sample: lists of different lengths, a question without tokens, no marker or another
+            number of them than images, an image whose patches do not fill its grid, an empty answer, an id outside the
+            vocabulary, spans that are not aligned.
+    """
+    ids = _check_lengths(images, questions, answers, sample_ids)
+    prompts, endings, spans = [], [], []
+    for index, sample in enumerate(ids):
+        prompt, own_spans = _prompt(encode, questions[index], images[index], special, f"sample {sample}")
+        ending = [] if answers is None else _answer(encode, answers[index], special, f"sample {sample}")
+        _check_ids([*prompt, *ending], special, vocab_size, f"sample {sample}")
+        prompts.append(prompt)
+        endings.append(ending)
+        spans.append(own_spans)
+    if aligned:
+        _check_aligned(spans, ids)
+    pairs, seq_ids = list(zip(prompts, endings, strict=True)), np.array(ids, np.int64)
+    counted = [[False] * len(prompt) + [True] * len(ending) for prompt, ending in pairs]
+    samples = [prompt + ending for prompt, ending in pairs]
+    text = from_prompts(samples, seq_ids) if answers is None else from_sequences(samples, counted, seq_ids)
+    batch = _with_images(text, images, special.image)
+    features = None
+    if tower is not None and batch.media is not None:
+        with torch.no_grad():
+            features = tower(batch.media)
+    # The token before the answer is the first that predicts a part of it.
+    answer_spans = None if answers is None else tuple((len(p) - 1, len(p) + len(e) - 2) for p, e in pairs)
+    return Prepared(batch, tuple(spans), answer_spans, features)
+
+
+def _check_lengths(
+    images: Sequence[Sequence[Image]],
+    questions: Sequence[str],
+    answers: Sequence[str] | None,
+    sample_ids: Sequence[int] | None,
+) -> list[int]:
+    """The ids of the samples, when every list has one entry for each."""
+    lists: dict[str, Sequence[object]] = {"images": images, "questions": questions}
+    lists |= {} if answers is None else {"answers": answers}
+    lists |= {} if sample_ids is None else {"sample_ids": sample_ids}
+    fewest, most = min(map(len, lists.values())), max(map(len, lists.values()))
+    ids = list(range(most)) if sample_ids is None else list(sample_ids)
+    if fewest < most:
+        counts = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
+        incomplete = ids[fewest:] or list(range(fewest, most))
+        raise SourceError(
+            f"the lists differ in length: {counts}",
+            where="sample " + ", ".join(map(str, incomplete[:5])) + (" and more" if len(incomplete) > 5 else ""),
+            fix="give every sample one entry in each list; one without images an empty list of them",
+        )
+    return ids
+
+
+def _prompt(
+    encode: Encode, question: str, images: Sequence[Image], special: Special, where: str
+) -> tuple[list[int], tuple[Span, ...]]:
+    """Token ids of a question, each marker repeated to one placeholder per patch, and where these are."""
+    ids = np.array([*([] if special.bos is None else [special.bos]), *encode(question)], np.int64)
+    if not ids.size:
+        raise SourceError("the question is empty", where=where, fix="give it a text, or drop the sample")
+    is_marker = ids == special.image
+    num_markers = int(is_marker.sum())
+    if images and not num_markers:
+        fix = "write the image marker into the question, and use a tokenizer that has it as one token"
+        raise SourceError("the question has no image marker", where=where, fix=fix)
+    if num_markers != len(images):
+        raise SourceError(
+            f"the question has {num_markers} image markers for {len(images)} images",
+            where=where,
+            fix="write one marker for each image",
+        )
+    for patches, (rows, columns) in images:
+        if len(patches) != rows * columns or not len(patches):
+            fix = "cut the image into rows x columns patches, at least one"
+            raise SourceError(f"an image of {rows} x {columns} has {len(patches)} patches", where=where, fix=fix)
+    repeats = np.ones_like(ids)
+    repeats[is_marker] = [len(patches) for patches, _ in images]
+    stops = np.cumsum(repeats)[is_marker]
+    spans = zip((stops - repeats[is_marker]).tolist(), (stops - 1).tolist(), strict=True)
+    return np.repeat(ids, repeats).tolist(), tuple(spans)
+
+
+def _answer(encode: Encode, answer: str, special: Special, where: str) -> list[int]:
+    ids = list(encode(answer))
+    if not ids or not answer.strip():
+        raise SourceError("the answer is empty", where=where, fix="give it a text, or drop the sample")
+    if special.image in ids:
+        raise SourceError("the answer holds an image marker", where=where, fix="only questions may have images")
+    return [*ids, *([] if special.eos is None else [special.eos])]
+
+
+def _check_ids(ids: list[int], special: Special, vocab_size: int, where: str) -> None:
+    outside = [id for id in ids if id != special.image and not 0 <= id < vocab_size]
+    if outside:
+        raise SourceError(
+            f"token id {outside[0]} lies outside the vocabulary of {vocab_size}",
+            where=where,
+            fix="use the tokenizer that the model was made with",
+        )
+
+
+def _check_aligned(spans: list[tuple[Span, ...]], ids: list[int]) -> None:
+    """Refuse spans that differ from the first sample's."""
+    for index, own in enumerate(spans):
+        if own == spans[0]:
+            continue
+        first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], own))
+        sizes = "" if first == other else f"; their images have {_listed(first)} and {_listed(other)} tokens"
+        raise SourceError(
+            f"Vision token positions not aligned across batch: sample {ids[0]} has {_listed(spans[0])}, "
+            f"sample {ids[index]} has {_listed(own)}{sizes}",
+            where=f"sample {ids[index]}",
+            fix="turn aligned off, as every sample has spans of its own; or make the text before images equally long"
+            " and images equally large",
+        )
+
+
+def _listed(values: Sequence[object]) -> str:
+    return ", ".join(map(str, values)) or "none"
+
+
+def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
+    """Give a batch of text its images, whose placeholders stand in the same order."""
+    flat = [image for own in images for image in own]
+    if not flat:
+        return batch
+    assert batch.input_ids is not None, "made from text"
+    patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
+    return replace(
+        batch,
+        media=image_batch(patches, grids, patches[0].shape[1]),
+        media_index=(batch.input_ids == image_id).nonzero().flatten(),
+        media_seqs=torch.from_numpy(np.repeat(np.arange(len(images)), [len(own) for own in images])),
+    )

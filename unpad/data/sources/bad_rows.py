@@ -1,0 +1,57 @@
+"""Policy for unusable rows: refuse the data, or skip them up to a stated share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import SourceFile
+from unpad.errors import SourceError
+from unpad.recipes.data import Data
+
+MAX_SHOWN = 20
+
+
+def apply_policy(bad: list[BadRow], num_rows: int, data: Data, checked: str = "") -> None:
+    """Refuse bad rows as the recipe says; returning means that they are set aside.
+
+    Args:
+        num_rows: rows read, good and bad.
+        checked: what `unpad data check` is to be called with; default the file of the first bad row.
+
+    Raises:
+        SourceError: the policy is `stop` and there is a bad row, or more than `data.max_bad` of the rows are bad.
+    """
+    share = len(bad) / max(num_rows, 1)
+    if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad):
+        return
+    path = checked or re.sub(r"(:\d+|\[\d+\])$", "", bad[0].where)
+    lines = [f"{len(bad)} of {num_rows} rows cannot be used:"]
+    lines += [f"  {row.where}: {row.code} {row.what}" for row in bad[:MAX_SHOWN]]
+    if len(bad) > MAX_SHOWN:
+        lines.append(f"  ... and {len(bad) - MAX_SHOWN} more")
+    fix = f"`unpad data check {path}` shows each with its fix"
+    if data.on_bad_row == "stop":
+        fix += "; data.on_bad_row=quarantine goes on without them"
+        if share > data.max_bad:
+            fix += f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all"
+    else:
+        lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
+        fix += "; or raise data.max_bad"
+    raise SourceError("\n".join(lines), where=bad[0].where, fix=fix)
+
+
+def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> None:
+    """Refuse a corpus without any example.
+
+    Raises:
+        SourceError: `num_examples` is 0.
+    """
+    if num_examples == 0:
+        names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
+        raise SourceError(
+            f"no usable {kind} example in {len(files)} files",
+            where=names,
+            fix=f"see `unpad data check`, or set data.{kind}",
+        )

@@ -1,0 +1,125 @@
+"""Which files a recipe's sources mean, in natural order, and what each of them holds."""
+
+import codecs
+import glob
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from unpad.errors import SourceError
+from unpad.recipes.data import Source
+
+Format = Literal["text", "json", "jsonl", "parquet"]
+
+FORMATS: dict[str, Format] = {".json": "json", ".jsonl": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet"}
+HEAD_BYTES = 1 << 16  # enough of a file to tell its encoding
+BOM = codecs.BOM_UTF8
+MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PAR1": "parquet",
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file of a source.
+
+    Args:
+        field: the field or column that holds the text, or None for the default of the data kind.
+        weight: the source's epochs per epoch of the run.
+        source: index of the source in the recipe's list.
+    """
+
+    path: Path
+    format: Format
+    field: str | None
+    weight: float
+    source: int
+
+
+def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[SourceFile]:
+    """List the files of `sources`: a file, a folder (recursive) or a glob each, in natural order within a source.
+
+    Raises:
+        SourceError: a path does not exist, or means no usable file.
+    """
+    return [
+        SourceFile(path, FORMATS.get(path.suffix.lower(), "text") if source.format == "auto" else source.format,
+                   source.field, source.weight, index)
+        for index, source in enumerate(sources)
+        for path in list_paths(resolve(source.path))
+    ]  # fmt: skip
+
+
+def natural_key(path: Path) -> list[tuple[list[str | int], str]]:
+    """Sort key that compares numbers in names as numbers, folder by folder: p2 before p10."""
+    return [
+        ([int(s) if s.isdecimal() else s.casefold() for s in re.split(r"(\d+)", name)], name) for name in path.parts
+    ]
+
+
+def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[Path]:
+    """The files that a path means: itself, all in the folder whose suffix is one of these, or those of the pattern.
+
+    Raises:
+        SourceError: there is none.
+    """
+    if path.is_file():
+        return [path]
+    tried = path.absolute()
+    if path.is_dir():
+        inside = [p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file()]
+        found = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        if not found:
+            raise SourceError(
+                f"the folder holds no {', '.join('*' + suffix for suffix in suffixes)}",
+                where=str(tried),
+                fix="put data files into it, or name another folder",
+            )
+        return sorted(found, key=natural_key)
+    if glob.has_magic(str(path)):
+        found = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+        if found:
+            return sorted(found, key=natural_key)
+        what = "no file matches the pattern"
+    else:
+        what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
+    raise SourceError(
+        what,
+        where=f"{tried} (working directory {Path.cwd()})",
+        fix="check the path; relative paths start at data.root, or else at the working directory",
+    )
+
+
+def guess_encoding(head: bytes) -> str | None:
+    """Name what the beginning of a file seems to be when it is not UTF-8 text; None when it may well be."""
+    for magic, name in MAGIC.items():
+        if head.startswith(magic):
+            return name
+    if len(head) >= 4 and (head[0] == head[2] == 0 or head[1] == head[3] == 0) and head[:4].count(0) == 2:
+        return "UTF-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut off at the end is no fault
+        return None
+    except UnicodeDecodeError:
+        pass
+    # One stray byte in good UTF-8 is a bad row; only a file that is mostly invalid has another encoding.
+    attempt = head.decode("utf-8", "replace")
+    invalid = attempt.count("\ufffd")
+    if invalid <= sum(char > "\x7f" for char in attempt) - invalid:
+        return None
+    try:
+        text = codecs.getincrementaldecoder("gb18030")().decode(head)
+    except UnicodeDecodeError:
+        return None
+    wide = [char for char in text if char > "\x7f"]
+    chinese = sum("\u3000" <= char <= "\u9fff" or "\uff00" <= char <= "\uffef" for char in wide)
+    return "GB18030" if chinese >= 2 and chinese * 2 > len(wide) else None

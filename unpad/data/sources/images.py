@@ -1,0 +1,372 @@
+"""Labelled images: a folder with one sub-folder per class, a manifest in JSON lines, or parquet with the bytes inside.
+
+Listing reads every file, checks that it is whole and hashes it, but decodes no pixels.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import sha256
+from itertools import islice
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
+from unpad.data.sources import files
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import SourceFile, natural_key
+from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
+from unpad.data.sources.rows import missing, require_text, rows
+from unpad.errors import SourceError
+from unpad.recipes.data import Data, Source
+
+Split = Literal["train", "holdout", "test"]
+
+SPLITS: dict[str, Split] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
+FIELDS = ("label", "split", "width", "height", "sha256")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
+WINDOW = 128  # images read at a time
+
+
+@dataclass(frozen=True, slots=True)
+class ImageExample:
+    """One labelled image, as its header describes it.
+
+    Args:
+        where: the image file in a folder, else "file:row" of the manifest or parquet file, rows from 1.
+        split: what the row itself declares, or None to let the seed decide. "test" belongs to neither side: who
+            trains leaves it out and counts it.
+        width: pixels after EXIF orientation; `height` likewise.
+        notes: keys of `images.decode.NOTES`.
+        sha256: of the image's bytes, in hex.
+        path: the image file, or the parquet file that holds it.
+        row: (row group, row in that group, column) of a parquet file.
+    """
+
+    where: str
+    label: str
+    split: Split | None
+    width: int
+    height: int
+    notes: tuple[str, ...]
+    sha256: str
+    path: Path
+    row: tuple[int, int, str] | None = None
+
+
+def content_key(example: ImageExample) -> int:
+    """64-bit hash of an image's bytes for `split.assign`, so that copies of a picture share a side."""
+    return int(example.sha256[:16], 16)
+
+
+def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[SourceFile]:
+    """List what `sources` mean: a folder of classes is one entry; files and globs are as in `files.expand`.
+
+    Raises:
+        SourceError: a path does not exist, or a folder has no sub-folders.
+    """
+    found = []
+    for index, source in enumerate(sources):
+        path = resolve(source.path)
+        if not path.is_dir():
+            found += [replace(file, source=index) for file in files.expand([source], resolve)]
+            continue
+        if not any(inside.is_dir() and not inside.name.startswith(".") for inside in path.iterdir()):
+            raise SourceError(
+                "the folder holds no sub-folder, which would be a class",
+                where=str(path.absolute()),
+                fix="put the images of each class into a folder of its name, or name a manifest or parquet files",
+            )
+        found.append(SourceFile(path, "text", source.field, source.weight, index))
+    return found
+
+
+def read(file: SourceFile, data: Data) -> Iterator[ImageExample | BadRow]:
+    """Yield each image of a folder, manifest or parquet file in order, or the row that cannot be one.
+
+    A manifest has the fields `image` (or the source's own), a path that stays within the manifest's folder, `label`,
+    and may have `split`, `width`, `height` and `sha256`, which must agree with the file. Columns of parquet are the
+    same, with bytes or Hugging Face's {bytes, path} for `image`.
+
+    Raises:
+        OSError: the folder, manifest or parquet file cannot be read.
+    """
+    if file.path.is_dir():
+        found = _in_folder(file.path)
+    elif file.format == "parquet":
+        found = _in_parquet(file)
+    else:
+        found = _in_manifest(file, data)
+    with ThreadPoolExecutor() as pool:
+        while window := list(islice(found, WINDOW)):
+            yield from pool.map(examine, window)
+
+
+def read_all(file: SourceFile, data: Data) -> tuple[list[ImageExample], list[BadRow]]:
+    """Read one source to the end; every image is in exactly one of the two lists.
+
+    Raises:
+        SourceError: it cannot be opened or read.
+    """
+    used: list[ImageExample] = []
+    bad: list[BadRow] = []
+    try:
+        for item in read(file, data):
+            if isinstance(item, ImageExample):
+                used.append(item)
+            else:
+                bad.append(item)
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        raise SourceError(what, where=str(file.path.absolute()), fix="check the permissions") from None
+    return used, bad
+
+
+def read_bytes(example: ImageExample) -> bytes:
+    """Return the bytes of an image again.
+
+    Raises:
+        ImageError: E_MISSING, or E_CHANGED when they are not those that were listed.
+    """
+    if example.row is None:
+        content = _file_bytes(example.path)
+    else:
+        group, row, column = example.row
+        try:
+            content = _image_of(_column(example.path, group, column)[row].as_py())
+        except (pa.ArrowException, OSError, LookupError) as error:
+            what = f"the image cannot be read: {excerpt(str(error))}"
+            raise ImageError("E_MISSING", what, "check the parquet file", example.where) from None
+    if sha256(content).hexdigest() != example.sha256:
+        fix = "start again, so that the images are listed anew"
+        raise ImageError("E_CHANGED", "the image is not the one that was listed", fix, example.where)
+    return content
+
+
+@lru_cache(maxsize=2)
+def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
+    with pq.ParquetFile(path) as table:
+        return table.read_row_group(group, columns=[name]).column(name)
+
+
+# --------------------------------------------------------------------------- one image
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row before its image is looked at.
+
+    Args:
+        root: the real folder that the image may not lie outside of.
+        declared: what the row says of width, height and sha256; None where it says nothing.
+        content: the image's bytes when they stand in the row.
+    """
+
+    where: str
+    label: str
+    path: Path
+    root: str
+    split: Split | None = None
+    declared: tuple[int | None, int | None, str | None] = (None, None, None)
+    row: tuple[int, int, str] | None = None
+    content: bytes | None = None
+
+
+def examine(found: Found | BadRow) -> ImageExample | BadRow:
+    if isinstance(found, BadRow):
+        return found
+    try:
+        content = _contained_bytes(found.path, found.root) if found.content is None else found.content
+        info, digest = probe(content), sha256(content).hexdigest()
+        _check_unchanged(found.declared, info, digest)
+    except (ImageError, RowFault) as error:
+        return BadRow(found.where, error.code, error.what, error.fix, excerpt(str(found.path)))
+    return ImageExample(
+        found.where, found.label, found.split, info.width, info.height, info.notes, digest, found.path, found.row
+    )
+
+
+def _contained_bytes(path: Path, root: str) -> bytes:
+    real = os.path.realpath(path)
+    if not Path(real).is_relative_to(root):
+        raise RowFault("E_PATH", f"the link leads out of {root}", "copy the image into the folder")
+    return _file_bytes(Path(real))
+
+
+def _file_bytes(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+            raise ImageError("E_MISSING", "it is not a file", "name an image file")
+        if status.st_size > MAX_BYTES:
+            raise ImageError("E_PIXELS", f"the file has {status.st_size:,} bytes, more than {MAX_BYTES:,}")
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ImageError("E_MISSING", f"the image cannot be read: {reason}", "check the path", str(path)) from None
+
+
+def _check_unchanged(declared: tuple[int | None, int | None, str | None], info: ImageInfo, digest: str) -> None:
+    width, height, known = declared
+    if known is not None and known.lower() != digest:
+        raise RowFault("E_CHANGED", f"the image's sha256 is {digest}, the row says {known}", "write the row again")
+    if width not in (None, info.width) or height not in (None, info.height):
+        what = f"the image has {info.width} x {info.height} pixels as EXIF turns it, the row says {width} x {height}"
+        raise RowFault("E_CHANGED", what, "write the row again")
+
+
+# --------------------------------------------------------------------------- folders
+
+
+def _in_folder(root: Path) -> Iterator[Found | BadRow]:
+    """Every visible file below a sub-folder, which is its class; images beside the sub-folders have none."""
+    real = os.path.realpath(root)
+    for path in sorted(_visible(root), key=lambda path: natural_key(path.relative_to(root))):
+        label, *inside = path.relative_to(root).parts
+        if inside or path.is_dir():
+            yield Found(str(path), label, path, real)
+        elif is_image(path):
+            what = "the image stands beside the folders of the classes"
+            yield BadRow(str(path), "E_LABEL", what, "move it into the folder of its class")
+
+
+def _visible(root: Path) -> Iterator[Path]:
+    """Files at any depth whose path has no hidden part, and links to folders, which are not followed."""
+    for folder, names, inside in os.walk(root, onerror=_fail):
+        names[:] = [name for name in names if not name.startswith(".")]
+        links = [name for name in names if os.path.islink(os.path.join(folder, name))]
+        for name in (*inside, *links):
+            if not name.startswith(".") and name.lower() not in LITTER:
+                yield Path(folder, name)
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file begins as an image does."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as handle:
+        return sniff(handle.read(18)) is not None
+
+
+# --------------------------------------------------------------------------- manifests and parquet
+
+
+def _in_manifest(file: SourceFile, data: Data) -> Iterator[Found | BadRow]:
+    name = file.field or "image"
+    folder = file.path.parent
+    root = os.path.realpath(folder)
+    for item in rows(file, data, (name,)):
+        if isinstance(item, BadRow):
+            yield item
+            continue
+        where, row = item
+        try:
+            if type(row) is not dict:
+                raise RowFault("E_NOT_OBJECT", f"the row is {type_name(row)}, expected an object")
+            if name not in row:
+                raise missing((name,), list(row))
+            path = folder / checked_path(require_text(row[name], f'"{name}"'))
+            yield Found(where, _label(row), path, root, declared_split(row), _declared(row))
+        except RowFault as fault:
+            yield fault.at(where, row)
+
+
+def _in_parquet(file: SourceFile) -> Iterator[Found | BadRow]:
+    name, row = file.field or "image", 0
+    try:
+        with pq.ParquetFile(file.path) as table:
+            present = table.schema_arrow.names
+            if name not in present:
+                yield missing((name,), present, "column").at(str(file.path))
+                return
+            columns = [column for column in (name, *FIELDS) if column in present]
+            for group in range(table.num_row_groups):
+                inside = 0
+                for batch in table.iter_batches(WINDOW, row_groups=[group], columns=columns):
+                    for index in range(batch.num_rows):
+                        row += 1
+                        yield _parquet_row(f"{file.path}:{row}", file.path, batch, index, (group, inside, name))
+                        inside += 1
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        what = f"cannot be read after row {row}: {str(error).splitlines()[0][:200]}"
+        yield RowFault("E_PARQUET", what).at(f"{file.path}:{row + 1}")
+
+
+def _parquet_row(
+    where: str, path: Path, batch: pa.RecordBatch, index: int, place: tuple[int, int, str]
+) -> Found | BadRow:
+    try:
+        row = {column: batch.column(column)[index].as_py() for column in batch.schema.names}
+        content = _image_of(row[place[2]])
+        return Found(where, _label(row), path, "", declared_split(row), _declared(row), place, content)
+    except UnicodeDecodeError as error:
+        return RowFault("E_UTF8", f"byte 0x{error.object[error.start]:02x} of a string is not UTF-8").at(where)
+    except (ImageError, RowFault) as error:
+        return BadRow(where, error.code, error.what, error.fix)
+
+
+def _image_of(value: object) -> bytes:
+    """The bytes of a parquet cell: bytes, or an object that holds them as `bytes`."""
+    content = value.get("bytes") if isinstance(value, dict) else value
+    if not isinstance(content, bytes):
+        raise ImageError("E_MISSING", "the row holds no bytes of an image", "write the images into the parquet file")
+    return content
+
+
+# --------------------------------------------------------------------------- fields of a row
+
+
+def checked_path(text: str) -> str:
+    """Refuse a path that is an address, absolute, or climbs; links are looked at when the file is."""
+    fix = "write a path that starts at the manifest's folder and stays in it"
+    if "://" in text or text.startswith(("file:", "data:")):
+        raise RowFault("E_PATH", "the path is an address; only files are read", fix)
+    windows = PureWindowsPath(text)  # which takes / and \ for separators
+    if PurePosixPath(text).is_absolute() or windows.drive or windows.root:
+        raise RowFault("E_PATH", "the path is absolute", fix)
+    if ".." in windows.parts:
+        raise RowFault("E_PATH", "the path climbs out with ..", fix)
+    return text
+
+
+def _label(row: dict[str, Any]) -> str:
+    label = row.get("label")
+    if type(label) is int:
+        return str(label)
+    if type(label) is str and label.strip():
+        return label
+    what = "is blank" if type(label) is str else f"is {type_name(label)}" if "label" in row else "is missing"
+    raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', "add the label or remove the row")
+
+
+def declared_split(row: dict[str, Any]) -> Split | None:
+    split = row.get("split")
+    if split is None:
+        return None
+    if type(split) is not str or split not in SPLITS:
+        known = ", ".join(SPLITS)
+        raise RowFault("E_SPLIT", f'"split" is {split!r:.60}', f"write one of {known}, or leave the field out")
+    return SPLITS[split]
+
+
+def _declared(row: dict[str, Any]) -> tuple[int | None, int | None, str | None]:
+    """What a row says of width, height and sha256."""
+    for name, kind in (("width", int), ("height", int), ("sha256", str)):
+        value = row.get(name)
+        if value is not None and type(value) is not kind:
+            expected = "a whole number" if kind is int else "a string"
+            raise RowFault("E_TYPE", f'"{name}" is {type_name(value)}, expected {expected}')
+    return row.get("width"), row.get("height"), row.get("sha256")

@@ -1,0 +1,338 @@
+"""Strict JSON, line by line or element by element: every fault has a place and a code.
+
+The standard decoder accepts duplicate keys, NaN, numbers that do not fit and lone surrogates. Here each of them is a
+bad row, found by hooks that cost little or by a look at rows that contain the suspicious characters at all.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import BOM, HEAD_BYTES, guess_encoding
+
+MAX_DEPTH = 500
+MAX_EXCERPT = 80
+FIXES = {
+    "E_UTF8": "save the file as UTF-8",
+    "E_ENCODING": "convert the file to UTF-8 text",
+    "E_SURROGATE": "write the character whole, as UTF-8 or as a pair of escapes",
+    "E_CTRL": "escape it, for example \\n, or remove it",
+    "E_NUL": "remove the NUL character",
+    "E_JSON": "write the row with a JSON library",
+    "E_EXTRA": "write one JSON value per line",
+    "E_NOT_OBJECT": "write an object in braces on each line",
+    "E_DUPKEY": "keep one of the two",
+    "E_NONFINITE": "write null or leave the field out",
+    "E_RANGE": "write it as a string",
+    "E_DEPTH": f"nest at most {MAX_DEPTH} levels",
+    "E_TYPE": "correct the type",
+    "E_MISSING": "add the field, or name yours with `field:` in the source",
+    "E_NULL": "fill in the text or remove the row",
+    "E_EMPTY": "fill in the text or remove the row",
+    "E_ROLE": "system first if at all, then user and assistant in turns",
+    "E_NO_TARGET": "add the assistant's reply or remove the row",
+    "E_SPLIT": "write train or holdout, or leave the field out",
+    "E_PARQUET": "write the file again",
+}
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
+
+
+class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadRow, never seen by users
+    """Why a row cannot be used."""
+
+    def __init__(self, code: str, what: str, fix: str = "") -> None:
+        super().__init__(code, what)
+        self.code, self.what, self.fix = code, what, fix or FIXES[code]
+
+    def at(self, where: str, content: object = "") -> BadRow:
+        """Return the bad row, with an excerpt of its content."""
+        return BadRow(where, self.code, self.what, self.fix, excerpt(content))
+
+
+def excerpt(content: object) -> str:
+    """At most 80 printable characters of a row; anything else in it is escaped."""
+    if isinstance(content, bytes):
+        content = content[: 4 * MAX_EXCERPT].decode("utf-8", "backslashreplace")
+    elif not isinstance(content, str):
+        content = repr(content)
+    start = content[: MAX_EXCERPT + 1].strip()
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 1] + "…"
+
+
+# --------------------------------------------------------------------------- lines
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
+    r"""Read one JSON object per line; yield (line number from 1, object) or the bad row.
+
+    Only \n ends a line (\r in a file without any \n), so U+2028 and U+0085 stay inside texts. Blank lines are skipped.
+    """
+    decoder, faults = _strict_decoder()
+    with path.open("rb") as handle:
+        head = handle.read(HEAD_BYTES)
+        if wrong := _not_lines(head):
+            yield wrong.at(f"{path}:1", head)
+            return
+        handle.seek(0)
+        offset = 0
+        for number, raw in enumerate(_lines(handle, head), 1):
+            if number == 1:
+                offset = len(raw) - len(raw.removeprefix(BOM))
+                raw = raw.removeprefix(BOM)
+            if raw and not raw.isspace():
+                try:
+                    yield number, _parse_line(raw, offset, decoder, faults)
+                except RowFault as fault:
+                    yield fault.at(f"{path}:{number}", raw)
+            offset += len(raw)
+
+
+def count_blank_lines(path: Path) -> int:
+    """Number of lines that hold white space only."""
+    with path.open("rb") as handle:
+        head = handle.read(HEAD_BYTES)
+        handle.seek(0)
+        return sum(raw.isspace() for raw in _lines(handle, head))
+
+
+def _lines(handle: Iterable[bytes], head: bytes) -> Iterable[bytes]:
+    if b"\n" not in head and b"\r" in head.rstrip(b"\r"):
+        return b"".join(handle).splitlines(keepends=True)
+    return handle
+
+
+def _parse_line(raw: bytes, offset: int, decoder: json.JSONDecoder, faults: list[RowFault]) -> dict[str, Any]:
+    faults.clear()
+    try:
+        text = raw.decode().rstrip("\r\n")  # or a cut-off string would seem to hold a raw line break
+        value = decoder.decode(text)
+    except UnicodeDecodeError as error:
+        raise _bad_utf8(error, offset) from None
+    except json.JSONDecodeError as error:
+        raise _explain(error, 0) from None
+    except RecursionError:
+        raise RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels") from None
+    _check(text, 0, len(text), value, faults)
+    if type(value) is not dict:
+        raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
+    return value
+
+
+def _not_lines(head: bytes) -> RowFault | None:
+    """The fault of a whole file that is not JSON lines at all."""
+    if wrong := wrong_encoding(head):
+        return wrong
+    body = head.removeprefix(BOM).lstrip()
+    if not body.startswith(b"["):
+        return None
+    first, _, rest = body.partition(b"\n")
+    if rest.strip():
+        try:
+            json.loads(first)
+            return None  # a row that is an array, not a file that is one
+        except (ValueError, RecursionError):
+            pass
+    return RowFault(
+        "E_ENCODING", "the file is one JSON array, not one object per line", "name it .json or set format: json"
+    )
+
+
+def wrong_encoding(head: bytes) -> RowFault | None:
+    """The fault of a file that is not UTF-8, with a guess of what it is."""
+    guess = guess_encoding(head)
+    if guess is None:
+        return None
+    fix = "unpack the file first" if guess in ("gzip", "zip", "zstd") else f"iconv -f {guess} -t UTF-8 FILE > NEW"
+    if guess == "parquet":
+        fix = "name it .parquet or set format: parquet"
+    return RowFault("E_ENCODING", f"the file is not UTF-8 text; it seems to be {guess}", fix)
+
+
+# --------------------------------------------------------------------------- arrays
+
+
+def read_array(path: Path) -> Iterator[tuple[int, Any] | BadRow]:
+    """Read a JSON array; yield (index from 0, element) or the bad row.
+
+    A fault inside an element names the element; broken syntax names the line, and nothing after it can be read.
+    """
+    raw = path.read_bytes()
+    if wrong := wrong_encoding(raw[:HEAD_BYTES]):
+        yield wrong.at(f"{path}:1", raw)
+        return
+    try:
+        text = raw.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        yield _bad_utf8(error, 0).at(f"{path}:{line}", raw[max(0, error.start - 30) : error.start + 30])
+        return
+    try:
+        yield from _elements(path, text)
+    except json.JSONDecodeError as error:
+        fault = _explain(error, text.rfind("\n", 0, error.pos) + 1)
+        yield fault.at(f"{path}:{error.lineno}", text[max(0, error.pos - 30) : error.pos + 50])
+
+
+def _elements(path: Path, text: str) -> Iterator[tuple[int, Any] | BadRow]:
+    decoder, faults = _strict_decoder()
+    position = _skip_space(text, 0)
+    if text[position : position + 1] != "[":
+        yield _not_array(text[position:]).at(f"{path}:1", text)
+        return
+    index, position = 0, _skip_space(text, position + 1)
+    more = text[position : position + 1] != "]"
+    while more:
+        faults.clear()
+        try:
+            value, end = decoder.raw_decode(text, position)
+        except RecursionError:
+            line = text.count("\n", 0, position) + 1
+            yield RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels").at(f"{path}:{line}", text[position:])
+            return
+        try:
+            _check(text, position, end, value, faults)
+            yield index, value
+        except RowFault as fault:
+            yield fault.at(f"{path}[{index}]", text[position : min(end, position + MAX_EXCERPT + 1)])
+        position = _skip_space(text, end)
+        more = text[position : position + 1] == ","
+        if not more and text[position : position + 1] != "]":
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, position)
+        if more:
+            index, position = index + 1, _skip_space(text, position + 1)
+    tail = _skip_space(text, position + 1)
+    if tail != len(text):
+        raise json.JSONDecodeError("Extra data", text, tail)
+
+
+def _not_array(body: str) -> RowFault:
+    if not body:
+        return RowFault("E_EMPTY", "the file is empty", "remove the file")
+    if body.startswith("{"):
+        return RowFault(
+            "E_TYPE", "the file holds objects, expected one array", "one object per line? set format: jsonl"
+        )
+    return RowFault("E_TYPE", "the file is not a JSON array", "write an array in brackets")
+
+
+def _skip_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    assert match is not None
+    return match.end()
+
+
+# --------------------------------------------------------------------------- faults
+
+
+def _strict_decoder() -> tuple[json.JSONDecoder, list[RowFault]]:
+    """Return a decoder and the list to which it adds what it found wrong in a value it could decode."""
+    faults: list[RowFault] = []
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(items)
+        if len(row) != len(items):
+            names = [name for name, _ in items]
+            name = next(name for name in names if names.count(name) > 1)
+            faults.append(RowFault("E_DUPKEY", f'the key "{excerpt(name)}" occurs twice'))
+        return row
+
+    def integer(digits: str) -> int:
+        if len(digits) < 19 or (len(digits) < 21 and -(2**63) <= int(digits) < 2**64):
+            return int(digits)
+        faults.append(RowFault("E_RANGE", f"the number {excerpt(digits)} does not fit into 64 bits"))
+        return 0
+
+    def real(digits: str) -> float:
+        value = float(digits)
+        if value in (float("inf"), float("-inf")):
+            faults.append(RowFault("E_RANGE", f"the number {excerpt(digits)} is too large"))
+        return value
+
+    def constant(name: str) -> None:
+        faults.append(RowFault("E_NONFINITE", f"{name} is not a JSON number"))
+
+    hooks: dict[str, Any] = {"parse_int": integer, "parse_float": real, "parse_constant": constant}
+    return json.JSONDecoder(object_pairs_hook=pairs, **hooks), faults
+
+
+def _check(text: str, start: int, end: int, value: object, faults: list[RowFault]) -> None:
+    """Raise the first fault of a decoded value that stands in text[start:end]."""
+    if faults:
+        raise faults[0]
+    if end - start > MAX_DEPTH and _depth(text, start, end) > MAX_DEPTH:
+        raise RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels")
+    if _SURROGATE_ESCAPE.search(text, start, end):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ord(error.object[error.start])
+            raise RowFault("E_SURROGATE", f"\\u{half:04x} is half of a character") from None
+
+
+def _depth(text: str, start: int, end: int) -> int:
+    """Nesting depth, or a number that is no smaller when the brackets are few."""
+    brackets = text.count("[", start, end) + text.count("{", start, end)
+    if brackets <= MAX_DEPTH:
+        return brackets
+    depth = deepest = 0
+    for match in _NESTING.finditer(text, start, end):
+        if match[0] in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif match[0] in "]}":
+            depth -= 1
+    return deepest
+
+
+def _bad_utf8(error: UnicodeDecodeError, offset: int) -> RowFault:
+    byte = error.object[error.start]
+    return RowFault("E_UTF8", f"byte 0x{byte:02x} at offset {offset + error.start} of the file is not UTF-8")
+
+
+def _explain(error: json.JSONDecodeError, start: int) -> RowFault:
+    """Say what is wrong with broken JSON in words; `start` is where its line begins."""
+    text, position = error.doc, error.pos
+    line, rest = text[start:].lstrip(" \t"), text[position:].lstrip()
+    place = f"column {error.colno}"
+    control = _CONTROL.search(text, start, position + 1)
+    if control or error.msg.startswith("Invalid control character"):
+        char = control[0] if control else text[position : position + 1]
+        return RowFault("E_CTRL", f"raw control character {_char_name(char)} at {place}")
+    extra = error.msg.startswith("Extra data")
+    if extra and rest[0] in '{["':
+        return RowFault("E_EXTRA", f"a second JSON value begins at {place}")
+    if line.startswith("\ufeff"):
+        return RowFault(
+            "E_JSON", "a byte order mark stands before the row", "remove U+FEFF; only a file may begin with it"
+        )
+    if line.startswith(("//", "#", "/*")) or rest.startswith(("//", "#", "/*")):
+        return RowFault("E_JSON", f"a comment at {place}; JSON has none", "remove the comment")
+    if (extra and rest[0] == ",") or re.search(r",\s*[}\]]", text[max(start, position - 9) : position + 9]):
+        return RowFault("E_JSON", f"a trailing comma at {place}", "remove the comma")
+    if rest.startswith("'") or re.match(r"(None|True|False)\b", rest):
+        return RowFault(
+            "E_JSON", f"Python notation at {place}, not JSON", "write rows with json.dumps(row, ensure_ascii=False)"
+        )
+    if not rest or error.msg.startswith("Unterminated string"):
+        return RowFault(
+            "E_JSON", "the row ends before its value does", "complete it; write a line break inside a string as \\n"
+        )
+    return RowFault("E_JSON", f"{error.msg} at {place}")
+
+
+def _char_name(char: str) -> str:
+    return f"U+{ord(char):04X}" if char else "at the end"
+
+
+def type_name(value: object) -> str:
+    """A value's JSON type with its article."""
+    names = {str: "a string", list: "a list", dict: "an object", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")

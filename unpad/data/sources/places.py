@@ -1,0 +1,27 @@
+"""Where the paths of a recipe lead on this machine."""
+
+from pathlib import Path
+
+from unpad.data.sources.drawn import drawn_folder
+from unpad.data.sources.simulated import simulated_folder
+from unpad.recipes.data import Data
+
+PACKAGE = Path(__file__).parents[2]
+MADE = {"drawn:": drawn_folder, "simulated:": simulated_folder}  # sets that the program makes itself
+
+
+def resolve_path(data: Data, path: str) -> Path:
+    """Turn a path of the recipe into one of this machine.
+
+    `unpad:` starts inside the package; `drawn:shapes.jsonl` is a small set of pictures, `simulated:patients` one of
+    patients, each made when it is first asked for.
+    """
+    for prefix, folder in MADE.items():
+        if path.startswith(prefix):
+            return folder() / path.removeprefix(prefix)
+    if path.startswith("unpad:"):
+        return PACKAGE / path.removeprefix("unpad:")
+    expanded = Path(path).expanduser()
+    if expanded.is_absolute() or data.root is None:
+        return expanded
+    return Path(data.root).expanduser() / expanded

@@ -1,0 +1,127 @@
+"""Questions about images with their answers, and captions, one per row of JSON lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import SourceFile
+from unpad.data.sources.images import Found, ImageExample, Split, checked_path, declared_split, examine
+from unpad.data.sources.jsonlines import RowFault, type_name
+from unpad.data.sources.rows import missing, require_text, rows
+from unpad.errors import SourceError
+from unpad.recipes.data import Data
+
+DESCRIBE = "Describe the picture."  # the question of a row with a caption
+
+
+@dataclass(frozen=True, slots=True)
+class VqaExample:
+    """A question about images, or about none, and its answers.
+
+    Args:
+        where: "file:line".
+        images: index of each image in the list that `read_all` returns beside the examples.
+        answers: what people said; training takes the commonest.
+        caption: whether the answer describes the image as a whole.
+    """
+
+    where: str
+    images: tuple[int, ...]
+    question: str
+    answers: tuple[str, ...]
+    split: Split | None
+    caption: bool
+
+    @property
+    def answer(self) -> str:
+        """The commonest answer, the first of them where several are."""
+        return max(self.answers, key=self.answers.count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    where: str
+    paths: tuple[Path, ...]
+    question: str
+    answers: tuple[str, ...]
+    split: Split | None
+    caption: bool
+
+
+def read_all(file: SourceFile, data: Data) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:
+    """Read a file of questions to the end; every row is an example or a bad row, every image is looked at once.
+
+    A row has `image`, a path that stays within the file's folder, a list of them or null; `question` and `answer`, or
+    `answers`, a list; or `caption`. It may have `split`.
+
+    Raises:
+        SourceError: the file cannot be opened or read.
+    """
+    folder = file.path.parent
+    try:
+        found = list(_rows(file, data))
+    except OSError as error:
+        what = f"cannot be read: {error.strerror or error}"
+        raise SourceError(what, where=str(file.path.absolute()), fix="check the permissions") from None
+    root = os.path.realpath(folder)
+    paths = list(dict.fromkeys(path for row in found if isinstance(row, _Row) for path in row.paths))
+    with ThreadPoolExecutor() as pool:
+        looked = dict(zip(paths, pool.map(lambda path: examine(Found(str(path), "", path, root)), paths), strict=True))
+    images = [image for image in looked.values() if isinstance(image, ImageExample)]
+    number = {image.path: index for index, image in enumerate(images)}
+    examples: list[VqaExample] = []
+    bad: list[BadRow] = []
+    for row in found:
+        if isinstance(row, BadRow):
+            bad.append(row)
+            continue
+        faults = [image for image in map(looked.__getitem__, row.paths) if isinstance(image, BadRow)]
+        if faults:
+            bad.append(BadRow(row.where, faults[0].code, faults[0].what, faults[0].fix, faults[0].where))
+            continue
+        chosen = tuple(number[path] for path in row.paths)
+        examples.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption))
+    return examples, images, bad
+
+
+def _rows(file: SourceFile, data: Data) -> Iterator[_Row | BadRow]:
+    for item in rows(file, data, ("image", "question", "answer", "answers", "caption")):
+        if isinstance(item, BadRow):
+            yield item
+            continue
+        where, value = item
+        try:
+            yield _row(where, value, file.path.parent)
+        except RowFault as fault:
+            yield fault.at(where, value)
+
+
+def _row(where: str, value: Any, folder: Path) -> _Row:
+    if type(value) is not dict:
+        raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
+    if "image" not in value:
+        raise missing(("image",), list(value))
+    names = value["image"] if isinstance(value["image"], list) else [] if value["image"] is None else [value["image"]]
+    paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
+    caption = "caption" in value and "question" not in value
+    question = DESCRIBE if caption else require_text(value.get("question"), '"question"')
+    return _Row(where, paths, question, _answers(value, caption), declared_split(value), caption)
+
+
+def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:
+    if caption:
+        return (require_text(value["caption"], '"caption"'),)
+    if "answers" not in value:
+        return (require_text(value.get("answer"), '"answer"'),)
+    given = value["answers"]
+    if type(given) is not list or not given:
+        raise RowFault("E_TYPE", f'"answers" is {type_name(given)}, expected a list of strings')
+    # As VQAv2 writes them: {"answer": ...} with who gave it.
+    texts = [item.get("answer") if isinstance(item, dict) else item for item in given]
+    return tuple(require_text(text, '"answers"') for text in texts)

@@ -1,0 +1,215 @@
+"""Chinese text augmentation: synonyms, deletion, function words and clause order, seeded by the example itself.
+
+A copy depends on the seed, the example's content and the number of the copy alone, so neither order nor the number of
+processes changes it. In conversations only what users say is changed: replies stay exact. Role markers and special
+tokens that stand in a text stay, in their places; the text between them is changed stretch by stretch.
+"""
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unpad.data.sources.example import Example, Turn
+from unpad.data.tokens.words import Segmenter
+from unpad.errors import SourceError
+from unpad.recipes.data import Augment
+
+PACKAGED_SYNONYMS = Path(__file__).with_name("synonyms.txt")
+MAX_SPAN = 4  # segments a dictionary word may be cut into and still be found
+
+# Kept as they are where they occur in a text: <|eos|> and its like, and the words that mark who speaks.
+_MARKER = re.compile(
+    r"(<\|[^<>|\s]{1,40}\|>|</?s>|\[(?:PAD|UNK|CLS|SEP|MASK)\]"
+    r"|(?:用户|助手|系统|问|答)[：:]|\b(?:User|Assistant|System|Human)[：:])"
+)
+_CLAUSE_END = re.compile(r"([，。；！？\n]+[”’」』）》]*)")
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+
+
+def with_copies(
+    examples: Sequence[Example],
+    settings: Augment,
+    words: Segmenter,
+    synonyms: Mapping[str, Sequence[str]],
+    seed: int,
+) -> list[Example]:
+    """Return the examples as they are, then `multiplier` rounds of changed copies: n * (1 + multiplier) in all.
+
+    Args:
+        examples: of the training part only; held-out examples are never augmented.
+    """
+    copies = range(1, settings.multiplier + 1)
+    return [*examples, *(augment(e, settings, words, synonyms, seed, copy) for copy in copies for e in examples)]
+
+
+def augment(
+    example: Example,
+    settings: Augment,
+    words: Segmenter,
+    synonyms: Mapping[str, Sequence[str]],
+    seed: int,
+    copy: int,
+) -> Example:
+    """Return changed copy number `copy` (from 1) of an example, named `where#copy`.
+
+    Roles, assistant and system turns, keywords, group and split are those of the original; no turn becomes empty.
+    """
+    content = [[turn.role, turn.content] for turn in example.turns]
+    key = json.dumps([seed, copy, content], ensure_ascii=True).encode()
+    draws = random.Random(int.from_bytes(hashlib.sha256(key).digest(), "big"))
+
+    def change(turn: Turn) -> Turn:
+        if turn.role not in ("text", "user"):
+            return turn
+        return replace(turn, content=_change_text(turn.content, settings, words, synonyms, draws))
+
+    return replace(example, where=f"{example.where}#{copy}", turns=tuple(map(change, example.turns)))
+
+
+def load_synonyms(path: Path | None) -> dict[str, tuple[str, ...]]:
+    """Read the packaged synonym groups and the user's; a word of the user's file has only the synonyms given there.
+
+    A file holds one group of at least two words per line, space between; empty lines and lines that start with #
+    are left out.
+
+    Raises:
+        SourceError: the file cannot be read, or has lines that are no group; each such line is named.
+    """
+    synonyms = _read_groups(PACKAGED_SYNONYMS)
+    if path is not None:
+        synonyms.update(_read_groups(path))
+    return synonyms
+
+
+def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
+    try:
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
+    except OSError as error:
+        what = f"the synonym file cannot be read: {error.strerror}"
+        raise SourceError(what, where=str(path), fix="correct augment.synonyms_file") from None
+    others: dict[str, dict[str, None]] = {}  # a dict keeps the order of the file
+    bad: list[tuple[int, str]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            group = line.decode().split()
+        except UnicodeDecodeError:
+            bad.append((number, "not UTF-8"))
+            continue
+        if not group or group[0].startswith("#"):
+            continue
+        fault = _group_fault(group)
+        if fault:
+            bad.append((number, fault))
+            continue
+        for word in group:
+            others.setdefault(word, {}).update(dict.fromkeys(other for other in group if other != word))
+    if bad:
+        shown = "; ".join(f"{path}:{number}: {fault}" for number, fault in bad[:20])
+        raise SourceError(
+            f"{len(bad)} lines are no group of synonyms",
+            where=shown + ("; ..." if len(bad) > 20 else ""),
+            fix="write two or more words per line with spaces between",
+        )
+    return {word: tuple(known) for word, known in others.items()}
+
+
+def _group_fault(group: list[str]) -> str:
+    if len(set(group)) < 2:
+        return "fewer than two different words"
+    wrong = next(
+        (word for word in group if not any(map(str.isalpha, word)) or re.search(r"[,，、；;=：:\x00]", word)), ""
+    )
+    return f"{wrong!r} is not one word" if wrong else ""
+
+
+# --------------------------------------------------------------------------- one text
+
+
+def _change_text(
+    text: str, settings: Augment, words: Segmenter, synonyms: Mapping[str, Sequence[str]], draws: random.Random
+) -> str:
+    """Change the stretches between markers: clause order, then synonyms, deletion and insertion word by word."""
+    units: list[str] = []
+    fixed: list[bool] = []
+    for position, stretch in enumerate(_MARKER.split(text)):
+        if position % 2:  # a marker
+            units.append(stretch)
+            fixed.append(True)
+        elif stretch:
+            if draws.random() < settings.reorder:
+                stretch = _reorder(stretch, draws)
+            found = _join_known(words(stretch), synonyms)
+            units += _replace(found, synonyms, settings.synonyms, draws)
+            fixed += [False] * len(found)
+    kept = _survivors(units, fixed, settings.delete, draws)
+    return "".join(_insert(kept, settings.insert_words, settings.insert, draws))
+
+
+def _reorder(text: str, draws: random.Random) -> str:
+    """Put the clauses in another order; what ends them stays where it is."""
+    parts = _CLAUSE_END.split(text)
+    places = [place for place in range(0, len(parts), 2) if parts[place].strip()]
+    if len(places) < 2:
+        return text
+    order = places
+    while order == places:
+        order = sorted(places, key=lambda _: draws.random())
+    moved = list(parts)
+    for place, source in zip(places, order, strict=True):
+        moved[place] = parts[source]
+    return "".join(moved)
+
+
+def _join_known(segments: Sequence[str], synonyms: Mapping[str, Sequence[str]]) -> list[str]:
+    """Join neighbouring segments that together are a word of the dictionary, the longest first."""
+    units, position = [], 0
+    while position < len(segments):
+        for span in range(min(MAX_SPAN, len(segments) - position), 0, -1):
+            unit = "".join(segments[position : position + span])
+            if span == 1 or unit in synonyms:
+                break
+        units.append(unit)
+        position += span
+    return units
+
+
+def _replace(
+    units: Sequence[str], synonyms: Mapping[str, Sequence[str]], rate: float, draws: random.Random
+) -> list[str]:
+    return [_pick(synonyms[unit], draws) if unit in synonyms and draws.random() < rate else unit for unit in units]
+
+
+def _survivors(
+    units: Sequence[str], fixed: Sequence[bool], rate: float, draws: random.Random
+) -> list[tuple[str, bool]]:
+    """Leave out words at `rate`, never the last one; return (unit, whether a function word may follow).
+
+    Punctuation, spaces, numbers and markers are no words.
+    """
+    is_word = [not marker and any(map(str.isalpha, unit)) for unit, marker in zip(units, fixed, strict=True)]
+    heights = [draws.random() if word else 1.0 for word in is_word]
+    highest = max((height for height, word in zip(heights, is_word, strict=True) if word), default=1.0)
+    limit = min(rate, highest)
+    return [
+        (unit, word and _HAN.search(unit) is not None)
+        for unit, word, height in zip(units, is_word, heights, strict=True)
+        if height >= limit
+    ]
+
+
+def _insert(
+    units: Iterable[tuple[str, bool]], function_words: Sequence[str], rate: float, draws: random.Random
+) -> Iterable[str]:
+    """Yield the units, at `rate` with a function word after a Chinese word."""
+    for unit, open_after in units:
+        yield unit
+        if open_after and function_words and draws.random() < rate:
+            yield _pick(function_words, draws)
+
+
+def _pick(choices: Sequence[str], draws: random.Random) -> str:
+    return choices[int(draws.random() * len(choices))]

@@ -1,0 +1,258 @@
+"""Token shards: a source file is encoded once, checked every time it is opened, and shared by processes.
+
+A file of the cache is named by the hash of all it was made from, so it never goes stale, and it starts with the sha256
+of all that follows:
+
+    8 bytes    magic
+    32 bytes   sha256 of the rest
+    the rest   a shard: 8 bytes header length, JSON header, arrays at multiples of 64; or any other bytes
+
+It is read and checked before it is mapped: a file cut short under a mapping would kill the process. Nothing in the
+cache is ever changed in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from unpad.data.sources.example import BadRow
+from unpad.errors import DiskError
+from unpad.storage import clean_leftovers, make_folder, sha256, sha256_file, write_atomic
+
+PACKAGE = Path(__file__).parents[2]
+CODE = ("sources/*.py", "tokens/*.py")  # all that decides what tokens a file becomes
+LIBRARIES = ("numpy", "pyarrow", "rjieba", "tokenizers")
+MAGIC = b"unpadtk1"
+SEALED = len(MAGIC) + 32  # bytes before what the sha256 covers
+ALIGN = 64
+WRITE_TRIES = 3
+# Smaller shards are read into memory: a mapping holds a file descriptor, and a folder may hold more files than those.
+MAP_FROM = 256 << 10
+DTYPES = {
+    "offsets": "<i8", "loss_mask": "|b1", "content_key": "<u8", "declared": "|i1", "copy": "|u1", "num_targets": "<i4",
+    "target_chars": "<i4", "target_bytes": "<i4", "num_chars": "<i4", "details": "|u1", "bad": "|u1",
+}  # fmt: skip
+TOKEN_DTYPES = ("<u2", "<u4")
+
+
+def make_key(*parts: object) -> str:
+    """Hexadecimal sha256 of JSON values; equal values give equal keys in any process."""
+    return sha256(json.dumps(parts, ensure_ascii=False, sort_keys=True))
+
+
+@cache
+def code_key() -> str:
+    """Hash of the code and the libraries that turn files into tokens: another version never meets old shards."""
+    files = sorted(path for pattern in CODE for path in PACKAGE.glob(pattern))
+    return make_key([version(name) for name in LIBRARIES], [[path.name, sha256_file(path)] for path in files])
+
+
+# --------------------------------------------------------------------------- sealed files
+
+
+def write_sealed(path: Path, payload: bytes) -> None:
+    """Write bytes with their sha256 in front; another writer of the same name writes the same bytes.
+
+    Raises:
+        DiskError: the cache cannot be written.
+    """
+    data = MAGIC + hashlib.sha256(payload).digest() + payload
+    for tries_left in reversed(range(WRITE_TRIES)):
+        try:
+            make_folder(path.parent)
+            clean_leftovers(path.parent)
+            write_atomic(path, data)
+            return
+        except DiskError as error:
+            # On a cache that machines share, one may take the other's unfinished file for a leftover.
+            if tries_left and isinstance(error.__cause__, FileNotFoundError):
+                continue
+            fix = "free some space, or set UNPAD_CACHE to a folder that can be written"
+            raise DiskError(error.what, where=error.where, fix=fix) from error
+
+
+def read_sealed(path: Path) -> tuple[bytes | None, str]:
+    """Read bytes of `write_sealed`: (bytes, ""), (None, "") where there is no file, (None, what is wrong with it)."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    if len(data) < SEALED or data[: len(MAGIC)] != MAGIC:
+        return None, "is cut short or no file of this cache"
+    if hashlib.sha256(memoryview(data)[SEALED:]).digest() != data[len(MAGIC) : SEALED]:
+        return None, "sha256 mismatch"
+    return data[SEALED:], ""
+
+
+# --------------------------------------------------------------------------- shards
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """All documents of one source file, encoded. Rows are documents; the arrays are read-only.
+
+    Args:
+        tokens: (num_tokens,) uint16 or uint32, BOS and EOS included.
+        loss_mask: (num_tokens,) bool, True where predicting this token counts.
+        offsets: (rows + 1,) int64, where each row starts in `tokens`.
+        content_key: (rows,) uint64, equal for equal content; an augmented copy has its original's.
+        declared: (rows,) int8, the split the row declares: -1 none, 0 train, 1 holdout.
+        copy: (rows,) uint8, 0 for an original, else the number of the augmented copy.
+        num_targets: (rows,) int32, tokens that carry loss.
+        target_chars, target_bytes: (rows,) int32, characters and UTF-8 bytes of the text that carries loss.
+        num_chars: (rows,) int32, characters of all the row's text.
+        details, bad: (bytes,) uint8, JSON that is parsed when asked for.
+    """
+
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    offsets: np.ndarray
+    content_key: np.ndarray
+    declared: np.ndarray
+    copy: np.ndarray
+    num_targets: np.ndarray
+    target_chars: np.ndarray
+    target_bytes: np.ndarray
+    num_chars: np.ndarray
+    details: np.ndarray
+    bad: np.ndarray
+
+    @property
+    def num_rows(self) -> int:
+        return self.offsets.size - 1
+
+    @cached_property
+    def _details(self) -> dict[str, Any]:
+        details: dict[str, Any] = json.loads(self.details.tobytes())
+        return details
+
+    def where(self, row: int) -> str:
+        """The place of the row within its file, such as ":12"; the file's name is not part of its content."""
+        place: str = self._details["where"][row]
+        return place
+
+    def group(self, row: int) -> str:
+        group: str = self._details["group"].get(str(row), "")
+        return group
+
+    def keywords(self, row: int) -> tuple[str, ...]:
+        return tuple(self._details["keywords"].get(str(row), ()))
+
+    def bad_rows(self, path: str) -> list[BadRow]:
+        """The rows of the file that could not be used; `path` is the file's name today."""
+        if not self.bad.size:
+            return []
+        return [BadRow(path + place, *rest) for place, *rest in json.loads(self.bad.tobytes())]
+
+
+def pack_details(where: Iterable[str], groups: Iterable[str], keywords: Iterable[tuple[str, ...]]) -> np.ndarray:
+    """JSON of what only reports and evaluation read, (bytes,) uint8. `where` is the place within the file."""
+    details = {
+        "where": list(where),
+        "group": {str(row): group for row, group in enumerate(groups) if group},
+        "keywords": {str(row): words for row, words in enumerate(keywords) if words},
+    }
+    return _json_bytes(details)
+
+
+def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
+    """JSON of a file's bad rows without the file's name, (bytes,) uint8; empty when there are none."""
+    rows = [[row.where.removeprefix(path), row.code, row.what, row.fix, row.excerpt] for row in bad]
+    return _json_bytes(rows) if rows else np.zeros(0, np.uint8)
+
+
+def _json_bytes(value: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), np.uint8)
+
+
+def shard_path(folder: Path, key: str) -> Path:
+    return folder / "shards" / key[:2] / f"{key}.tokens"
+
+
+def write_shard(folder: Path, key: str, shard: Shard) -> None:
+    """Write a shard under its key. A kill leaves nothing visible; two writers leave the same bytes.
+
+    Raises:
+        DiskError: the cache cannot be written.
+    """
+    arrays = {field.name: np.ascontiguousarray(getattr(shard, field.name)) for field in fields(Shard)}
+    assert arrays["tokens"].dtype.str in TOKEN_DTYPES, arrays["tokens"].dtype
+    assert all(arrays[name].dtype.str == dtype for name, dtype in DTYPES.items()), {
+        n: a.dtype for n, a in arrays.items()
+    }
+    columns: dict[str, list[Any]] = {}
+    end = 0
+    for name, array in arrays.items():
+        columns[name] = [array.dtype.str, end, array.size]
+        end += -(-array.nbytes // ALIGN) * ALIGN
+    header = json.dumps({"key": key, "columns": columns}, separators=(",", ":")).encode()
+    header += b" " * (-(SEALED + 8 + len(header)) % ALIGN)
+    pieces = [len(header).to_bytes(8, "little"), header]
+    for array in arrays.values():
+        pieces += [array.tobytes(), bytes(-array.nbytes % ALIGN)]
+    write_sealed(shard_path(folder, key), b"".join(pieces))
+
+
+def open_shard(folder: Path, key: str) -> tuple[Shard | None, str]:
+    """Open a shard after checking its size, sha256 and key.
+
+    Returns:
+        (shard, ""); (None, "") where the cache has none; (None, what is wrong) for one that must be built anew.
+    """
+    try:
+        with shard_path(folder, key).open("rb") as file:
+            # One descriptor for the check and the mapping: what is mapped is what was checked.
+            return _open_checked(file, key)
+    except FileNotFoundError:
+        return None, ""
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+
+
+def _open_checked(file: BinaryIO, key: str) -> tuple[Shard | None, str]:
+    start = file.read(SEALED)
+    if len(start) < SEALED or start[: len(MAGIC)] != MAGIC:
+        return None, "is cut short or no file of this cache"
+    size = os.fstat(file.fileno()).st_size
+    in_memory = start + file.read() if size < MAP_FROM else None
+    if in_memory is not None:
+        digest = hashlib.sha256(memoryview(in_memory)[SEALED:])
+    else:
+        digest = hashlib.sha256()
+        buffer = memoryview(bytearray(1 << 20))
+        while count := file.readinto(buffer):  # type: ignore[attr-defined]
+            digest.update(buffer[:count])
+    if digest.digest() != start[len(MAGIC) :]:
+        return None, "sha256 mismatch"
+    data = in_memory or mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return _parse(data, key)
+
+
+def _parse(data: bytes | mmap.mmap, key: str) -> tuple[Shard | None, str]:
+    """Lay arrays over bytes whose sha256 was right; it can then only be a shard of another name."""
+    try:
+        base = SEALED + 8 + int.from_bytes(data[SEALED : SEALED + 8], "little")
+        header = json.loads(data[SEALED + 8 : base])
+        if header["key"] != key:
+            return None, "belongs to another key"
+        arrays = {}
+        for name, (dtype, start, count) in header["columns"].items():
+            if dtype not in (TOKEN_DTYPES if name == "tokens" else (DTYPES[name],)):
+                return None, f"has {name} of type {dtype}"
+            arrays[name] = np.frombuffer(data, dtype, count, base + start)
+        return Shard(**arrays), ""
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None, "has no usable header"

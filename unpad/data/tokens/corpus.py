@@ -1,0 +1,451 @@
+"""Sources + tokenizer + cache -> one TokenSet.
+
+Every file is hashed; what the cache holds for that hash is opened, the rest is read, judged as a whole (bad rows, empty
+corpus, split), and only then encoded. Nothing is encoded twice, and a warm start reads no row.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.example import BadRow, Example
+from unpad.data.sources.files import SourceFile, expand
+from unpad.data.sources.leaks import LeakReport, report
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.read import KINDS, read_file
+from unpad.data.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign, content_key
+from unpad.data.tokens.augment import load_synonyms, with_copies
+from unpad.data.tokens.cache import (  # fmt: skip
+    Shard,
+    code_key,
+    make_key,
+    open_shard,
+    pack_bad_rows,
+    pack_details,
+    read_sealed,
+    write_sealed,
+    write_shard,
+)
+from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, reserved_texts
+from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
+from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
+from unpad.data.tokens.words import segment
+from unpad.errors import SourceError
+from unpad.recipes.recipe import Recipe
+from unpad.storage import cache_folder, sha256, sha256_file
+
+__all__ = ["CorpusReport", "TokenSet", "prepare"]
+
+DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What `prepare` read, used, set aside, encoded and found.
+
+    Args:
+        rows_read: rows_used + rows_quarantined.
+        encoded_documents: documents given to the tokenizer this time, augmented copies included.
+        tokens, characters: of all documents, copies included.
+        leaks: None when nothing is held out.
+        leak_places: where the worst leaks of the report are, in its order.
+        events: what was damaged and built again.
+        seconds: per stage; the stages add up to the whole.
+    """
+
+    rows_read: int
+    rows_used: int
+    rows_quarantined: int
+    num_files: int
+    num_train: int
+    num_holdout: int
+    num_copies: int
+    tokens: int
+    characters: int
+    cache_hits: int
+    cache_misses: int
+    encoded_documents: int
+    bad_rows: list[BadRow]
+    leaks: LeakReport | None
+    leak_places: list[str]
+    events: list[str]
+    seconds: dict[str, float]
+
+    def lines(self) -> list[str]:
+        """The report as text; bad rows are named in `bad_rows`, not here."""
+        copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
+        lines = [
+            f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
+            f" + {self.rows_quarantined:,} set aside",
+            f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out; {self.tokens:,} tokens,"
+            f" {self.characters / max(self.tokens, 1):.2f} characters each",
+            f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
+            f" encoded, {sum(self.seconds.values()):.2f} s",
+        ]
+        if self.leaks is not None:
+            lines.append(self.leaks.lines()[0])
+            for place, (_, share) in zip(self.leak_places, self.leaks.worst, strict=True):
+                lines.append(f"  {place}: {share:.0%} of it occurs in training")
+        return lines + self.events
+
+
+@dataclass(frozen=True)
+class _File:
+    """A source file; `key` is the hash of everything that decides which examples it yields."""
+
+    kind: str
+    file: SourceFile
+    source: int
+    sha256: str
+    key: str
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What a file holds; content_key, declared and copy are columns of a Shard."""
+
+    examples: list[Example]
+    bad: list[BadRow]
+    content_key: np.ndarray
+    declared: np.ndarray
+    copy: np.ndarray
+
+
+@dataclass
+class _Work:
+    """What `prepare` knows so far; `shards` holds the originals of each file, None until opened or built."""
+
+    recipe: Recipe
+    folder: Path
+    files: list[_File] = field(default_factory=list)
+    read: dict[int, _Rows] = field(default_factory=dict)
+    shards: list[Shard | None] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    sides: list[np.ndarray] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+    hits: int = 0
+    misses: int = 0
+    encoded: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    tokenizer: Tokenizer | None = None,
+    kinds: Sequence[str] = KINDS,
+    cache: Path | None = None,
+) -> tuple[TokenSet, Tokenizer, CorpusReport]:
+    """Read, split, tokenize and encode a recipe's data, or open what an earlier call left in the cache.
+
+    Args:
+        tokenizer: used as it is; None opens or builds the recipe's, from the training parts of all `kinds`.
+        kinds: some of KINDS.
+        cache: folder of the cache; default `cache_folder()`.
+
+    Raises:
+        SourceError: a file is missing or unusable, bad rows are refused, there is no example or none to train on.
+        RecipeError: the tokenizer file is missing.
+        DiskError: the cache cannot be written.
+    """
+    work = _Work(recipe, cache or cache_folder())
+    with work.stage("hash"):
+        work.files = _list_files(recipe, kinds)
+        work.shards = [None] * len(work.files)
+    with work.stage("open"):
+        tokenizer = tokenizer or _stored_tokenizer(work)
+        if tokenizer is not None:
+            _open_originals(work, tokenizer)
+    with work.stage("read"):
+        bad, rows_used = _judge_rows(work)
+        work.sides = _split(work)
+    if tokenizer is None:
+        with work.stage("tokenizer"):
+            tokenizer = _build_tokenizer(work)
+            _open_originals(work, tokenizer)  # shards may have outlived a damaged tokenizer
+    with work.stage("encode"):
+        parts = _originals(work, tokenizer) + _copies(work, tokenizer)
+    with work.stage("open"):
+        weights = [source.weight for kind in KINDS for source in getattr(recipe.data, kind)]
+        hashes = [(str(file.file.path), file.sha256) for file in work.files]
+        tokens = build_token_set(parts, weights, hashes, (recipe.data.holdout, recipe.train.seed))
+    with work.stage("leaks"):
+        leaks = _leaks(work)
+        leak_places = [tokens.where(document) for document, _ in leaks.worst] if leaks else []
+    return tokens, tokenizer, _report(work, tokens, rows_used, bad, leaks, leak_places)
+
+
+def _report(
+    work: _Work, tokens: TokenSet, rows_used: int, bad: list[BadRow], leaks: LeakReport | None, leak_places: list[str]
+) -> CorpusReport:
+    originals = tokens.copy == 0
+    assert int(originals.sum()) == rows_used, "a row vanished"
+    return CorpusReport(
+        rows_read=rows_used + len(bad),
+        rows_used=rows_used,
+        rows_quarantined=len(bad),
+        num_files=len(work.files),
+        num_train=int((originals & (tokens.split == TRAIN)).sum()),
+        num_holdout=int((tokens.split == HOLDOUT).sum()),
+        num_copies=int((~originals).sum()),
+        tokens=int(tokens.lengths.sum()),
+        characters=sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts),
+        cache_hits=work.hits,
+        cache_misses=work.misses,
+        encoded_documents=work.encoded,
+        bad_rows=bad,
+        leaks=leaks,
+        leak_places=leak_places,
+        events=work.events,
+        seconds=work.seconds,
+    )
+
+
+# --------------------------------------------------------------------------- files and rows
+
+
+def _list_files(recipe: Recipe, kinds: Sequence[str]) -> list[_File]:
+    data = recipe.data
+    files = []
+    for kind in kinds:
+        first = sum(len(getattr(data, before)) for before in KINDS[: KINDS.index(kind)])
+        for file in expand(getattr(data, kind), partial(resolve_path, data)):
+            digest = _hash(file.path)
+            key = make_key(digest, kind, file.format, file.field, data.separator if file.format == "text" else None)
+            files.append(_File(kind, file, first + file.source, digest, key))
+    if not files:
+        raise SourceError(
+            "the recipe names no data", where="data", fix=f"set {' or '.join(f'data.{k}' for k in kinds)}"
+        )
+    return files
+
+
+def _hash(path: Path) -> str:
+    try:
+        return sha256_file(path)
+    except OSError as error:
+        fix = "check the file's permissions"
+        raise SourceError(f"cannot be read: {error.strerror}", where=str(path.absolute()), fix=fix) from None
+
+
+def _read(work: _Work, index: int) -> _Rows:
+    """Read a file, once.
+
+    Raises:
+        SourceError: its bytes are no longer those that were hashed.
+    """
+    if index not in work.read:
+        file = work.files[index]
+        examples, bad = read_file(file.kind, file.file, work.recipe.data)
+        if _hash(file.file.path) != file.sha256:
+            where = str(file.file.path.absolute())
+            raise SourceError("the file changed while it was read", where=where, fix="start again when it is complete")
+        work.read[index] = _Rows(
+            examples,
+            bad,
+            content_key=np.array([content_key(example) for example in examples], np.uint64),
+            declared=np.array([DECLARED[example.split] for example in examples], np.int8),
+            copy=np.zeros(len(examples), np.uint8),
+        )
+    return work.read[index]
+
+
+def _judge_rows(work: _Work) -> tuple[list[BadRow], int]:
+    """Read the files without a shard and judge the rows of all files together: (bad rows, number of good ones)."""
+    bad: list[BadRow] = []
+    used = dict.fromkeys((file.kind for file in work.files), 0)
+    for index, (file, shard) in enumerate(zip(work.files, work.shards, strict=True)):
+        bad += _read(work, index).bad if shard is None else shard.bad_rows(str(file.file.path))
+        used[file.kind] += len(_read(work, index).examples) if shard is None else shard.num_rows
+    total = sum(used.values())
+    apply_policy(bad, total + len(bad), work.recipe.data)
+    for kind, count in used.items():
+        refuse_empty(count, kind, [file.file for file in work.files if file.kind == kind])
+    return bad, total
+
+
+def _split(work: _Work) -> list[np.ndarray]:
+    """Give every document its side, kind by kind, so that whatever kinds a stage uses, something is held out."""
+    rows = [_read(work, index) if shard is None else shard for index, shard in enumerate(work.shards)]
+    sides: dict[int, np.ndarray] = {}
+    for kind in KINDS:
+        members = [index for index, file in enumerate(work.files) if file.kind == kind]
+        keys = rows_of([rows[index].content_key for index in members], np.uint64)
+        declared = rows_of([rows[index].declared for index in members], np.int8)
+        split = assign(keys, declared, work.recipe.data.holdout, work.recipe.train.seed)
+        ends = np.cumsum([rows[index].declared.size for index in members])
+        sides.update(zip(members, np.split(split, ends[:-1]), strict=bool(members)))
+    if all(side.all() for side in sides.values()):
+        fix = 'declare less of it "split": "holdout", or add data'
+        raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
+    return [sides[index] for index in range(len(rows))]
+
+
+# --------------------------------------------------------------------------- tokenizer
+
+
+def _stored_tokenizer(work: _Work) -> Tokenizer | None:
+    """The recipe's tokenizer file, or the one built from this very corpus before."""
+    if work.recipe.tokenizer.path is not None:
+        return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
+    data, damage = read_sealed(_tokenizer_path(work))
+    if damage:
+        work.events.append(f"cache: the tokenizer of this corpus {damage}; it is built again")
+    return load_tokenizer(data) if data is not None else None
+
+
+def _build_tokenizer(work: _Work) -> Tokenizer:
+    texts = (
+        turn.content
+        for index in range(len(work.files))
+        for example, side in zip(_read(work, index).examples, work.sides[index].tolist(), strict=True)
+        if side == TRAIN
+        for turn in example.turns
+    )
+    tokenizer = train_tokenizer(work.recipe.tokenizer, texts, reserved_texts(work.recipe.data.template))
+    # What runs is what a later run will open.
+    stored = tokenizer.to_bytes()
+    write_sealed(_tokenizer_path(work), stored)
+    return load_tokenizer(stored)
+
+
+def _tokenizer_path(work: _Work) -> Path:
+    settings = work.recipe.tokenizer.model_dump(mode="json")
+    key = make_key("tokenizer", code_key(), settings, reserved_texts(work.recipe.data.template), _corpus_key(work))
+    return work.folder / "tokenizers" / f"{key}.json"
+
+
+def _corpus_key(work: _Work) -> list[object]:
+    """Everything that decides the examples and their split, as JSON."""
+    return [[file.key for file in work.files], work.recipe.data.holdout, work.recipe.train.seed]
+
+
+# --------------------------------------------------------------------------- shards
+
+
+def _open_originals(work: _Work, tokenizer: Tokenizer) -> None:
+    """Open the shards that the cache holds for this tokenizer."""
+    settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json")]
+    work.keys = [make_key("originals", file.key, settings) for file in work.files]
+    work.shards = [_open(work, index, key) for index, key in enumerate(work.keys)]
+
+
+def _originals(work: _Work, tokenizer: Tokenizer) -> list[Part]:
+    parts = []
+    for index, (file, key) in enumerate(zip(work.files, work.keys, strict=True)):
+        shard = work.shards[index]
+        if shard is None:
+            shard = _store(work, key, _encode(work, index, _read(work, index), tokenizer))
+        parts.append(_part(file, shard, key, work.sides[index]))
+    return parts
+
+
+def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
+    """Augmented copies of the training originals; a held-out document has none, whatever the settings."""
+    augment, seed = work.recipe.augment, work.recipe.train.seed
+    if not augment.multiplier:
+        return []
+    named = augment.synonyms_file
+    synonyms = load_synonyms(resolve_path(work.recipe.data, named) if named else None)
+    settings = [augment.model_dump(mode="json", exclude={"synonyms_file"}), sorted(synonyms.items()), seed]
+    parts = []
+    for index, file in enumerate(work.files):
+        # Which side a document is on may hang on other files, so the sides are part of the name.
+        key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
+        shard = _open(work, index, key)
+        if shard is None:
+            rows, kept = _read(work, index), np.flatnonzero(work.sides[index] == TRAIN)
+            originals = [rows.examples[row] for row in kept]
+            copies = _Rows(
+                with_copies(originals, augment, segment, synonyms, seed)[len(originals) :],
+                bad=[],
+                content_key=np.tile(rows.content_key[kept], augment.multiplier),
+                declared=np.tile(rows.declared[kept], augment.multiplier),
+                copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), kept.size),
+            )
+            shard = _store(work, key, _encode(work, index, copies, tokenizer))
+        parts.append(_part(file, shard, key, np.full(shard.num_rows, TRAIN, np.uint8)))
+    return parts
+
+
+def _part(file: _File, shard: Shard, data_key: str, split: np.ndarray) -> Part:
+    return Part(shard, str(file.file.path), data_key, KINDS.index(file.kind), file.source, split)
+
+
+def _open(work: _Work, index: int, data_key: str) -> Shard | None:
+    shard, damage = open_shard(work.folder, make_key(code_key(), data_key))
+    if damage:
+        path = work.files[index].file.path
+        work.events.append(f"cache: the shard of {path} {damage}; it is built again from the file")
+    work.hits += shard is not None
+    return shard
+
+
+def _store(work: _Work, data_key: str, shard: Shard) -> Shard:
+    """Write a shard and open it as a later run will: mapped, so that its memory can be given back."""
+    work.misses += 1
+    work.encoded += shard.num_rows
+    key = make_key(code_key(), data_key)
+    write_shard(work.folder, key, shard)
+    return open_shard(work.folder, key)[0] or shard
+
+
+def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard:
+    examples, path = rows.examples, str(work.files[index].file.path)
+    tokens, loss_mask, offsets = encode_examples(examples, tokenizer, work.recipe.data.template)
+    with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]
+    return Shard(
+        tokens=tokens,
+        loss_mask=loss_mask,
+        offsets=offsets,
+        content_key=rows.content_key,
+        declared=rows.declared,
+        copy=rows.copy,
+        num_targets=np.add.reduceat(loss_mask, offsets[:-1], dtype=np.int32) if examples else np.zeros(0, np.int32),
+        target_chars=np.array([len(text) for text in with_loss], np.int32),
+        target_bytes=np.array([len(text.encode()) for text in with_loss], np.int32),
+        num_chars=np.array([sum(len(turn.content) for turn in e.turns) for e in examples], np.int32),
+        details=pack_details(
+            (e.where.removeprefix(path) for e in examples), (e.group for e in examples), (e.keywords for e in examples)
+        ),
+        bad=pack_bad_rows(rows.bad, path),
+    )
+
+
+# --------------------------------------------------------------------------- leaks
+
+
+def _leaks(work: _Work) -> LeakReport | None:
+    """Compare the held-out originals with the training ones, once per corpus and split."""
+    if not any(side.any() for side in work.sides):
+        return None
+    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), _corpus_key(work))}.json"
+    data, damage = read_sealed(path)
+    if damage:
+        work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
+    if data is not None:
+        values = json.loads(data)
+        return LeakReport(**{**values, "worst": [(document, share) for document, share in values["worst"]]})
+    examples = [example for index in range(len(work.files)) for example in _read(work, index).examples]
+    texts = ["\n".join(turn.content for turn in example.turns) for example in examples]
+    groups = [example.group for example in examples]
+    leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed)
+    write_sealed(path, json.dumps(asdict(leaks)).encode())
+    return leaks

@@ -1,0 +1,210 @@
+"""Example -> tokens and loss mask, by one rule for texts, conversations and prompts.
+
+    text   BOS text EOS                                   loss on the text and its EOS
+    chat   BOS prefix message [separator prefix message]  EOS after every reply; loss on replies and their EOS
+
+Prefixes, separators and messages are encoded apart from each other, so no tokenizer can merge across them, and special
+ids are placed here alone: text that looks like a special token is ordinary text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from unpad.data.sources.example import Example, Turn
+from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.errors import OutOfMemoryError
+from unpad.recipes.data import Template
+
+LOSS_ROLES = ("text", "assistant")
+EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of the arrays they become; of long ones fewer:
+CHARS_AT_ONCE = 500_000
+THREADS = 2  # one part is in the tokenizer's hands, where it leaves the interpreter's lock, as another becomes arrays
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent is gone
+WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has begun
+
+Span = tuple[int, int]  # first example of a part, and the one past its last
+Encoded = tuple[np.ndarray, np.ndarray, list[int]]  # tokens, loss_mask and the length of every example
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every part is encoded with."""
+
+    examples: Sequence[Example]
+    tokenizer: Tokenizer
+    template: Template
+    fixed: dict[str, list[int]]
+
+
+_inherited: _Job | None = None  # in a process that encodes, since it was forked
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest type that holds every id."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def encode_examples(
+    examples: Sequence[Example], tokenizer: Tokenizer, template: Template
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Encode examples; every message is given to the tokenizer once.
+
+    Returns:
+        tokens (num_tokens,) uint16 or uint32; loss_mask (num_tokens,) bool, True where predicting this token counts;
+        offsets (num_examples + 1,) int64.
+    """
+    job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
+    nothing = np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0]
+    spans, num_chars = _spans(examples)
+    with _workers(job, min(num_chars // WORTH_A_PROCESS, len(spans))) as (pool, encode):
+        parts = [nothing, *pool.map(encode, spans)]
+    tokens, masks, lengths = zip(*parts, strict=True)
+    return np.concatenate(tokens), np.concatenate(masks), np.cumsum(np.concatenate(lengths), dtype=np.int64)
+
+
+def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Template) -> list[int]:
+    """Encode a conversation up to where the next reply begins, exactly as training shows it."""
+    fixed = _encode_fixed(tokenizer, template)
+    ids: list[int] = []
+    contents = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
+    _append(ids, bytearray(), turns, contents, fixed, tokenizer, template)
+    return ids + (fixed[template.separator] if turns else []) + fixed[template.assistant]
+
+
+def _encode_fixed(tokenizer: Tokenizer, template: Template) -> dict[str, list[int]]:
+    texts = template_texts(template)
+    return {"": [], **dict(zip(texts, tokenizer.encode_batch(texts), strict=True))}
+
+
+def reserved_texts(template: Template) -> list[str]:
+    """The template's strings that a tokenizer may give ids of their own; a single character stays what it is."""
+    return [text for text in template_texts(template) if len(text) > 1]
+
+
+def template_texts(template: Template) -> list[str]:
+    """The strings that a conversation holds besides its messages; none empty."""
+    texts = (template.system, template.user, template.assistant, template.separator)
+    return [text for text in dict.fromkeys(texts) if text]
+
+
+def _spans(examples: Sequence[Example]) -> tuple[list[Span], int]:
+    """First example and the one past the last of every part, and the characters of all."""
+    chars = np.cumsum([sum(len(turn.content) for turn in example.turns) for example in examples], dtype=np.int64)
+    total = int(chars[-1]) if len(chars) else 0
+    by_size = np.searchsorted(chars, np.arange(0, total, CHARS_AT_ONCE), "right")
+    bounds = np.unique([*range(0, len(examples), EXAMPLES_AT_ONCE), *by_size, len(examples)]).tolist()
+    return list(pairwise(bounds)), total
+
+
+@contextmanager
+def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[Span], Encoded]]]:
+    """What encodes a part: up to so many processes where they can be forked, which share neither the interpreter's lock
+    nor the library's; else threads."""
+    num = min(len(os.sched_getaffinity(0)), most) if sys.platform == "linux" and _may_run_beside_others() else 1
+    if num < 2:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="unpad-tokenizer") as pool:
+            yield pool, partial(_encode_part, job)
+        return
+    try:
+        with (
+            _environment("TOKENIZERS_PARALLELISM", "false"),  # every process has one core
+            ProcessPoolExecutor(num, multiprocessing.get_context("fork"), _begin_process, (job,)) as pool,
+        ):
+            yield pool, _encode_inherited
+    except BrokenProcessPool:
+        raise OutOfMemoryError(
+            "a process that encodes was ended from outside, most likely for want of memory",
+            fix="free memory, or set TOKENIZERS_PARALLELISM=false to encode in this process alone",
+        ) from None
+
+
+def _may_run_beside_others() -> bool:
+    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("", "off", "false", "f", "no", "n", "0")
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _begin_process(job: _Job) -> None:
+    # Forked, so that nothing of the job went through a pipe. The parent tells of an interrupt; killed, it takes its
+    # processes along.
+    global _inherited
+    _inherited = job
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _encode_inherited(span: Span) -> Encoded:
+    assert _inherited is not None, "set when this process began"
+    return _encode_part(_inherited, span)
+
+
+def _encode_part(job: _Job, span: Span) -> Encoded:
+    part = job.examples[slice(*span)]
+    contents = _encode_contents(job.tokenizer, [turn.content for example in part for turn in example.turns], job.fixed)
+    ids: list[int] = []
+    loss, lengths = bytearray(), []
+    for example in part:
+        before = len(ids)
+        _append(ids, loss, example.turns, contents, job.fixed, job.tokenizer, job.template)
+        lengths.append(len(ids) - before)
+    return np.array(ids, token_dtype(job.tokenizer.vocab_size)), np.frombuffer(loss, np.bool_), lengths
+
+
+def _encode_contents(tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]) -> Iterator[list[int]]:
+    """Encode messages; one that equals a role's prefix is spelled, or it would get the prefix's own id."""
+    encoded = tokenizer.encode_batch(texts)
+    for position, text in enumerate(texts):
+        if text in fixed:
+            encoded[position] = [id for ids in tokenizer.encode_batch(list(text)) for id in ids]
+    return iter(encoded)
+
+
+def _append(
+    ids: list[int],
+    loss: bytearray,
+    turns: Sequence[Turn],
+    contents: Iterator[list[int]],
+    fixed: dict[str, list[int]],
+    tokenizer: Tokenizer,
+    template: Template,
+) -> None:
+    ids.append(tokenizer.bos_id)
+    loss.append(0)
+    for position, turn in enumerate(turns):
+        if turn.role != "text":
+            lead = (fixed[template.separator] if position else []) + fixed[getattr(template, turn.role)]
+            ids += lead
+            loss += bytes(len(lead))
+        content = next(contents)
+        ids += content
+        if turn.role in LOSS_ROLES:
+            ids.append(tokenizer.eos_id)
+            loss += b"\1" * (len(content) + 1)
+        else:
+            loss += bytes(len(content))

@@ -1,0 +1,262 @@
+"""TokenSet: the encoded sequences of a run, read from mapped shards by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from unpad.data.tokens.cache import Shard, make_key
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One shard as a corpus uses it.
+
+    Args:
+        path: the source file today.
+        data_key: hash of what the shard was made from, code apart.
+        kind: index into KINDS of `sources/read.py`.
+        source: index into the weights of the corpus.
+        split: (rows,) uint8, 0 training, 1 held out.
+    """
+
+    shard: Shard
+    path: str
+    data_key: str
+    kind: int
+    source: int
+    split: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSet:
+    """All sequences of a run: texts and conversations, training and held-out, originals before augmented copies.
+
+    A sequence is one document, or after `joined` several. Arrays are (num_sequences,), integers.
+
+    Args:
+        lengths: tokens, BOS and EOS included; a sequence of n tokens has n - 1 positions.
+        kind: index into KINDS of `sources/read.py`.
+        source: index into `weights`.
+        split: 0 training, 1 held out.
+        copy: 0 for an original, else the number of the augmented copy.
+        num_targets: tokens that carry loss.
+        target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
+        weights: epochs of each source per epoch of the run: the recipe's texts, then its conversations.
+        parts: the shards; their rows, one part after the other, are the documents.
+        documents: (num_documents,) int64, documents in the order of the sequences.
+        first_document: (num_sequences + 1,) int64, where each sequence starts in `documents`.
+        file_hashes: (path, sha256) of every source file.
+        split_settings: holdout and seed.
+    """
+
+    lengths: np.ndarray
+    kind: np.ndarray
+    source: np.ndarray
+    split: np.ndarray
+    copy: np.ndarray
+    num_targets: np.ndarray
+    target_chars: np.ndarray
+    target_bytes: np.ndarray
+    weights: list[float]
+    parts: tuple[Part, ...]
+    documents: np.ndarray
+    first_document: np.ndarray
+    file_hashes: tuple[tuple[str, str], ...]
+    split_settings: tuple[float, int]
+
+    def __len__(self) -> int:
+        return self.lengths.size
+
+    # ----------------------------------------------------------------------- tokens
+
+    def gather(
+        self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read spans of sequences: positions [start, stop) and the label of the last, so tokens [start, stop].
+
+        Args:
+            seq_ids, starts, stops: (n,) integers, 0 <= start <= stop < length.
+
+        Returns:
+            tokens (total,) int64; loss_mask (total,) bool, of each token as a label; offsets (n + 1,) int64.
+        """
+        seq_ids, starts, stops = (np.asarray(values, np.int64) for values in (seq_ids, starts, stops))
+        assert np.all((starts >= 0) & (starts <= stops) & (stops < self.lengths[seq_ids])), "a span leaves its sequence"
+        runs = self._runs(seq_ids, starts, stops + 1)
+        tokens, masks = [np.zeros(0, np.uint16)], [np.zeros(0, np.bool_)]
+        for part, start, stop in runs:  # one cheap slice per document
+            shard = self.parts[part].shard
+            tokens.append(shard.tokens[start:stop])
+            masks.append(shard.loss_mask[start:stop])
+        offsets = np.zeros(seq_ids.size + 1, np.int64)
+        np.cumsum(stops + 1 - starts, out=offsets[1:])
+        return np.concatenate(tokens, dtype=np.int64), np.concatenate(masks), offsets
+
+    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Count the positions of [start, stop) whose label carries loss, (n,) int64."""
+        seq_ids, starts, stops = (np.asarray(values, np.int64) for values in (seq_ids, starts, stops))
+        begin = self._document_ends[self.first_document[seq_ids]]
+        return self._targets_before(begin + stops + 1) - self._targets_before(begin + starts + 1)
+
+    def tokens(self, i: int) -> np.ndarray:
+        """All tokens of a sequence, (length,) int64."""
+        return self._whole(i)[0]
+
+    def loss_mask(self, i: int) -> np.ndarray:
+        """Which tokens of a sequence carry loss, (length,) bool."""
+        return self._whole(i)[1]
+
+    def joined(self) -> TokenSet:
+        """Return the documents of each kind, split and source as one long sequence, BOS and EOS kept between them."""
+        assert self.documents.size == len(self), "joined already"
+        groups = np.stack([self.kind, self.split, self.source]).astype(np.int64)
+        order = np.lexsort(groups[::-1])
+        groups = groups[:, order]
+        first = np.flatnonzero(np.any(np.diff(groups, prepend=-1), axis=0))
+        kind, split, source = groups[:, first]
+
+        def total(values: np.ndarray) -> np.ndarray:
+            return np.add.reduceat(values[order].astype(np.int64), first) if first.size else np.zeros(0, np.int64)
+
+        return replace(
+            self,
+            lengths=total(self.lengths),
+            kind=kind.astype(np.uint8),
+            source=source.astype(np.int16),
+            split=split.astype(np.uint8),
+            copy=np.zeros(first.size, np.uint8),
+            num_targets=total(self.num_targets),
+            target_chars=total(self.target_chars),
+            target_bytes=total(self.target_bytes),
+            documents=self.documents[order],
+            first_document=np.append(first, order.size),
+        )
+
+    # ----------------------------------------------------------------------- names
+
+    def where(self, i: int) -> str:
+        """The sequence's place in its file; for joined documents the first and the last."""
+        first, last = self.documents[self.first_document[i]], self.documents[self.first_document[i + 1] - 1]
+        return self._place(first) if first == last else f"{self._place(first)} to {self._place(last)}"
+
+    def group(self, i: int) -> str:
+        """The group of the sequence's first document, or ""."""
+        part, row = self._part_row(self.documents[self.first_document[i]])
+        return part.shard.group(row)
+
+    def keywords(self, i: int) -> tuple[str, ...]:
+        """The words that a right reply to the sequence's first document must contain."""
+        part, row = self._part_row(self.documents[self.first_document[i]])
+        return part.shard.keywords(row)
+
+    def fingerprint(self) -> str:
+        """sha256 that changes with the data, the tokenizer, what makes tokens of them, and the split."""
+        return make_key([[part.data_key, part.kind, part.source] for part in self.parts], self.split_settings)
+
+    # ----------------------------------------------------------------------- documents within parts
+
+    def _whole(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        last = np.array([self.lengths[i] - 1])
+        return self.gather(np.array([i]), np.zeros_like(last), last)
+
+    def _place(self, document: int) -> str:
+        part, row = self._part_row(document)
+        return part.path + part.shard.where(row)
+
+    def _part_row(self, document: int) -> tuple[Part, int]:
+        part = int(np.searchsorted(self._first_rows, document, "right")) - 1
+        return self.parts[part], int(document - self._first_rows[part])
+
+    @cached_property
+    def _first_rows(self) -> np.ndarray:
+        """Document number of each part's first row, (num_parts + 1,) int64."""
+        return np.cumsum([0, *(part.shard.num_rows for part in self.parts)])
+
+    @cached_property
+    def _document_part(self) -> np.ndarray:
+        return np.searchsorted(self._first_rows, self.documents, "right") - 1
+
+    @cached_property
+    def _document_start(self) -> np.ndarray:
+        """Where each document starts within the tokens of its part, (num_documents,) int64."""
+        return rows_of([part.shard.offsets[:-1] for part in self.parts], np.int64)[self.documents]
+
+    @cached_property
+    def _document_ends(self) -> np.ndarray:
+        """Tokens of the sequences' documents, counted through, (num_documents + 1,) int64."""
+        lengths = rows_of([np.diff(part.shard.offsets) for part in self.parts], np.int64)[self.documents]
+        return np.concatenate([[0], np.cumsum(lengths)])
+
+    @cached_property
+    def _target_ends(self) -> np.ndarray:
+        """Tokens with loss, counted as `_document_ends` counts tokens."""
+        counts = rows_of([part.shard.num_targets for part in self.parts], np.int64)[self.documents]
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    def _runs(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> Sequence[tuple[int, int, int]]:
+        """Spans of tokens as (part, start, stop) within the parts' tokens, one per document; no span is empty."""
+        ends = self._document_ends
+        begin = ends[self.first_document[seq_ids]] + starts
+        end = begin + stops - starts
+        first = np.searchsorted(ends, begin, "right") - 1
+        count = np.searchsorted(ends, end, "left") - first
+        span = np.repeat(np.arange(seq_ids.size), count)
+        document = np.arange(span.size) - np.repeat(np.cumsum(count) - count, count) + first[span]
+        shift = self._document_start[document] - ends[document]
+        start = np.maximum(begin[span], ends[document]) + shift
+        stop = np.minimum(end[span], ends[document + 1]) + shift
+        return list(zip(self._document_part[document].tolist(), start.tolist(), stop.tolist(), strict=True))
+
+    def _targets_before(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens with loss among the first `tokens` of all sequences' documents in order, (n,) int64."""
+        ends, targets = self._document_ends, self._target_ends
+        document = np.searchsorted(ends, tokens, "right") - 1
+        inside = tokens - ends[document]
+        counts = targets[document]
+        cut = np.flatnonzero(inside > 1)  # a document's first token is BOS, which carries no loss
+        document, inside = document[cut], inside[cut]
+        has_loss = targets[document + 1] - targets[document]
+        all_but_bos = has_loss == ends[document + 1] - ends[document] - 1
+        counts[cut] += np.where(all_but_bos, inside - 1, 0)
+        for i in np.flatnonzero(~all_but_bos):
+            start = self._document_start[document[i]]
+            mask = self.parts[self._document_part[document[i]]].shard.loss_mask
+            counts[cut[i]] += np.count_nonzero(mask[start : start + inside[i]])
+        return counts
+
+
+def build_token_set(
+    parts: Sequence[Part],
+    weights: list[float],
+    file_hashes: Sequence[tuple[str, str]],
+    split_settings: tuple[float, int],
+) -> TokenSet:
+    """Make every row of the parts a sequence, in order."""
+    shards = [part.shard for part in parts]
+    sizes = np.array([shard.num_rows for shard in shards], np.int64)
+    total = int(sizes.sum())
+    return TokenSet(
+        lengths=rows_of([np.diff(shard.offsets) for shard in shards], np.int64),
+        kind=np.repeat(np.array([part.kind for part in parts], np.uint8), sizes),
+        source=np.repeat(np.array([part.source for part in parts], np.int16), sizes),
+        split=rows_of([part.split for part in parts], np.uint8),
+        copy=rows_of([shard.copy for shard in shards], np.uint8),
+        num_targets=rows_of([shard.num_targets for shard in shards], np.int32),
+        target_chars=rows_of([shard.target_chars for shard in shards], np.int32),
+        target_bytes=rows_of([shard.target_bytes for shard in shards], np.int32),
+        weights=weights,
+        parts=tuple(parts),
+        documents=np.arange(total),
+        first_document=np.arange(total + 1),
+        file_hashes=tuple(file_hashes),
+        split_settings=split_settings,
+    )
+
+
+def rows_of(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
+    """The arrays end to end; no array at all is (0,)."""
+    return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype)

@@ -1,0 +1,328 @@
+"""Tokenizers: built from the training texts (words, byte-level BPE) or read from any tokenizer.json.
+
+Whatever the kind, a text becomes ordinary ids only: no special id is added, and a text that spells a special token
+stays text. Special ids are put in by those who build sequences.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
+from unpad.errors import RecipeError, SourceError
+from unpad.recipes import data as recipe_data
+
+MAX_TOKENIZER_BYTES = 1 << 28
+MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
+CHARS_PER_CALL = 500_000  # texts handed to the library at once; its own records take about 100 bytes per token
+
+# Names a tokenizer.json may use, the most specific first. Where none occurs the first is added.
+EOS_NAMES = (
+    "<|eos|>", "<eos>", "[EOS]", "</s>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
+    "<|endoftext|>", "[SEP]", "<EOS>",
+)  # fmt: skip
+BOS_NAMES = (
+    "<|bos|>", "<bos>", "[BOS]", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>",
+    "<|endoftext|>", "[CLS]", "<BOS>",
+)  # fmt: skip
+PAD_NAMES = ("<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>")
+
+
+class Tokenizer(Protocol):
+    """Texts to ids and back. `vocab_size` is the largest id plus one."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def bos_id(self) -> int: ...
+    @property
+    def eos_id(self) -> int: ...
+    @property
+    def pieces(self) -> tuple[bytes, ...] | None:
+        """The bytes each id stands for, b"" for a special one; None where they depend on the neighbours."""
+
+    @property
+    def added(self) -> list[str]:
+        """Names of pad, bos and eos tokens that a file lacked and that were added after its vocabulary."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of every text; no special id is added or comes from the text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of the ids; special ids are skipped."""
+
+    def to_bytes(self) -> bytes:
+        """Return what a run saves as tokenizer.json: equal tokenizers give equal bytes."""
+
+
+def train_tokenizer(settings: recipe_data.Tokenizer, texts: Iterable[str], reserved: Sequence[str]) -> Tokenizer:
+    """Build a vocabulary from the training texts; equal texts in equal order give an equal tokenizer.
+
+    Args:
+        settings: kind words or bpe; a file is opened by `open_tokenizer_file`.
+        reserved: the template's strings. Kind words gives each one id, used where a text to encode equals it.
+
+    Raises:
+        SourceError: a text is not valid Unicode.
+    """
+    if settings.kind == "words":
+        return train_words(texts, settings.vocab_size, settings.min_count, reserved)
+    assert settings.kind == "bpe", "a file is opened, not trained"
+    library = tokenizers.Tokenizer(models.BPE())
+    # GPT-2's pattern keeps letters (a whole run of Chinese), digits, punctuation and white space apart.
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=settings.vocab_size,
+        min_frequency=max(2, settings.min_count),  # a pair seen once saves nothing
+        special_tokens=list(SPECIALS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=MAX_TOKEN_BYTES,
+        show_progress=False,
+    )
+    library.train_from_iterator(_valid(texts), trainer)
+    return _open_library(library.to_str().encode())
+
+
+def load_tokenizer(data: bytes) -> Tokenizer:
+    """Read what `to_bytes` wrote, or a tokenizer.json of another project.
+
+    Raises:
+        SourceError: the bytes are neither.
+    """
+    try:
+        fields = json.loads(data)
+        if isinstance(fields, dict) and fields.get("format") == FORMAT:
+            return parse_words(fields)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"not a tokenizer: {error}"[:200], fix="use a tokenizer.json") from None
+    return _open_library(data)
+
+
+def open_tokenizer_file(path: Path) -> Tokenizer:
+    """Open the tokenizer.json that a recipe names.
+
+    Raises:
+        RecipeError: there is no such file.
+        SourceError: the file is not a tokenizer, or not a sound one.
+    """
+    if not path.is_file():
+        raise RecipeError("there is no such tokenizer file", where=str(path), fix="correct tokenizer.path")
+    try:
+        if path.stat().st_size > MAX_TOKENIZER_BYTES:
+            raise SourceError("larger than any tokenizer, 256 MB", fix="name a tokenizer.json in tokenizer.path")
+        return load_tokenizer(path.read_bytes())
+    except SourceError as error:
+        raise SourceError(error.what, where=str(path), fix=error.fix) from None
+    except OSError as error:
+        raise SourceError(f"cannot be read: {error.strerror}", where=str(path), fix="check its permissions") from None
+
+
+class LibraryTokenizer:
+    """A tokenizer.json run by the `tokenizers` library, which encodes a batch on all cores.
+
+    Args:
+        library: its added tokens include pad, bos and eos, all marked special.
+        fields: the JSON object it was read from.
+        pad, bos, eos: names of those tokens.
+        added: which of the three the file lacked; their ids come after the vocabulary.
+    """
+
+    def __init__(
+        self, library: tokenizers.Tokenizer, fields: dict[str, Any], pad: str, bos: str, eos: str, added: list[str]
+    ) -> None:
+        library.encode_special_tokens = True  # "encode" as in: as text
+        self._library, self.added = library, added
+        vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
+        self.pad_id, self.bos_id, self.eos_id = vocabulary[pad], vocabulary[bos], vocabulary[eos]
+        self.vocab_size = max(vocabulary.values()) + 1
+        special = {token["content"] for token in fields["added_tokens"] if token["special"]}
+        self.special_ids = frozenset(vocabulary[name] for name in special)
+        # The unknown token is special too, but is what some files make of a text they cannot spell.
+        self._control = {name: vocabulary[name] for name in special - {_unknown_token(fields["model"])}}
+        self.pieces: tuple[bytes, ...] | None = None
+        self.byte_ids: frozenset[int] = frozenset()
+        decoder = fields.get("decoder") or {}
+        if decoder.get("type") == "ByteLevel":
+            texts = {id: _token_bytes(token) for token, id in vocabulary.items() if id not in self.special_ids}
+            self.pieces = tuple(texts.get(id, b"") for id in range(self.vocab_size))
+        elif '"ByteFallback"' in json.dumps(decoder):
+            self.byte_ids = frozenset(id for token, id in vocabulary.items() if re.fullmatch("<0x[0-9A-F]{2}>", token))
+        own = fields["model"].get("type") == "BPE" and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
+        self.kind = "bpe" if own and self.pieces is not None else "file"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of every text.
+
+        Raises:
+            SourceError: a text is not valid Unicode, or the tokenizer fails on it.
+        """
+        encoded: list[list[int]] = []
+        for part in _parts(list(_valid(texts))):
+            with _library_errors("the tokenizer fails on a text"):
+                encoded += [item.ids for item in self._library.encode_batch_fast(part, add_special_tokens=False)]
+        control = frozenset(self._control.values())
+        for index, ids in enumerate(encoded):
+            if not control.isdisjoint(ids):
+                encoded[index] = self._encode_apart(texts[index], control)
+        return encoded
+
+    def _encode_apart(self, text: str, control: frozenset[int]) -> list[int]:
+        """Encode a text whose special strings the model itself, a word list for example, knows: cut in their middle."""
+        pattern = "|".join(map(re.escape, sorted(self._control, key=len, reverse=True)))
+        cuts = [0, *((match.start() + match.end() + 1) // 2 for match in re.finditer(pattern, text)), len(text)]
+        for parts in ([text[a:b] for a, b in pairwise(cuts)], list(text)):
+            with _library_errors("the tokenizer fails on a text"):
+                items = self._library.encode_batch_fast(parts, add_special_tokens=False)
+            ids = [id for item in items for id in item.ids]
+            if control.isdisjoint(ids):
+                return ids
+        name = next(name for name, id in self._control.items() if id in ids)
+        raise SourceError(f"the tokenizer makes its special token {name} of ordinary text", fix="use another tokenizer")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of the ids; special ids are skipped, bytes that are no UTF-8 become U+FFFD."""
+        if self.pieces is not None:
+            return b"".join(map(self.pieces.__getitem__, ids)).decode("utf-8", errors="replace")
+        with _library_errors("the tokenizer fails on its own ids"):
+            return str(self._library.decode(list(ids), skip_special_tokens=True))
+
+    def to_bytes(self) -> bytes:
+        return self._library.to_str().encode()
+
+
+class DecodeStream:
+    """Turns ids into text one by one; the parts joined are `decode` of all ids.
+
+    A part never ends within a character and is never taken back. One `push` costs the same after a million ids as at
+    the start. Where pieces are None it holds for decoders that look no further than one token back, and runs of byte
+    tokens are held until they end, because one bad byte changes the whole run.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, id: int) -> str:
+        """Take one id and return the text that it settles, perhaps none."""
+        pieces = self._tokenizer.pieces
+        if pieces is not None:
+            return self._utf8.decode(pieces[id])
+        assert isinstance(self._tokenizer, LibraryTokenizer)
+        if id in self._tokenizer.special_ids:
+            return ""
+        self._pending.append(id)
+        return "" if id in self._tokenizer.byte_ids else self._settle()
+
+    def flush(self) -> str:
+        """Return what is left at the end; an unfinished character becomes U+FFFD."""
+        return self._utf8.decode(b"", final=True) + (self._settle() if self._pending else "")
+
+    def _settle(self) -> str:
+        known = self._tokenizer.decode(self._context)
+        text = self._tokenizer.decode(self._context + self._pending)
+        self._context, self._pending = self._pending[-1:], []
+        return text[len(known) :]
+
+
+# --------------------------------------------------------------------------- reading a tokenizer.json
+
+
+def _open_library(data: bytes) -> LibraryTokenizer:
+    """Read a tokenizer.json, mark its pad, bos and eos as special and add those it lacks."""
+    with _library_errors("not a tokenizer.json that the tokenizers library can read"):
+        fields = json.loads(data)
+        vocabulary = tokenizers.Tokenizer.from_str(data.decode()).get_vocab(with_added_tokens=True)
+        fields["truncation"] = fields["padding"] = None  # neither cut nor filled up behind the plan's back
+        eos = _first(EOS_NAMES, vocabulary)
+        bos = _first(BOS_NAMES, vocabulary)
+        pad = _first([name for name in PAD_NAMES if name not in (eos, bos)], vocabulary)
+        added = [name for name in (pad, bos, eos) if name not in vocabulary]
+        entries = {token["content"]: token for token in fields.get("added_tokens") or []}
+        next_id = max(vocabulary.values(), default=-1) + 1
+        for name in (pad, bos, eos):
+            plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            if name not in vocabulary:
+                vocabulary[name], next_id = next_id, next_id + 1
+            entries[name] = {"id": vocabulary[name], "content": name, **plain, **entries.get(name, {}), "special": True}
+        fields["added_tokens"] = sorted(entries.values(), key=lambda token: token["id"])
+        library = tokenizers.Tokenizer.from_str(json.dumps(fields, ensure_ascii=False))
+        loaded = library.get_vocab(with_added_tokens=True)
+        if len(set(loaded.values())) != len(loaded) or min(loaded.values()) < 0:
+            raise ValueError("two tokens share an id")
+        return LibraryTokenizer(library, fields, pad, bos, eos, added)
+
+
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turn what the library raises, panics of its Rust code included, into a SourceError."""
+    try:
+        yield
+    except BaseException as error:
+        # A panic is no Exception, and its class cannot be imported.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        detail = (str(error).splitlines() or [type(error).__name__])[0][:160]
+        raise SourceError(f"{what}: {detail}", fix="check or replace the tokenizer.json") from None
+
+
+def _first(names: Sequence[str], vocabulary: dict[str, int]) -> str:
+    return next((name for name in names if name in vocabulary), names[0])
+
+
+def _unknown_token(model: dict[str, Any]) -> str | None:
+    if model.get("unk_id") is not None:
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token")
+
+
+def _valid(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise surrogate_error(text, error.start) from None
+        yield text
+
+
+def _parts(texts: list[str]) -> Iterator[list[str]]:
+    """Cut a list of texts into runs of about CHARS_PER_CALL characters."""
+    start, chars = 0, 0
+    for position, text in enumerate(texts):
+        chars += len(text)
+        if chars >= CHARS_PER_CALL:
+            yield texts[start : position + 1]
+            start, chars = position + 1, 0
+    if start < len(texts):
+        yield texts[start:]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level vocabularies: printable Latin-1 as it is, the other bytes from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _byte_alphabet()
+
+
+def _token_bytes(token: str) -> bytes:
+    """Bytes of a byte-level token; one with any other character, an added token, is its own UTF-8."""
+    if all(character in _BYTES for character in token):
+        return bytes(_BYTES[character] for character in token)
+    return token.encode()

@@ -1,0 +1,318 @@
+"""What the predicted probability of an outcome is worth: ranking, calibration, survival.
+
+Every measure takes weights (..., num), how often each patient counts, and returns (...): one value without weights, and
+one per resample of the bootstrap, which reads a block of resamples in one pass over the sorted scores. All in fp64;
+equal scores count as equal. Where a measure does not exist, as AUROC among patients of one class, it is not a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from unpad.evaluation.metrics import Metric, draws
+
+NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
+BLOCK_CELLS = 1 << 21  # resamples times patients that are looked at together: 16 MiB an array
+NEWTON_STEPS = 50
+CLOSEST = 1e-12  # probabilities nearer to 0 or 1 count as this near, so that their logarithms exist
+
+Measure = Callable[[np.ndarray], np.ndarray]
+
+
+def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
+    """A measure over resamples of `num` patients, (NUM_RESAMPLES,); equal seeds draw the same patients.
+
+    Args:
+        measure: takes weights (draws, num) and returns (draws,).
+    """
+    size = max(1, BLOCK_CELLS // max(num, 1))
+    found: list[np.ndarray] = []
+    block: list[np.ndarray] = []
+    for times in draws(num, seed):
+        block.append(times)
+        if len(block) == size:
+            found.append(measure(np.stack(block).astype(np.float64)))
+            block = []
+    if block:
+        found.append(measure(np.stack(block).astype(np.float64)))
+    return np.concatenate([*found, np.zeros(0)])
+
+
+def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False) -> Metric:
+    """The value of a measure with its 95 % percentile interval over patients (Efron 1979).
+
+    Resamples in which it does not exist, for want of one of the classes, are left out of the interval.
+
+    Args:
+        biased: the measure adds up sizes of differences, which chance only makes larger, so that its resamples lie
+            above its value. Then the interval is their spread about their own mean, laid around the value, and ends
+            at 0.
+    """
+    samples = bootstrap(measure, num, seed)
+    samples = samples[np.isfinite(samples)]
+    value = float(measure(np.ones(num)))
+    low, high = np.percentile(samples, [2.5, 97.5]) if samples.size else (np.nan, np.nan)
+    if biased and samples.size:
+        shift = value - samples.mean()
+        low, high = np.maximum([low + shift, high + shift], 0)
+    return Metric(value, float(low), float(high), num)
+
+
+# --------------------------------------------------------------------------- ranking
+
+
+def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Probability that a patient with the outcome scores higher than one without; equal scores count half.
+
+    Args:
+        labels: (num,) 0 or 1.
+        scores: (num,), higher where the outcome is likelier.
+        weights: (..., num), each patient's number; ones by default.
+
+    Hanley and McNeil (1982), "The meaning and use of the area under a receiver operating characteristic curve".
+    """
+    positives, negatives = _by_score(labels, scores, weights)
+    below = np.cumsum(negatives, -1) - negatives
+    return _ratio((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
+
+
+def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean precision over the patients with the outcome, each at its own score as the threshold.
+
+    Arguments as in `auroc`. Without interpolation, as `sklearn.metrics.average_precision_score`.
+    """
+    positives, negatives = _by_score(labels, scores, weights)
+    hits = np.cumsum(positives[..., ::-1], -1)  # from the highest score down
+    shown = hits + np.cumsum(negatives[..., ::-1], -1)
+    precision = np.divide(hits, shown, out=np.zeros_like(hits), where=shown > 0)
+    return _ratio((positives[..., ::-1] * precision).sum(-1), positives.sum(-1))
+
+
+def roc_points(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The receiver operating characteristic, (num_points, 2): false and true positive rate, from (0, 0) to (1, 1)."""
+    positives, negatives = _by_score(labels, scores, None)
+    rates = [np.cumsum(part[::-1]) / part.sum() for part in (negatives, positives)]
+    return np.concatenate([np.zeros((1, 2)), np.stack(rates, 1)])
+
+
+def precision_recall_points(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Recall and precision at every threshold, (num_points, 2), from the highest score down."""
+    positives, negatives = _by_score(labels, scores, None)
+    hits = np.cumsum(positives[::-1])
+    return np.stack([hits / hits[-1], hits / (hits + np.cumsum(negatives[::-1]))], 1)
+
+
+def _by_score(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Weight of the patients with and without the outcome at every score, lowest first, each (..., scores)."""
+    order = np.argsort(scores, kind="stable")
+    ordered = np.asarray(scores, np.float64)[order]
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])
+    weights = (np.ones(len(order)) if weights is None else weights)[..., order]
+    mine = np.asarray(labels, np.float64)[order]
+    return _sums(weights * mine, first), _sums(weights * (1 - mine), first)
+
+
+def _sums(values: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Sums over runs along the last axis that begin at `first`."""
+    return np.add.reduceat(values, first, -1) if first.size else values
+
+
+def _ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: np.ndarray = np.divide(above, below)
+    return found
+
+
+# --------------------------------------------------------------------------- probabilities
+
+
+def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean squared distance between probability and outcome (Brier 1950); arguments as in `auroc`, p in 0 to 1."""
+    return mean((p - labels) ** 2, weights)
+
+
+def log_loss(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean negative log-likelihood in nats; arguments as in `brier`."""
+    p = np.clip(p, CLOSEST, 1 - CLOSEST)
+    return mean(-np.where(labels > 0, np.log(p), np.log1p(-p)), weights)
+
+
+def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Share of patients whose likelier outcome is theirs; a probability of exactly a half says that there is none."""
+    return mean((p > 0.5) == (labels > 0), weights)
+
+
+def calibration_bins(p: np.ndarray) -> np.ndarray:
+    """The bin of every patient, (num,) int: `NUM_BINS` of equally many patients by probability, ties together."""
+    edges = np.percentile(p, np.linspace(0, 100, NUM_BINS + 1)) if len(p) else np.zeros(NUM_BINS + 1)
+    return np.searchsorted(edges[1:-1], p)
+
+
+def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean distance between predicted and observed share over bins of patients; arguments as in `brier`.
+
+    Naeini et al. (2015), "Obtaining well calibrated probabilities using Bayesian binning", with bins of equal size:
+    where an outcome is rare, bins of equal width hold nearly everyone in the first.
+    """
+    member = calibration_bins(p)[:, None] == np.arange(NUM_BINS)
+    gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
+    weights = np.ones(len(p)) if weights is None else weights
+    return _ratio(np.abs(weights @ gap).sum(-1), weights.sum(-1))
+
+
+def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """What to add to the logit of every probability so that as many outcomes are expected as came, (...).
+
+    Calibration in the large: above 0 where the probabilities are too low on the whole, below 0 where they are too high.
+    The slope stays 1. It does not exist where all outcomes are equal. Arguments as in `brier`.
+    Steyerberg (2009), "Clinical prediction models", section 15.2.
+    """
+    x = _logit(p)
+    shape = () if weights is None else weights.shape[:-1]
+    w = np.ones((1, len(p))) if weights is None else weights.reshape(-1, len(p))
+    found, came = np.zeros(len(w)), w @ labels
+    exists = (came > 0) & (came < w.sum(1))
+    for _ in range(NEWTON_STEPS):
+        expected = 1 / (1 + np.exp(-(found[:, None] + x)))  # (draws, num)
+        curve = (w * expected * (1 - expected)).sum(1)
+        # Steps of at most 2: where nearly all probabilities are 0 or 1, the whole one would leap over the solution.
+        change = np.clip(_ratio(came - (w * expected).sum(1), curve), -2, 2)
+        change = np.where(exists, change, 0)
+        found += change
+        if not np.any(np.abs(change) > 1e-12):
+            break
+    found[~(exists & (np.abs(change) < 1e-8))] = np.nan
+    return found.reshape(shape)
+
+
+def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Slope of the logistic regression of the outcome on the logit of its probability, (...).
+
+    A slope below 1 says that the probabilities are too extreme. It does not exist where a threshold tells the classes
+    apart, or where all probabilities are equal.
+    Arguments as in `brier`. Cox (1958), "Two further applications of a model for binary regression".
+    """
+    x = _logit(p)
+    shape = () if weights is None else weights.shape[:-1]
+    w = np.ones((1, len(p))) if weights is None else weights.reshape(-1, len(p))
+    with np.errstate(all="ignore"):  # what has no solution becomes not a number below
+        odds = _ratio(w @ labels, w @ (1 - labels))
+        line = np.stack([np.log(odds), np.zeros(len(w))], 1)  # (draws, 2) intercept and slope
+        for _ in range(NEWTON_STEPS):
+            expected = 1 / (1 + np.exp(-(line[:, :1] + line[:, 1:] * x)))  # (draws, num)
+            slack = w * (labels - expected)
+            curve = w * expected * (1 - expected)
+            down = np.stack([slack.sum(1), slack @ x], 1)
+            a, b, c = curve.sum(1), curve @ x, curve @ x**2
+            det = a * c - b * b
+            change = np.stack([c * down[:, 0] - b * down[:, 1], a * down[:, 1] - b * down[:, 0]], 1) / det[:, None]
+            line += change
+            if not np.any(np.abs(change) > 1e-12):
+                break
+        line[~((np.abs(change) < 1e-8).all(1) & (det > 1e-9 * a * c))] = np.nan
+    return line[:, 1].reshape(shape)
+
+
+def _logit(p: np.ndarray) -> np.ndarray:
+    p = np.clip(p, CLOSEST, 1 - CLOSEST)
+    found: np.ndarray = np.log(p) - np.log1p(-p)
+    return found
+
+
+def mean(values: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Weighted mean of (num,) values, (...); of no patient it is not a number."""
+    values = np.asarray(values, np.float64)
+    weights = np.ones(len(values)) if weights is None else weights
+    return _ratio(weights @ values, weights.sum(-1))
+
+
+# --------------------------------------------------------------------------- survival
+
+
+def concordance(
+    risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray | None = None
+) -> np.ndarray:
+    """Share of comparable pairs of patients in which the one whose outcome came first has the higher risk.
+
+    A pair is comparable when the outcome of one was seen before the observation of the other ended, or at the moment
+    when the other was censored; two outcomes at once are not. Equal risks count half. Counted in n log² n operations
+    and without a loop over pairs: two different ranks differ first at exactly one binary digit, so pairs are counted
+    digit by digit, by running sums over patients in the order of time.
+
+    Args:
+        risk: (num,), higher where the outcome is expected sooner.
+        durations: (num,) time to the outcome or to the end of observation.
+        observed: (num,) bool, whether it was the outcome.
+        weights: (..., num) as in `auroc`.
+
+    Harrell et al. (1982), "Evaluating the yield of medical tests".
+    """
+    observed = np.asarray(observed, bool)
+    weights = np.ones(len(risk)) if weights is None else weights
+    rank = np.unique(risk, return_inverse=True)[1]
+    # At equal times censoring comes after the outcome; then comparable means: strictly later in this order.
+    time = 2 * np.unique(durations, return_inverse=True)[1] + ~observed
+    comparable = _later(weights, np.zeros_like(rank), time, observed, None)
+    equal = _later(weights, rank, time, observed, None)
+    right = np.zeros_like(comparable)
+    for digit in range(int(rank.max(initial=0)).bit_length()):
+        bit = (rank >> digit) & 1 == 1
+        right += _later(weights, rank >> (digit + 1), time, observed & bit, ~bit)
+    return _ratio(right + equal / 2, comparable)
+
+
+def _later(
+    weights: np.ndarray, group: np.ndarray, time: np.ndarray, first: np.ndarray, second: np.ndarray | None
+) -> np.ndarray:
+    """Weight of the pairs within a group of a `first` patient and a strictly later `second` one, (...)."""
+    order = np.lexsort((-time, group))  # by group, the latest first
+    group, time = group[order], time[order]
+    starts_group = np.concatenate([[True], group[1:] != group[:-1]])[: len(order)]
+    starts_time = starts_group | np.concatenate([[True], time[1:] != time[:-1]])[: len(order)]
+    place = np.arange(len(order))
+    mine = weights[..., order]
+    counted = mine if second is None else mine * second[order]
+    before = np.cumsum(counted, -1) - counted  # weight of everyone before, in whole numbers exact
+    from_group = before[..., np.maximum.accumulate(np.where(starts_group, place, 0))]
+    to_time = before[..., np.maximum.accumulate(np.where(starts_time, place, 0))]
+    found: np.ndarray = (mine * first[order] * (to_time - from_group)).sum(-1)
+    return found
+
+
+# --------------------------------------------------------------------------- lists
+
+
+def ranks(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where entries stand among the columns of their rows.
+
+    Args:
+        scores: (num_rows, num_columns).
+        rows, columns: (num,) int, the entries that are asked about.
+
+    Returns:
+        How many columns of the row score higher, and how many score the same, itself included; each (num,) int64.
+    """
+    size = max(1, BLOCK_CELLS // max(scores.shape[1], 1))
+    above, equal = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for start in range(0, len(rows), size):
+        near = slice(start, start + size)
+        others, own = scores[rows[near]], scores[rows[near], columns[near]][:, None]
+        above.append((others > own).sum(1))
+        equal.append((others == own).sum(1))
+    return np.concatenate(above), np.concatenate(equal)
+
+
+def recall_at_k(above: np.ndarray, equal: np.ndarray, rows: np.ndarray, num_rows: int, k: int) -> np.ndarray:
+    """Share of every row's entries that are among its k highest scores, (num_rows,); not a number without entries.
+
+    Equal scores share the places that are left for them, so scores that say nothing earn k of all columns. A row of
+    more than k entries cannot reach 1.
+
+    Args:
+        above, equal: (num,) of `ranks`.
+        rows: (num,) the row of each.
+    """
+    hits = np.bincount(rows, np.clip((k - above) / equal, 0, 1), num_rows)
+    return _ratio(hits, np.bincount(rows, minlength=num_rows))

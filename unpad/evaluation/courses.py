@@ -1,0 +1,67 @@
+"""A few held-out patients over time, for the report: their events, and what a model made of them set by set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.batching.plan import Micro
+from unpad.nn.segments import real_tokens
+
+FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a picture
+
+
+@torch.no_grad()
+def courses(
+    model: Any, data: Any, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
+) -> list[dict[str, Any]]:
+    """The patients with and without the outcome that the model was surest of, and those it was most wrong about.
+
+    Args:
+        seq_ids: (num_patients,) of the data, to choose from.
+        p: (num_patients,) probability of the outcome.
+        labels, num_sets: (num_patients,).
+
+    Returns:
+        What JSON can hold, per patient; patients are named by their place here and by nothing else. `outcome`
+        says whether it came, `days` are those of the sets, None of facts without a time, `events` are [set, name of
+        the code, standardised value or None].
+    """
+    events = data.positions[seq_ids]
+    readable = (num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
+    chosen: list[int] = []
+    for label, best in ((1, 1), (1, -1), (0, 1), (0, -1)):
+        mine = [i for i in np.flatnonzero(readable & (labels == label)) if i not in chosen]
+        if mine:
+            chosen.append(int(mine[int(np.argmax(best * p[mine]))]))
+    was_training = model.training
+    model.eval()
+    try:
+        return [_course(model, data, int(seq_ids[i])) | {"outcome": bool(labels[i]), "p": _short(p[i])} for i in chosen]
+    finally:
+        model.train(was_training)
+
+
+def _course(model: Any, data: Any, seq_id: int) -> dict[str, Any]:
+    stop = np.array([data.positions[seq_id]], np.int32)
+    start = np.zeros_like(stop)
+    batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
+    probability, attention = model.course(batch)
+    events, codes = batch.events, real_tokens(batch.input_ids, batch.layout)
+    members = zip(
+        events.members.seq_of_token().tolist(), codes.tolist(), events.has_value.tolist(), events.values.tolist(),
+        strict=True,
+    )  # fmt: skip
+    facts = data.sets.timeless[data.sets.sets_of[seq_id] : data.sets.sets_of[seq_id + 1]].tolist()
+    return {
+        "days": [None if bare else _short(day) for day, bare in zip(events.times.tolist(), facts, strict=True)],
+        "probability": [_short(value) for value in probability.tolist()],
+        "attention": [_short(value) for value in attention.tolist()],
+        "events": [[at, data.codes[code], _short(value) if has else None] for at, code, has, value in members],
+    }
+
+
+def _short(value: float) -> float:
+    return round(float(value), 4)

@@ -1,0 +1,149 @@
+"""Accuracy of an image classifier, by class, and whether its probabilities mean what they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad import storage
+from unpad.data.images import ImageData
+from unpad.data.once import every_micro, slots
+from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
+from unpad.inference.loaded import LoadedRun
+from unpad.recipes.training import PlanSettings
+from unpad.run.report.page import EVALUATION, write_report
+
+NUM_BINS = 10  # of confidence, in the calibration error and its picture
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of images.
+
+    Args:
+        log_p: (num_images, num_classes) float64, log probabilities.
+        labels: (num_images,) int64.
+    """
+
+    log_p: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def nll(self) -> np.ndarray:
+        """(num_images,) nats."""
+        return -self.log_p[np.arange(len(self.labels)), self.labels]
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """(num_images,) int64."""
+        return self.log_p.argmax(1)
+
+    @property
+    def right(self) -> np.ndarray:
+        """(num_images,) float64, 1 where the likeliest class is the image's."""
+        return (self.chosen == self.labels).astype(np.float64)
+
+
+@torch.no_grad()
+def predict(
+    model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> Predictions:
+    """Classify images, in the model's own precision; no result depends on the batching."""
+    slot, log_p = slots(data, seq_ids), np.zeros((len(seq_ids), data.num_outputs))
+    for micro in every_micro(model, data, seq_ids, settings):
+        logits = model.classify(data.load(micro).to(device)).double()
+        log_p[slot[micro.seq_ids]] = logits.log_softmax(-1).cpu().numpy()
+    return Predictions(log_p, data.labels[seq_ids])
+
+
+def held_out(model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per image and accuracy."""
+    found = predict(model, data, seq_ids, settings, device)
+    loss = float(found.nll.mean())
+    return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(seq_ids))
+
+
+def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """`loss`, `accuracy`, `top5_accuracy`, `balanced_accuracy`, `calibration_error`, and `accuracy_<class>`.
+
+    The calibration error is the mean distance between confidence and accuracy over bins of confidence (Guo et al.
+    2017, arXiv 1706.04599). What the report draws is written to the run as `evaluation.json`.
+
+    Args:
+        num_shown: how many wrongly classified images to show, the surest first.
+    """
+    ids = np.flatnonzero(data.split == 1)
+    found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+    metrics = summarise(found, data.classes)
+    storage.write_atomic(run.folder / EVALUATION, json.dumps(describe(found, data.classes), ensure_ascii=False))
+    write_report(run.folder)
+    confidence = np.exp(found.log_p.max(1))
+    wrong = [i for i in np.argsort(-confidence) if not found.right[i]][:num_shown]
+    lines = [
+        f"{data.where(int(ids[i]))}: {data.classes[found.chosen[i]]} with {confidence[i]:.0%}, "
+        f"it is {data.classes[found.labels[i]]}"
+        for i in wrong
+    ]
+    return metrics, lines
+
+
+def summarise(found: Predictions, classes: tuple[str, ...], seed: int = 0) -> dict[str, Metric]:
+    """Metrics with bootstrap intervals over images."""
+    num = len(found.labels)
+    top = np.argsort(-found.log_p, 1)[:, :5]
+    in_top = (top == found.labels[:, None]).any(1).astype(np.float64)
+    of_class = [(found.labels == c).astype(np.float64) for c in range(len(classes))]
+    columns = [found.nll, found.right, in_top, *of_class, *(one * found.right for one in of_class)]
+    sums = resample(columns, seed)
+    size = len(classes)
+    counts, hits = sums[3 : 3 + size], sums[3 + size :]
+    metrics = {
+        "loss": interval(found.nll.mean(), sums[0] / num, num),
+        "accuracy": interval(found.right.mean(), sums[1] / num, num),
+    }
+    if size > 5:
+        metrics["top5_accuracy"] = interval(in_top.mean(), sums[2] / num, num)
+    present = [c for c in range(size) if of_class[c].any()]
+    with np.errstate(invalid="ignore"):
+        recalls = hits[present] / counts[present]  # (classes, resamples); not a number where a resample has none
+    value = float(np.mean([found.right[of_class[c] > 0].mean() for c in present]))
+    metrics["balanced_accuracy"] = interval(value, np.nanmean(recalls, 0), num)
+    metrics["calibration_error"] = _calibration_error(found, seed)
+    for row, c in enumerate(present):
+        mine = of_class[c] > 0
+        metrics[f"accuracy_{classes[c]}"] = interval(
+            found.right[mine].mean(), recalls[row][counts[c] > 0], int(mine.sum())
+        )
+    return metrics
+
+
+def _calibration_error(found: Predictions, seed: int) -> Metric:
+    bins = _bins(found)
+    confidence = np.exp(found.log_p.max(1))
+    gaps = [np.where(bins == b, confidence - found.right, 0.0) for b in range(NUM_BINS)]
+    num = len(found.labels)
+    samples = np.abs(resample(gaps, seed)).sum(0) / num
+    return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num)
+
+
+def _bins(found: Predictions) -> np.ndarray:
+    """The bin of confidence that each image falls into, (num_images,) int."""
+    return np.minimum((np.exp(found.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+
+
+def describe(found: Predictions, classes: tuple[str, ...]) -> dict[str, Any]:
+    """What the report draws: the confusion matrix (rows are the true classes), and confidence against accuracy."""
+    size = len(classes)
+    confusion = np.zeros((size, size), np.int64)
+    np.add.at(confusion, (found.labels, found.chosen), 1)
+    bins, confidence = _bins(found), np.exp(found.log_p.max(1))
+    calibration = [
+        {"confidence": float(confidence[bins == b].mean()), "accuracy": float(found.right[bins == b].mean()),
+         "images": int((bins == b).sum())}
+        for b in range(NUM_BINS) if (bins == b).any()
+    ]  # fmt: skip
+    return {"classes": list(classes), "confusion": confusion.tolist(), "calibration": calibration}

@@ -1,0 +1,104 @@
+"""What a model is worth: values with confidence intervals, and the held-out check while it trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+from rich.cells import cell_len
+
+from unpad.data import Data
+from unpad.recipes.training import PlanSettings
+
+NUM_RESAMPLES = 1000
+MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured value, its 95 % confidence interval, and how many documents, images or replies it rests on."""
+
+    value: float
+    low: float
+    high: float
+    num: int
+
+
+@dataclass(frozen=True)
+class Extremes(Metric):
+    """A mean, and in place of an interval the least and the most of what it is the mean of."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One held-out check.
+
+    Args:
+        loss: what training wants small, mean per target; decides which weights are best.
+        values: what is written down, `loss` among them.
+        num_targets: targets it rests on.
+    """
+
+    loss: float
+    values: dict[str, float]
+    num_targets: int
+
+
+def metric_lines(metrics: dict[str, Metric]) -> list[str]:
+    """A table of metrics for people. Columns fit names of up to MAX_NAME cells; a longer one has a line to itself.
+    A number that does not exist, such as a rank measure of one class, is "-"."""
+    width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
+    lines = []
+    for name, metric in metrics.items():
+        fits = cell_len(name) <= width
+        lines += [] if fits else [name]
+        start = name + " " * (width - cell_len(name)) if fits else " " * width
+        value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
+        bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
+        lines.append(f"{start}  {value:>10}   {bounds}   of {metric.num}")
+    return lines
+
+
+def held_out(model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted).
+
+    Args:
+        seq_ids: (n,) sequences to measure on.
+        settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
+    """
+    family = import_module(f"unpad.evaluation.{data.family}")
+    found: HeldOut = family.held_out(model, data, seq_ids, settings, device)
+    return found
+
+
+def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
+    """Sums of each column over resamples of its items, drawn with replacement and together.
+
+    Args:
+        columns: arrays (num,) of numbers that belong to the same items.
+
+    Returns:
+        (len(columns), NUM_RESAMPLES) float64.
+    """
+    values = np.stack(columns).astype(np.float64)  # (columns, num)
+    # One resample at a time: all together would not fit for many items.
+    sums = [values @ times for times in draws(len(columns[0]), seed)]
+    return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
+
+
+def draws(num: int, seed: int) -> Iterator[np.ndarray]:
+    """How often each of `num` items is drawn in every resample, (num,) int64; equal arguments give equal draws."""
+    rng = np.random.default_rng(seed)
+    for _ in range(NUM_RESAMPLES if num else 0):
+        yield np.bincount(rng.integers(0, num, num), minlength=num)
+
+
+def interval(value: float, samples: np.ndarray, num: int) -> Metric:
+    """A value with the 95 % percentile interval of its resamples (Efron 1979)."""
+    low, high = np.percentile(samples, [2.5, 97.5])
+    return Metric(float(value), float(low), float(high), num)

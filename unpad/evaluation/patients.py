@@ -1,0 +1,192 @@
+"""What a model of patients is worth: the outcome that it predicts, the sets that it rebuilds, the set it expects next.
+
+`held_out` and `evaluate` are what training and `unpad eval` call. Intervals are bootstraps over patients, because sets
+of one patient are not independent. Patients whose outcome is not known have no part in measures of the prediction.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad import storage
+from unpad.data.once import every_micro, once_each
+from unpad.errors import SourceError
+from unpad.evaluation import binary
+from unpad.evaluation.courses import courses
+from unpad.evaluation.metrics import HeldOut, Metric
+from unpad.evaluation.sets import score_sets, summarise_sets
+from unpad.inference.loaded import LoadedRun
+from unpad.inference.patients import UNKNOWN, Predictions, predict, trains
+from unpad.recipes.training import PlanSettings
+from unpad.run.report.page import EVALUATION, write_report
+
+JUDGES = (
+    "classification",
+    "hazard",
+    "reconstruction",
+    "next_code",
+)  # the first that trains tells which weights are best
+NUM_POINTS = 200  # of a drawn curve
+Z = 1.959964  # normal quantile of 97.5 %
+
+
+def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per patient of known outcome, and how well probabilities rank and fit.
+
+    A model that is not trained to classify, or that is shown nobody of known outcome, is judged by the first other term
+    of `JUDGES` that trains and has targets, such as its reconstruction.
+
+    Raises:
+        SourceError: there is none.
+    """
+    terms = [name for name in JUDGES if trains(model, name)]
+    if "classification" in terms:
+        found = predict(model, data, seq_ids, settings, device)
+        labels, p = found.labels[found.known], found.p[found.known]
+        if labels.size:
+            loss = float(found.nll.mean())
+            values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
+            values |= {"average_precision": float(binary.average_precision(labels, p))}
+            return HeldOut(loss, values | {"brier": float(binary.brier(labels, p))}, len(labels))
+        terms.remove("classification")
+    sums = _term_sums(model, data, seq_ids, settings, device)
+    for name in terms:
+        total, num = sums.get(name, (0.0, 0))
+        if num:
+            return HeldOut(total / num, {"loss": total / num, name: total / num}, num)
+    what = "held-out patients have no target of " + ", ".join(JUDGES)
+    raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
+
+
+@torch.no_grad()
+def _term_sums(
+    model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> dict[str, tuple[float, int]]:
+    """Sum and count of every loss term."""
+    sums: dict[str, tuple[float, int]] = {}
+    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
+        for name, (total, count) in model.losses(data.load(micro).to(device)).items():
+            before = sums.get(name, (0.0, 0))
+            sums[name] = before[0] + float(total), before[1] + int(count)
+    return sums
+
+
+def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
+
+    What the report draws is written to the run as `evaluation.json`; no patient is named in it.
+
+    Args:
+        num_shown: how many patients to show of whom the model was sure and wrong.
+    """
+    ids, device = np.flatnonzero(data.split == 1), torch.device("cpu")
+    model, plan = run.model, run.recipe.plan
+    metrics: dict[str, Metric] = {}
+    drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
+    lines: list[str] = []
+    if trains(model, "classification") or trains(model, "hazard"):
+        found = predict(model, data, ids, plan, device)
+        classifies = trains(model, "classification") and bool(found.known.any())
+        metrics |= summarise(found, classifies, classifies or trains(model, "hazard"))
+        drawn["counts"] |= count(found, data.labels is not None)
+        if classifies:
+            lines = _surest_wrong(found, data, ids, num_shown)
+            drawn |= describe(found)
+            drawn["courses"] = courses(model, data, ids, found.p, found.labels, found.num_sets)
+    wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
+    if any(wanted):
+        sets = score_sets(model, data, ids, plan, device, *wanted)
+        metrics |= summarise_sets(sets, data.codes)
+        drawn["counts"] |= {"sets": len(sets.patient)}
+    storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
+    write_report(run.folder)
+    shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
+    return metrics, [f"held out: {shown}", *lines]
+
+
+def count(found: Predictions, labelled: bool) -> dict[str, int]:
+    """Patients by what is known of them: by label where the data has `labelled` them, by times to the outcome where
+    they have such."""
+    counts: dict[str, int] = {}
+    if labelled:
+        names = {1: "with_outcome", 0: "without_outcome", UNKNOWN: "of_unknown_outcome"}
+        counts = {name: int((found.labels == label).sum()) for label, name in names.items()}
+    timed = ~np.isnan(found.durations)
+    if timed.any():
+        counts["observed_until_the_outcome"] = int((timed & found.observed).sum())
+        counts["censored"] = int((timed & ~found.observed).sum())
+    return counts
+
+
+def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
+    """`loss`, `auroc`, `average_precision`, `brier`, `accuracy` beside `prevalence`, `calibration_error` with
+    `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
+
+    Args:
+        classifies: whether probabilities were trained, and there are labels to compare them with.
+        ranks: whether the risk was.
+    """
+    metrics: dict[str, Metric] = {}
+    labels, p, nll = found.labels[found.known], found.p[found.known], found.nll
+    if classifies:
+        measures: dict[str, binary.Measure] = {
+            "loss": lambda w: binary.mean(nll, w),
+            "auroc": lambda w: binary.auroc(labels, p, w),
+            "average_precision": lambda w: binary.average_precision(labels, p, w),
+            "brier": lambda w: binary.brier(labels, p, w),
+            "accuracy": lambda w: binary.accuracy(labels, p, w),
+            "prevalence": lambda w: binary.mean(labels, w),
+            "calibration_error": lambda w: binary.calibration_error(labels, p, w),
+            "calibration_slope": lambda w: binary.calibration_slope(labels, p, w),
+            "calibration_intercept": lambda w: binary.calibration_intercept(labels, p, w),
+        }
+        metrics = {
+            name: binary.measured(measure, len(labels), seed, biased=name == "calibration_error")
+            for name, measure in measures.items()
+        }
+    timed = ~np.isnan(found.durations)
+    if ranks and timed.any():
+        risk, durations, observed = found.risk[timed], found.durations[timed], found.observed[timed]
+        metrics["concordance"] = binary.measured(
+            lambda w: binary.concordance(risk, durations, observed, w), len(risk), seed
+        )
+    return metrics
+
+
+def describe(found: Predictions) -> dict[str, Any]:
+    """What the report draws: observed against predicted shares with 95 % Wilson intervals, and the two curves."""
+    labels, p = found.labels[found.known], found.p[found.known]
+    bins = binary.calibration_bins(p)
+    calibration = []
+    for b in np.unique(bins):
+        mine, num = labels[bins == b].mean(), int((bins == b).sum())
+        middle, reach = mine + Z**2 / (2 * num), Z * np.sqrt(mine * (1 - mine) / num + Z**2 / (4 * num**2))
+        low, high = (middle - reach) / (1 + Z**2 / num), (middle + reach) / (1 + Z**2 / num)
+        one = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}
+        calibration.append({name: round(float(value), 6) for name, value in one.items()} | {"patients": num})
+    if not 0 < labels.mean() < 1:  # curves need both outcomes
+        return {"calibration": calibration}
+    return {
+        "calibration": calibration,
+        "roc": _thin(binary.roc_points(labels, p)),
+        "precision_recall": _thin(binary.precision_recall_points(labels, p)),
+    }
+
+
+def _thin(points: np.ndarray) -> list[list[float]]:
+    """At most `NUM_POINTS` of the points of a curve, evenly along its length, both ends among them."""
+    steps = np.abs(np.diff(points, axis=0)).sum(1)
+    along = np.concatenate([[0.0], np.cumsum(steps)])
+    wanted = np.linspace(0, along[-1], NUM_POINTS)
+    return points[np.unique(np.searchsorted(along, wanted).clip(0, len(points) - 1))].round(6).tolist()
+
+
+def _surest_wrong(found: Predictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+    wrong = np.where(found.known, np.abs(found.p - found.labels), 0.0)
+    worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
+    came = ("an outcome that did not come", "an outcome that came")
+    return [f"{data.where(int(seq_ids[i]))}: {found.p[i]:.0%} for {came[found.labels[i]]}" for i in worst]

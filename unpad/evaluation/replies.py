@@ -1,0 +1,55 @@
+"""Score replies by the keywords that stand beside each question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unpad.data.tokens.token_set import TokenSet
+from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.inference.generate import complete
+from unpad.inference.loaded import LoadedRun
+
+MAX_QUESTIONS = 400
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A question of the data, what the model answered, and whether every keyword is in it."""
+
+    question: str
+    reply: str
+    keywords: tuple[str, ...]
+    right: bool
+
+
+def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]:
+    """Answer the first question of each conversation greedily and look for its keywords."""
+    prompts = [_question(tokens, int(i)) for i in seq_ids]
+    settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+    replies = []
+    for i, prompt, made in zip(seq_ids, prompts, complete(run.model, run.tokenizer, prompts, settings), strict=True):
+        keywords = tokens.keywords(int(i))
+        right = all(word in made.text for word in keywords)
+        replies.append(Reply(run.tokenizer.decode(prompt), made.text, keywords, right))
+    return replies
+
+
+def with_keywords(tokens: TokenSet, split: int, seed: int, most: int = MAX_QUESTIONS) -> np.ndarray:
+    """Ids of original conversations of a split that name keywords, at most `most` of them, drawn by seed."""
+    ids = np.flatnonzero((tokens.kind == 1) & (tokens.split == split) & (tokens.copy == 0))
+    ids = np.array([i for i in ids if tokens.keywords(int(i))], np.int64)
+    return ids if len(ids) <= most else np.sort(np.random.default_rng(seed).permutation(ids)[:most])
+
+
+def accuracy(replies: list[Reply], seed: int = 0) -> Metric:
+    """Share of replies with all their keywords, with a bootstrap interval over questions."""
+    right = np.array([reply.right for reply in replies], np.float64)
+    return interval(right.mean(), resample([right], seed)[0] / len(right), len(right))
+
+
+def _question(tokens: TokenSet, index: int) -> list[int]:
+    """The tokens before the first one that carries loss: the conversation up to its first reply."""
+    ids, loss = tokens.tokens(index), tokens.loss_mask(index)
+    return ids[: int(np.argmax(loss))].tolist()

@@ -1,0 +1,183 @@
+"""What a model makes of the sets of patients: how well it rebuilds each, and whether it expects the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.data.once import every_micro, once_each, slots
+from unpad.evaluation.binary import ranks, recall_at_k
+from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.nn.segments import real_tokens
+from unpad.recipes.training import PlanSettings
+
+NUM_CODES = 12  # codes that are told apart
+RECALLS = (5, 10)
+
+
+@dataclass(frozen=True)
+class SetScores:
+    """Every set of some patients, its events, and the different codes that it holds, which are entries here.
+
+    Args:
+        num_patients: patients measured, those without a set included.
+        num_codes: codes that there are.
+        patient: (num_sets,) int64, index of the patient.
+        reconstruction: (num_sets,) float64, loss of rebuilding the set from its own latent; empty if not asked for.
+        event_patient, event_code: (num_events,) int64; empty without `reconstruction`.
+        code_nats: (num_events,) float64, negative log probability of the code by what was rebuilt; beside them.
+        sets, codes: (num_entries,) int64.
+        above, equal: (num_entries,) int64, where the code stands in what the model expected after the set before, as of
+            `binary.ranks`; `above` is -1 for entries of a patient's first set, and both are empty if not asked for.
+        nats: (num_entries,) float64, negative log probability of the code among all codes; 0 where `above` is -1.
+    """
+
+    num_patients: int
+    num_codes: int
+    patient: np.ndarray
+    reconstruction: np.ndarray
+    event_patient: np.ndarray
+    event_code: np.ndarray
+    code_nats: np.ndarray
+    sets: np.ndarray
+    codes: np.ndarray
+    above: np.ndarray
+    equal: np.ndarray
+    nats: np.ndarray
+
+
+@torch.no_grad()
+def score_sets(
+    model: Any,
+    data: Any,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    reconstruction: bool,
+    next_set: bool,
+) -> SetScores:
+    """Look at every set of these patients.
+
+    Args:
+        reconstruction, next_set: what to measure.
+    """
+    slot, num_sets = slots(data, seq_ids), 0
+    parts: list[tuple[np.ndarray, ...]] = [_nothing()]
+    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
+        batch = data.load(micro).to(device)
+        assert batch.events is not None, "a batch of patients holds their sets"
+        patient = slot[micro.seq_ids][batch.events.history.seq_of_token().cpu().numpy()]
+        rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:5]
+        sets, codes = entries(batch, data.num_outputs)
+        expected = _expected(model, batch, patient, sets, codes) if next_set else _nothing()[7:]
+        parts.append((patient, *rebuilt, sets + num_sets, codes, *expected))
+        num_sets += len(patient)
+    return SetScores(len(seq_ids), data.num_outputs, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def entries(batch: RaggedBatch, num_codes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different codes of every set of a batch: the set, and the code; each (num_entries,) int64, in order."""
+    set_of_event, code = _events(batch)
+    unique = np.unique(set_of_event * num_codes + code)
+    return unique // num_codes, unique % num_codes
+
+
+def _events(batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
+    """The set and the code of every event, each (num_events,) int64."""
+    assert batch.events is not None, "a batch of patients holds their sets"
+    assert batch.input_ids is not None, "and their codes"
+    codes = real_tokens(batch.input_ids, batch.layout)
+    return batch.events.members.seq_of_token().cpu().numpy(), codes.cpu().numpy()
+
+
+def _nothing() -> tuple[np.ndarray, ...]:
+    """The arrays of `SetScores` without a set."""
+    whole, real = np.zeros(0, np.int64), np.zeros(0)
+    return whole, real, whole, whole, real, whole, whole, whole, whole, real
+
+
+def _rebuilt(model: Any, batch: RaggedBatch, patient: np.ndarray) -> tuple[np.ndarray, ...]:
+    """`reconstruction`, `event_patient`, `event_code` and `code_nats` of one batch."""
+    set_of_event, code = _events(batch)
+    return _numpy(model.reconstruct(batch)), patient[set_of_event], code, _numpy(model.code_nll(batch))
+
+
+def _expected(
+    model: Any, batch: RaggedBatch, patient: np.ndarray, sets: np.ndarray, codes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`above`, `equal` and `nats` of the entries of one batch."""
+    log_p = _numpy(model.next_codes(batch).double().log_softmax(-1))  # (num_sets, num_codes)
+    above, equal = np.full(len(sets), -1), np.ones(len(sets), np.int64)
+    nats = np.zeros(len(sets))
+    later = np.flatnonzero((sets > 0) & (patient[np.maximum(sets - 1, 0)] == patient[sets]))
+    before, mine = sets[later] - 1, codes[later]
+    above[later], equal[later] = ranks(log_p, before, mine)
+    nats[later] = -log_p[before, mine]
+    return above, equal, nats
+
+
+def _numpy(x: torch.Tensor) -> np.ndarray:
+    found: np.ndarray = x.double().cpu().numpy()
+    return found
+
+
+# --------------------------------------------------------------------------- metrics
+
+
+def summarise_sets(found: SetScores, names: Sequence[str], seed: int = 0) -> dict[str, Metric]:
+    """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event, also by the most frequent
+    codes; of sets that follow another `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`,
+    means over sets, for every k that is less than the number of codes.
+
+    A set that follows none has not been expected, and a patient of one set has no part in the latter.
+
+    Args:
+        names: of the codes.
+    """
+    metrics: dict[str, Metric] = {}
+    if found.reconstruction.size:
+        patient, code, nats = found.event_patient, found.event_code, found.code_nats
+        metrics["reconstruction"] = by_patient(found.reconstruction, found.patient, found.num_patients, seed)
+        metrics["made_code"] = by_patient(nats, patient, found.num_patients, seed)
+        times = np.bincount(code, minlength=len(names))
+        for chosen in np.argsort(-times, kind="stable")[:NUM_CODES]:
+            if times[chosen]:
+                mine = code == chosen
+                metrics[f"made_code: {names[chosen]}"] = by_patient(nats[mine], patient[mine], found.num_patients, seed)
+    later = found.above >= 0
+    if later.any():
+        metrics |= _next_set(found, later, seed)
+    return metrics
+
+
+def _next_set(found: SetScores, later: np.ndarray, seed: int) -> dict[str, Metric]:
+    sets, above, equal = found.sets[later], found.above[later], found.equal[later]
+    num_sets, patients = len(found.patient), found.num_patients
+    metrics = {"next_set_loss": by_patient(found.nats[later], found.patient[sets], patients, seed)}
+    # A code beats the other codes below it, and half of its equals; pairs within the set, one win each, do not count.
+    wins = found.num_codes - above - (equal + 1) / 2
+    size = np.bincount(sets, minlength=num_sets)
+    others = size * (found.num_codes - size)
+    some = np.flatnonzero(others)
+    area = (np.bincount(sets, wins, num_sets) - size * (size - 1) / 2)[some] / others[some]
+    metrics["next_set_auroc"] = by_patient(area, found.patient[some], patients, seed)
+    expected = np.flatnonzero(size)
+    for k in (k for k in RECALLS if k < found.num_codes):
+        recall = recall_at_k(above, equal, sets, num_sets, k)[expected]
+        metrics[f"next_set_recall@{k}"] = by_patient(recall, found.patient[expected], patients, seed)
+    return metrics
+
+
+def by_patient(values: np.ndarray, patient: np.ndarray, num_patients: int, seed: int) -> Metric:
+    """Mean of (num,) values with a bootstrap interval over the patients (num,) that they come from."""
+    sums, counts = np.bincount(patient, values, num_patients), np.bincount(patient, minlength=num_patients)
+    resampled = resample([sums, counts], seed)
+    drawn = resampled[1] > 0
+    if not drawn.any():
+        return Metric(np.nan, np.nan, np.nan, 0)
+    return interval(sums.sum() / counts.sum(), resampled[0][drawn] / resampled[1][drawn], int(np.count_nonzero(counts)))

@@ -1,0 +1,126 @@
+"""Held-out perplexity, bits per byte and bits per character, from sums that no batching can change.
+
+`held_out` and `evaluate` are what training and `unpad eval` call for runs of texts and conversations.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
+from unpad.data.once import every_micro, slots
+from unpad.data.text import TextData
+from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluation.replies import accuracy, answer, with_keywords
+from unpad.inference.loaded import LoadedRun
+from unpad.recipes.training import PlanSettings
+
+
+@dataclass(frozen=True)
+class DocumentSums:
+    """Per document: nats, targets, and the characters and UTF-8 bytes those targets spell; each (num_docs,)."""
+
+    nll: np.ndarray
+    targets: np.ndarray
+    chars: np.ndarray
+    num_bytes: np.ndarray
+
+    def mean_nll(self) -> float:
+        return float(self.nll.sum() / max(int(self.targets.sum()), 1))
+
+
+def held_out(model: Any, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per target and bits per character."""
+    sums = document_nll(model, data, seq_ids, settings, device)
+    bits = float(sums.nll.sum()) / math.log(2) / max(int(sums.chars.sum()), 1)
+    loss = sums.mean_nll()
+    return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, int(sums.targets.sum()))
+
+
+def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both.
+
+    `keywords_trained` and `keywords_heldout` are the shares of questions whose reply holds every required word.
+
+    Args:
+        num_shown: how many trained and held-out questions to show, picked by the run's seed.
+    """
+    metrics: dict[str, Metric] = {}
+    lines: list[str] = []
+    for kind in kinds:
+        ids = np.flatnonzero((data.split == 1) & (data.kind == data.kinds.index(kind)))
+        measured = summarise(document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu")))
+        prefix = f"{kind}_" if len(kinds) > 1 else ""
+        metrics |= {prefix + key: metric for key, metric in measured.items()}
+    for split, label in ((0, "trained"), (1, "heldout")):
+        ids = with_keywords(data.tokens, split, run.recipe.train.seed)
+        if ids.size:
+            replies = answer(run, data.tokens, ids)
+            metrics[f"keywords_{label}"] = accuracy(replies)
+            for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
+                chosen = replies[pick]
+                lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
+    return metrics, lines
+
+
+def document_nll(
+    model: Any, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> DocumentSums:
+    """Sum the negative log-likelihood of every document, in the model's own precision (fp32 unless it was converted).
+
+    A document longer than the context is cut into windows; `settings.stride` decides how much context a window's first
+    targets see. No target is left out and none counts twice.
+
+    Args:
+        seq_ids: (num_docs,) documents to evaluate.
+        settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
+    """
+    slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
+    for micro in every_micro(model, data, seq_ids, settings, overflow="split"):
+        batch = data.load(micro)
+        sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
+        np.add.at(nll, slot[micro.seq_ids], sums)
+        np.add.at(targets, slot[micro.seq_ids], counts)
+    return DocumentSums(nll, targets, data.tokens.target_chars[seq_ids], data.tokens.target_bytes[seq_ids])
+
+
+def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Add up (num_targets,) values by sequence; returns sums in fp64 and counts, each (num_seqs,)."""
+    assert isinstance(batch.layout, Layout)
+    bounds = batch.layout.cu_seqlens[1:].long()
+    sequence = torch.searchsorted(bounds, batch.target_index, right=True).numpy()
+    sums = np.bincount(sequence, weights=nll.double().numpy(), minlength=batch.num_seqs)
+    return sums, np.bincount(sequence, minlength=batch.num_seqs)
+
+
+def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
+    """Loss (nats per target), perplexity, bits per byte and bits per character.
+
+    Intervals are 95 % percentile bootstraps over documents (Efron 1979), because tokens of one document are not
+    independent.
+    """
+    nll, targets, chars, num_bytes = resample([sums.nll, sums.targets, sums.chars, sums.num_bytes], seed)
+    ratios = {
+        "loss": (sums.targets, targets),
+        "bits_per_char": (sums.chars, chars),
+        "bits_per_byte": (sums.num_bytes, num_bytes),
+    }
+    metrics = {}
+    for name, (divisor, resampled) in ratios.items():
+        scale = 1.0 if name == "loss" else 1 / math.log(2)
+        samples = scale * nll / np.maximum(resampled, 1)
+        metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll))
+    loss = metrics["loss"]
+    metrics["perplexity"] = Metric(_exp(loss.value), _exp(loss.low), _exp(loss.high), loss.num)
+    return metrics
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf

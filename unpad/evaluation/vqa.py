@@ -1,0 +1,119 @@
+"""Accuracy of answers about images, and the loss of the right ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad import storage
+from unpad.data.once import every_micro, slots
+from unpad.data.vqa import VqaData
+from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluation.text import per_sequence
+from unpad.evaluation.vqa_accuracy import vqa_accuracy
+from unpad.evaluation.vqa_kept import kept_metrics, mean_of, mode_metrics
+from unpad.inference.answers import answer, answer_counted, answer_shown
+from unpad.inference.loaded import LoadedRun
+from unpad.recipes.training import PlanSettings
+from unpad.run.report.kept_patches import Kept
+from unpad.run.report.page import EVALUATION, write_report
+from unpad.run.report.vqa import to_json
+
+MAX_QUESTIONS = 12  # different questions whose accuracy is told apart
+NUM_PICTURES = 3  # of held-out images with the patches that were kept, on the run's page
+
+
+def held_out(model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+    """Loss per target."""
+    nll, targets = row_nll(model, data, seq_ids, settings, device)
+    loss = float(nll.sum() / max(int(targets.sum()), 1))
+    return HeldOut(loss, {"loss": loss}, int(targets.sum()))
+
+
+def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+    """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
+
+    Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`. All
+    this is in the model's own mode; where it has others, `accuracy_MODE` is of the questions in each of them, and
+    `kept_metrics` says how many visual tokens there are. Of such a run, what the report draws is written to the run as
+    `evaluation.json`.
+
+    Args:
+        num_shown: how many questions to show with what the model answered.
+    """
+    ids = np.flatnonzero(data.split == 1)
+    nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+    answers, given, kept = answer_counted(run, data, ids)
+    right = _judge(data, ids, answers)
+    sums = resample([nll, targets], 0)
+    loss = interval(nll.sum() / max(targets.sum(), 1), sums[0] / np.maximum(sums[1], 1), len(ids))
+    perplexity = Metric(math.exp(loss.value), math.exp(loss.low), math.exp(loss.high), loss.num)
+    metrics = {"loss": loss, "perplexity": perplexity}
+    captions = np.array([data.examples[i].caption for i in ids])
+    for name, chosen in (("accuracy", ~captions), ("caption_accuracy", captions)):
+        if chosen.any():
+            metrics[name] = mean_of(right[chosen])
+    questions = np.array([data.examples[i].question for i in ids])
+    names, counts = np.unique(questions[~captions], return_counts=True)
+    for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
+        metrics[f"accuracy: {question}"] = mean_of(right[questions == question])
+    order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
+    if len(run.model.modes) > 1:
+        metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], given, kept)
+        about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
+        drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
+        storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
+        write_report(run.folder)
+    lines = [
+        f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
+        for i in order[:num_shown]
+    ]
+    return metrics, lines
+
+
+def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
+    """What was kept of these rows, with the right answers; none where tokens do not stand for one patch each."""
+    if run.model.config.merge is not None or run.model.config.prune is None:
+        return []
+    shown = answer_shown(run, data, np.array(rows, np.int64))
+    return [(one, data.examples[row].answer) for one, row in zip(shown, rows, strict=True)]
+
+
+def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray:
+    """Score of every answer, (num_rows,)."""
+    pairs = zip(answers, seq_ids, strict=True)
+    return np.array([vqa_accuracy(given, data.examples[seq].answers) for given, seq in pairs], np.float64)
+
+
+def _mode_metrics(
+    run: LoadedRun, data: VqaData, seq_ids: np.ndarray, right: np.ndarray, chosen: np.ndarray
+) -> dict[str, Metric]:
+    """`mode_metrics` of the chosen rows, (num_rows,) bool; `right` are all scores in the model's own mode."""
+    if not chosen.any():
+        return {}
+    model, scores = run.model, {}
+    own = model.mode
+    for mode in model.modes:
+        model.mode = mode
+        scores[mode] = (
+            right[chosen] if mode == own else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
+        )
+    model.mode = None
+    return mode_metrics(scores)
+
+
+@torch.no_grad()
+def row_nll(
+    model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> tuple[np.ndarray, np.ndarray]:
+    """Negative log-likelihood and number of the targets of every row, each (num_rows,); in nats."""
+    slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
+    for micro in every_micro(model, data, seq_ids, settings):
+        batch = data.load(micro)
+        sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
+        nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = sums, counts
+    return nll, targets

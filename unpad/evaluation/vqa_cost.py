@@ -1,0 +1,125 @@
+"""What reading and answering questions costs, with all visual tokens and with those that are left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.data.vqa import VqaData
+from unpad.errors import RecipeError
+from unpad.evaluation.metrics import Extremes, Metric
+from unpad.inference.generate import advance, prefill
+from unpad.inference.loaded import generation_precision, load
+from unpad.models.vision_language.model import Mode, VisionLanguage
+from unpad.nn.block import BEFORE
+from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
+from unpad.nn.linear import keep_copies
+from unpad.nn.precision import autocast
+
+MAX_PROMPTS = 16
+ROUNDS = 7
+NEW_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One reading of the prompts and some steps of decoding.
+
+    Args:
+        decode_seconds: per step and row.
+        cache_bytes: of all buffers, with room for the new tokens.
+        operations: of the reading, in the language model and the heads that prune it.
+    """
+
+    prefill_seconds: float
+    decode_seconds: float
+    cache_bytes: int
+    operations: int
+
+
+def evaluate_cost(name: str) -> dict[str, Metric]:
+    """Measure a run on held-out questions with images.
+
+    Every mode that decodes reads the same prompts in turn, round after round, so that what else the machine does meets
+    all alike. Each `prefill_seconds_MODE` includes tower, projector and merging, and `decode_seconds_MODE` is per new
+    token of a row; both are medians with the least and the most. `prefill_operations_MODE` are the products of the
+    language model and of its heads, which is where modes differ.
+
+    Raises:
+        RecipeError: the run is not one of images and questions, or it has one mode only.
+    """
+    run = load(name)
+    if run.recipe.model["kind"] != "vision_language" or len(run.model.modes) < 2:
+        fix = "use a run whose model has a merge or a prune section"
+        raise RecipeError("there are no modes whose cost could differ", where=str(run.folder), fix=fix)
+    data = run.data()
+    assert isinstance(data, VqaData), "what models of vision and language read"
+    ids = np.flatnonzero((data.split == 1) & (data.num_patches > 0))[:MAX_PROMPTS]
+    prompts = data.prompts(ids.tolist())
+    precision = generation_precision(run.recipe.generate)
+    device = torch.device("cpu")
+    with torch.inference_mode(), autocast(precision, device), keep_copies():
+        found = measure(run.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
+    metrics: dict[str, Metric] = {}
+    for mode, costs in found.items():
+        columns: dict[str, list[float]] = {
+            "prefill_milliseconds": [1e3 * cost.prefill_seconds for cost in costs],
+            "decode_milliseconds": [1e3 * cost.decode_seconds for cost in costs],
+            "cache_bytes": [cost.cache_bytes for cost in costs],
+            "prefill_operations": [cost.operations for cost in costs],
+        }
+        for key, values in columns.items():
+            metrics[f"{key}_{mode}"] = Extremes(float(np.median(values)), min(values), max(values), len(ids))
+    return metrics
+
+
+def measure(
+    model: VisionLanguage, prompts: RaggedBatch, rounds: int, num_new: int, clock: Callable[[], float]
+) -> dict[Mode, list[Cost]]:
+    """What every mode costs in every round; the first round, which warms up, is left out."""
+    found: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
+    for _ in range(rounds + 1):
+        for mode, costs in found.items():
+            model.mode = mode
+            costs.append(_once(model, prompts, num_new, clock))
+    model.mode = None
+    return {mode: costs[1:] for mode, costs in found.items()}
+
+
+def _once(model: VisionLanguage, prompts: RaggedBatch, num_new: int, clock: Callable[[], float]) -> Cost:
+    most = prompts.layout.lengths().max() + num_new
+    began = clock()
+    cache, hidden = prefill(model, prompts, int(most))  # type: ignore[arg-type]
+    tokens = model.logits(hidden).argmax(-1)
+    read = clock()
+    num_bytes = cache.num_bytes
+    for _ in range(num_new):
+        tokens = model.logits(advance(model, cache, tokens)).argmax(-1)  # type: ignore[arg-type]
+    decoded = clock()
+    per_token = (decoded - read) / max(num_new * prompts.num_seqs, 1)
+    return Cost(read - began, per_token, num_bytes, prefill_operations(model, prompts))
+
+
+def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
+    """Operations of the language model and its heads in the last reading of these prompts.
+
+    Merging and ranking are not counted, nor what is the same in every mode: tower, projector, and an image's way in.
+    """
+    assert prompts.media is not None, "prompts with images"
+    assert prompts.media_seqs is not None, "and their rows"
+    lengths, config = prompts.layout.lengths(), model.config
+    patches = torch.zeros_like(lengths).index_add(0, prompts.media_seqs, prompts.media.layout.lengths())
+    visual = [one.tolist() for one in model.kept] or [patches.tolist()] * config.language.blocks
+    text = (lengths - patches).tolist()
+    read = [[a + b for a, b in zip(block, text, strict=True)] for block in visual]
+    total = reading_operations(sizes_of(config.language, model.vocab_size), read, prompts.num_seqs)
+    if model.mode == "hard" and config.prune is not None and config.prune.learns:
+        for layer in config.prune.layers:  # in a prompt all text asks
+            judged = model.given.tolist() if layer == BEFORE else visual[layer]
+            total += pruner_operations(config.language.width, config.prune.inner, judged, text)
+    return total

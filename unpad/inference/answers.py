@@ -1,0 +1,59 @@
+"""Answers to questions about images, decoded in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unpad.data.once import every_micro
+from unpad.data.vqa import VqaData
+from unpad.inference.generate import complete
+from unpad.inference.loaded import LoadedRun
+from unpad.run.report.kept_patches import Kept
+
+
+def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
+    """Answer questions greedily, in fp32, in batches of the run's own size; none depends on its batch."""
+    return answer_counted(run, data, seq_ids)[0]
+
+
+def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The answers, the visual tokens of every row before any is removed, (num_rows,) int64, and those that entered each
+    block, (num_rows, blocks) int64; no blocks where there is one token per patch."""
+    answers: dict[int, str] = {}
+    counts: dict[int, np.ndarray] = {}
+    for ids, found in _answered(run, data, seq_ids):
+        rows = np.stack([one.numpy() for one in (run.model.given, *run.model.kept)], 1)
+        answers |= dict(zip(ids, found, strict=True))
+        counts |= dict(zip(ids, rows, strict=True))
+    order = seq_ids.tolist()
+    table = np.stack([counts[seq] for seq in order])
+    return [answers[seq] for seq in order], table[:, 0], table[:, 1:]
+
+
+def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:
+    """Answer questions about one image each, of a model that removes patches and merges none, with what it kept."""
+    shown: dict[int, Kept] = {}
+    blocks = run.model.config.prune.layers
+    for ids, found in _answered(run, data, seq_ids):
+        first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # patch of the batch where a row's begin
+        counts = [run.model.kept[block + 1].tolist() for block in blocks]
+        tokens = [run.model.kept_tokens[block + 1].numpy() for block in blocks]
+        rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
+        for place, (seq, text) in enumerate(zip(ids, found, strict=True)):
+            stays = {block: np.zeros(data.num_patches[seq], np.bool_) for block in blocks}
+            for block, of_rows in zip(blocks, rows, strict=True):
+                stays[block][of_rows[place] - first[place]] = True
+            example = data.examples[seq]
+            shown[seq] = Kept(data.picture(example.images[0]), data.patch, stays, example.question, text)
+    return [shown[seq] for seq in seq_ids.tolist()]
+
+
+def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tuple[list[int], list[str]]]:
+    """Rows and their answers, batch by batch; the model knows what it kept of the last one."""
+    settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+    for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
+        ids = micro.seq_ids.tolist()
+        found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+        yield ids, [one.text for one in found]

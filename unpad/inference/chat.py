@@ -1,0 +1,255 @@
+"""A conversation with a model, at a terminal or through a pipe."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from unpad.data.sources.example import Turn
+from unpad.data.tokens.encode import encode_prompt
+from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.errors import RecipeError, UnpadError, nearest
+from unpad.inference.generate import stream
+from unpad.inference.loaded import generation_precision, load
+from unpad.models.decoder import Decoder
+from unpad.nn.precision import Precision
+from unpad.recipes.data import Template
+from unpad.recipes.training import Generate
+from unpad.storage import write_atomic
+
+COMMANDS = {
+    "/clear": "forget the conversation",
+    "/save FILE": "write the conversation to FILE, as one JSON line that training can read",
+    "/help": "show this",
+    "/quit": "leave, as Ctrl-D does; Ctrl-C stops a reply",
+}
+NAMES = [command.split()[0] for command in COMMANDS]
+
+
+def prompt_ids(
+    turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
+) -> list[int]:
+    """Encode the newest part of a conversation that leaves room for a reply, up to where the reply begins.
+
+    Args:
+        turns: perhaps a system turn, then user and assistant in turns, a user turn last.
+        longest: the model's context, in tokens.
+        reserve: tokens to leave for the reply; fewer remain when the last message alone is too long for that.
+
+    Raises:
+        RecipeError: the last message alone exceeds the context.
+    """
+    return fit(turns, template, tokenizer, longest, reserve)[0]
+
+
+def fit(
+    turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
+) -> tuple[list[int], int]:
+    """Return what `prompt_ids` does, and how many old turns were left out; a system turn always stays."""
+    first = next(i for i, turn in enumerate(turns) if turn.role != "system")
+    starts = [i for i in range(first, len(turns)) if turns[i].role == "user"]
+    ids: list[int] = []
+    left_out = 0
+    # From the newest exchange backwards: the work is bounded by the context, not by the length of the history.
+    for start in reversed(starts):
+        longer = encode_prompt([*turns[:first], *turns[start:]], tokenizer, template)
+        if ids and len(longer) + reserve > longest:
+            break
+        ids, left_out = longer, start - first
+    if len(ids) > longest:
+        raise RecipeError(
+            f"the message makes a prompt of {len(ids)} tokens, the model's context is {longest}", fix="shorten it"
+        )
+    return ids, left_out
+
+
+class Conversation:
+    """Turns so far, and the model that replies.
+
+    Args:
+        system: a first turn that stays through trimming and `clear`.
+
+    `num_forgotten` counts the turns of the history that the last prompt had no room for.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        template: Template,
+        settings: Generate,
+        *,
+        precision: Precision = "fp32",
+        system: str = "",
+    ) -> None:
+        self._model, self._tokenizer, self._template, self._settings = model, tokenizer, template, settings
+        self._precision = precision
+        self._opening = [Turn("system", system)] if system else []
+        self._saved: set[Path] = set()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the system turn."""
+        self.history: list[Turn] = list(self._opening)
+        self.num_forgotten = 0
+
+    def reply(self, text: str) -> Generator[str, None, None]:
+        """Yield the reply to a message as it appears.
+
+        Message and reply enter the history when the reply ends or is closed, as far as it got; an empty reply leaves
+        no trace. The reply ends where the model begins to speak for the user.
+
+        Raises:
+            RecipeError: the message alone exceeds the model's context.
+        """
+        longest = self._model.config.longest
+        turns = [*self.history, Turn("user", text)]
+        reserve = min(self._settings.max_new_tokens, longest // 2)  # a short context keeps half for the question
+        ids, self.num_forgotten = fit(turns, self._template, self._tokenizer, longest, reserve)
+        index = len(self.history)  # the same question asked again may be answered otherwise
+        pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, index)
+        user = self._template.user
+        said = ""
+        try:
+            for piece in until(pieces, [user, self._template.separator + user] if user else []):
+                said += piece
+                yield piece
+        finally:
+            if said:
+                self.history = [*turns, Turn("assistant", said)]
+
+    def save(self, path: Path) -> None:
+        """Write the conversation as one JSON line with `messages`.
+
+        Raises:
+            RecipeError: nothing has been said, or the file exists and is not an earlier save of this conversation.
+            DiskError: the file cannot be written.
+        """
+        if len(self.history) == len(self._opening):
+            raise RecipeError("there is nothing to save yet", where=str(path))
+        if path.exists() and path.resolve() not in self._saved:
+            raise RecipeError("the file exists", where=str(path), fix="choose another name")
+        messages = [{"role": turn.role, "content": turn.content} for turn in self.history]
+        write_atomic(path, json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+        self._saved.add(path.resolve())
+
+
+def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """Yield text up to where one of `stops` first occurs, across pieces; what may become a stop is held back."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        found = [at for at in (held.find(stop) for stop in stops) if at >= 0]
+        if found:
+            if held[: min(found)]:
+                yield held[: min(found)]
+            return
+        keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
+        ready, held = held[: len(held) - keep], held[len(held) - keep :]
+        if ready:
+            yield ready
+    if held:
+        yield held
+
+
+def chat(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    template: Template,
+    settings: Generate,
+    *,
+    read_line: Callable[[str], str],
+    write: Callable[[str], None],
+    interactive: bool,
+    precision: Precision = "fp32",
+    system: str = "",
+) -> None:
+    """Read messages and write replies until the input ends or /quit.
+
+    Not interactive: every line of input is a conversation of its own and gets one line of reply, with line breaks
+    inside it as `\\n`; no prompts and no remarks. Commands work there too, and what they say is a line of its own.
+
+    Args:
+        read_line: gives a line without its end when called with what to show before it; EOFError at the end: `input`.
+        write: shows text at once.
+
+    Raises:
+        UnpadError: not interactive, and a message cannot be answered or a command fails.
+    """
+    conversation = Conversation(model, tokenizer, template, settings, precision=precision, system=system)
+    if interactive:
+        write("Type a message, or /help.\n")
+    while True:
+        try:
+            line = read_line("> " if interactive else "").strip()
+            if line == "/quit":
+                return
+            _handle(conversation, line, write, interactive)
+        except EOFError:
+            write("\n" if interactive else "")
+            return
+        except KeyboardInterrupt:
+            if not interactive:
+                raise
+            write("\nCtrl-D or /quit leaves.\n")
+        except UnpadError as error:
+            if not interactive:
+                raise
+            write(f"{error}\n")
+
+
+def _handle(conversation: Conversation, line: str, write: Callable[[str], None], interactive: bool) -> None:
+    """Carry out one line of input."""
+    if re.fullmatch(r"/[A-Za-z]+( .*)?", line):
+        write(_command(conversation, line, interactive))
+    elif not interactive:
+        conversation.clear()
+        reply = "".join(conversation.reply(line)) if line else ""
+        write(reply.replace("\n", "\\n") + "\n")
+    elif line:
+        _answer(conversation, line, write)
+
+
+def _command(conversation: Conversation, line: str, interactive: bool) -> str:
+    """Carry out a command and return what there is to say."""
+    name, _, argument = line.partition(" ")
+    if name == "/help":
+        return "".join(f"{command:12}{what}\n" for command, what in COMMANDS.items())
+    if name == "/clear":
+        conversation.clear()
+        return "forgotten\n" if interactive else ""
+    if name == "/save":
+        if not argument.strip():
+            raise RecipeError("/save needs the name of a file", fix="write for example /save talk.jsonl")
+        path = Path(argument.strip()).expanduser()
+        conversation.save(path)
+        return f"saved to {path}\n" if interactive else ""
+    return f"unknown command {name}; {nearest(name, NAMES)}\n"
+
+
+def _answer(conversation: Conversation, line: str, write: Callable[[str], None]) -> None:
+    """Write the reply as it appears; Ctrl-C ends it."""
+    had_forgotten = conversation.num_forgotten > 0
+    with closing(conversation.reply(line)) as pieces:  # closed, it puts what was said into the history
+        try:
+            for piece in pieces:
+                write(piece)
+        except KeyboardInterrupt:
+            write(" [stopped]")
+    write("\n")
+    if conversation.num_forgotten and not had_forgotten:
+        write("(the oldest messages no longer fit into the model's context and are left out)\n")
+
+
+def chat_with_run(name: str, overrides: list[str]) -> None:
+    """Talk to a run at the terminal, or answer the lines of the standard input."""
+    run = load(name, overrides)
+    chat(
+        run.model, run.tokenizer, run.recipe.data.template, run.recipe.generate,
+        read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),
+        precision=generation_precision(run.recipe.generate),
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""`unpad embed`: the vectors of patients, or of their sets, as a parquet file to work with elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from unpad import storage
+from unpad.data import family_of, open_data
+from unpad.data.once import every_micro, once_each
+from unpad.data.sources.split import HOLDOUT
+from unpad.errors import RecipeError
+from unpad.inference.loaded import LoadedRun
+from unpad.inference.patients import predict, trains
+from unpad.recipes.recipe import Recipe
+
+Level = Literal["patient", "set"]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Rows in the order of the patients in the data, and of time within a patient.
+
+    Args:
+        patient: (num_rows,) int64, index of the patient in the data.
+        embedding: (num_rows, dim) float32.
+        set_index: (num_rows,) int32, counted from 0 in every patient; None where a row is a patient.
+        days_from_landmark: (num_rows,) float32, not a number for a set of facts; beside `set_index`.
+    """
+
+    patient: np.ndarray
+    embedding: np.ndarray
+    set_index: np.ndarray | None = None
+    days_from_landmark: np.ndarray | None = None
+
+
+def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> list[str]:
+    """Write the vectors of patients to a parquet file and say what is in it.
+
+    Its columns are the patient's id as the data has it, for sets `set_index` and `days_from_landmark` (null for facts),
+    for patients what `predicted` adds, and `embedding`, a list of equally many fp32 numbers in every row.
+
+    Args:
+        path: of the data, in the form that the run was trained on; None is the run's own.
+
+    Raises:
+        RecipeError: the run is not one of patients, or `path` does not hold what it reads.
+        SourceError: the data cannot be used.
+    """
+    if "events" not in family_of(run.recipe).KINDS:
+        fix = "use a run of `unpad train events`"
+        raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
+    data: Any = run.data() if path is None else open_data(moved(run.recipe, path), run.files)
+    found = embed(run, data, level)
+    name = _id_name(run.recipe)
+    columns = {name: pa.array(data.ids[found.patient])}
+    if found.set_index is not None:
+        columns["set_index"] = pa.array(found.set_index)
+        columns["days_from_landmark"] = pa.array(found.days_from_landmark, from_pandas=True)
+    else:
+        columns |= predicted(run, data, known=path is None)
+    flat = pa.array(found.embedding.reshape(-1))
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, found.embedding.shape[1])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    storage.write_atomic(out, sink.getvalue().to_pybytes())
+    num, held, size = len(data.positions), len(np.unique(found.patient)), found.embedding.shape[1]
+    rows = f"{num:,} patients" if level == "patient" else f"{len(found.patient):,} sets of {held:,} patients"
+    lines = [f"{rows}, {size} numbers each: {out}"]
+    without = num - held
+    return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
+
+
+def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
+    """Columns of what the model says of every patient, and of what is known.
+
+    `probability` of the outcome where the model learned to classify; `risk`, the hazard added up over all bins, where
+    it learned hazards; of the run's own data `split`, train or holdout, and `label`, 0, 1 or null where it is not
+    known.
+
+    Args:
+        known: whether the data is the run's own.
+    """
+    columns: dict[str, pa.Array] = {}
+    settings: Any = run.recipe.events
+    labels = settings.labels  # without them a head has its weight and learns nothing all the same
+    classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
+    has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
+    if classifies or has_hazards:
+        found = predict(run.model, data, np.arange(len(data.positions)), run.recipe.plan, torch.device("cpu"))
+        columns |= {"probability": pa.array(found.p)} if classifies else {}
+        columns |= {"risk": pa.array(found.risk)} if has_hazards else {}
+    if known:
+        columns["split"] = pa.array(np.where(data.split == HOLDOUT, "holdout", "train"))
+        if data.labels is not None:
+            columns["label"] = pa.array(data.labels, mask=data.labels < 0)
+    return columns
+
+
+def _id_name(recipe: Any) -> str:
+    """The column that the recipe's first table has its ids in, where it says so."""
+    name: str = recipe.data.events[0].id
+    return "id" if name == "auto" else name
+
+
+def moved(recipe: Recipe, path: Path) -> Recipe:
+    """The recipe reading other patients, who have no labels and all take part.
+
+    Args:
+        path: what stands for the one table or folder that the recipe reads, or a folder that holds all of those it
+            reads under their names.
+
+    Raises:
+        RecipeError: a file is missing.
+    """
+    data: Any = recipe.data
+    events: Any = getattr(recipe, "events")  # noqa: B009
+    places = {source.path: path / Path(source.path).name for source in data.events}
+    if len(places) == 1 and not all(place.exists() for place in places.values()):
+        places = dict.fromkeys(places, path)
+    labels = events.labels
+    if isinstance(events.landmark, str):  # a column of the table of labels
+        places[labels.path] = path / Path(labels.path).name
+        labels = labels.model_copy(
+            update={"path": str(places[labels.path].resolve()), "censored": "keep", "missing": "keep"}
+        )
+    else:
+        labels = None
+    for name, place in places.items():
+        if not place.exists():
+            fix = "name a folder that holds files of the names in the recipe: " + ", ".join(sorted(places))
+            raise RecipeError(f"there is nothing in the place of {name}", where=str(place), fix=fix)
+    sources = [source.model_copy(update={"path": str(places[source.path].resolve())}) for source in data.events]
+    return recipe.model_copy(
+        update={
+            "data": data.model_copy(update={"events": sources}),
+            "events": events.model_copy(update={"labels": labels, "split": None}),
+        }
+    )
+
+
+@torch.no_grad()
+def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
+    """Vectors of all patients, in the model's own precision; each is what it would be alone.
+
+    Args:
+        data: as of `data/events.py`.
+    """
+    ids = np.arange(len(data.positions))
+    patients, vectors, times = [np.zeros(0, np.int64)], [], [np.zeros(0, np.float32)]
+    for micro in every_micro(run.model, data, ids, run.recipe.plan, targets=once_each):
+        batch = data.load(micro)
+        vectors.append(run.model.embed(batch, level).float().numpy())
+        mine = micro.seq_ids
+        patients.append(mine if level == "patient" else np.repeat(mine, batch.events.history.lengths().numpy()))
+        times.append(batch.events.times.numpy())
+    patient = np.concatenate(patients)
+    order = np.argsort(patient, kind="stable")  # the sets of a patient stay in their order
+    patient, embedding = patient[order], np.concatenate(vectors or [np.zeros((0, 1), np.float32)])[order]
+    if level == "patient":
+        return Vectors(patient, embedding)
+    first = np.searchsorted(patient, patient)
+    set_index = (np.arange(len(patient)) - first).astype(np.int32)
+    days = np.where(data.sets.timeless, np.float32(np.nan), np.concatenate(times)[order])
+    return Vectors(patient, embedding, set_index, days)

@@ -1,0 +1,507 @@
+"""Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
+
+A prompt gives the same tokens alone and among others: nothing is padded, each sequence draws from its own generator,
+and one that ends leaves the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unpad.batching.batch import RaggedBatch, from_prompts
+from unpad.batching.layout import Layout
+from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
+from unpad.errors import NonFiniteError, RecipeError
+from unpad.models.decoder import Decoder
+from unpad.nn.cache import KeyValueCache
+from unpad.nn.linear import keep_copies
+from unpad.nn.precision import Precision, autocast
+from unpad.recipes.training import Generate
+
+Finished = Literal["eos", "length", "context"]
+# Token ids, or a flat batch of them where images stand among the tokens.
+Prompts = Sequence[Sequence[int]] | RaggedBatch
+GREEDY_BELOW = 1e-4  # a temperature this low only overflows
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What followed a prompt: ids without EOS, their text, and why it ended.
+
+    finished: "eos", the model ended it; "length", max_new_tokens; "context", no position of the model was left.
+    """
+
+    ids: list[int]
+    text: str
+    finished: Finished
+
+
+def complete(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompts: Prompts,
+    settings: Generate,
+    precision: Precision = "fp32",
+) -> list[Completion]:
+    """Continue every prompt. Raises as `generate` does."""
+    eos_id, banned = tokenizer.eos_id, control_ids(tokenizer)
+    all_ids = generate(model, prompts, settings, eos_id=eos_id, banned=banned, precision=precision)
+    limits = token_limits(model, token_lists(prompts), settings)
+    return [
+        Completion(ids, tokenizer.decode(ids), _why_finished(len(ids), limit, settings))
+        for ids, limit in zip(all_ids, limits.tolist(), strict=True)
+    ]
+
+
+def generate(
+    model: Decoder,
+    prompts: Prompts,
+    settings: Generate,
+    *,
+    eos_id: int,
+    banned: Sequence[int] = (),
+    precision: Precision = "fp32",
+    indices: Sequence[int] | None = None,
+    on_token: Callable[[int, int], None] | None = None,
+) -> list[list[int]]:
+    """Continue every prompt until EOS, max_new_tokens or the end of the model's context.
+
+    Args:
+        prompts: token ids, none empty.
+        eos_id: the token that ends a sequence; it is not part of the result.
+        banned: ids that are never proposed.
+        indices: seed each prompt's draws together with settings.seed; by default its position in `prompts`.
+        on_token: called with (position in `prompts`, id) as tokens appear; with beams, once the best is known.
+
+    Raises:
+        RecipeError: a prompt is empty, longer than the model's context or not of its vocabulary; beams with a
+            temperature; a model that is not causal.
+        NonFiniteError: the model's scores are NaN or infinite.
+    """
+    steps = _steps(model, prompts, settings, eos_id, banned, indices)
+    all_rows, all_tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    with _running(model, precision):
+        for rows, tokens in steps:
+            all_rows.append(rows)
+            all_tokens.append(tokens)
+            if on_token is not None:
+                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
+                    on_token(row, token)
+    flat_rows, flat_tokens = np.concatenate(all_rows), np.concatenate(all_tokens)
+    order = np.argsort(flat_rows, kind="stable")
+    num = len(token_lists(prompts))
+    cuts = np.cumsum(np.bincount(flat_rows, minlength=num))[:-1]
+    return [part.tolist() for part in np.split(flat_tokens[order], cuts)] if num else []
+
+
+def stream(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt_ids: Sequence[int],
+    settings: Generate,
+    precision: Precision = "fp32",
+    index: int = 0,
+) -> Iterator[str]:
+    """Yield the text that follows one prompt as it appears; a character is never cut. Raises as `generate` does.
+
+    Args:
+        index: seeds the draws together with settings.seed.
+    """
+    steps = _steps(model, [prompt_ids], settings, tokenizer.eos_id, control_ids(tokenizer), [index])
+    decoder = DecodeStream(tokenizer)
+    while True:
+        with _running(model, precision, decoder):  # entered per step: between two the caller computes in its own modes
+            step = next(steps, None)
+        if step is None:
+            break
+        for token in step[1].tolist():
+            if text := decoder.push(token):
+                yield text
+    if text := decoder.flush():
+        yield text
+
+
+def token_lists(prompts: Prompts) -> Sequence[Sequence[int]]:
+    """The token ids of every prompt; where an image stands, its placeholders."""
+    if not isinstance(prompts, RaggedBatch):
+        return prompts
+    assert prompts.input_ids is not None, "prompts are made of tokens"
+    ids: list[list[int]] = [part.tolist() for part in prompts.input_ids.split(prompts.layout.lengths().tolist())]
+    return ids
+
+
+def control_ids(tokenizer: Tokenizer) -> list[int]:
+    """Ids that stand before or around a text and never in it."""
+    return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
+
+
+def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate) -> np.ndarray:
+    """Most tokens each prompt may be continued by, (num_prompts,) int64: every position predicts one token."""
+    lengths = np.array([len(prompt) for prompt in prompts], np.int64)
+    return np.minimum(settings.max_new_tokens, model.config.longest - lengths + 1)
+
+
+def _why_finished(num_ids: int, limit: int, settings: Generate) -> Finished:
+    if num_ids < limit:
+        return "eos"
+    return "length" if limit == settings.max_new_tokens else "context"
+
+
+@contextmanager
+def _running(model: Decoder, precision: Precision, owner: object | None = None) -> Iterator[None]:
+    """Without gradients and dropout, products in `precision`; the model's mode is restored.
+
+    Args:
+        owner: while it lives, the next entry finds the weights in `precision` that this one made.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode(), autocast(precision, _device(model)), keep_copies(owner):
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _device(model: Decoder) -> torch.device:
+    return model.embed.weight.device
+
+
+# --------------------------------------------------------------------------- read
+
+
+def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache, Tensor]:
+    """Read all prompts in one flat run.
+
+    Args:
+        most: tokens that no sequence will exceed, prompt included.
+
+    Returns:
+        The cache, and the hidden state of every prompt's last token, (num_prompts, width).
+    """
+    if isinstance(prompts, RaggedBatch):
+        batch = prompts.to(_device(model))
+    else:
+        batch = from_prompts(prompts).to(_device(model))
+    assert isinstance(batch.layout, Layout)
+    cache = KeyValueCache(batch.layout, max(most, batch.layout.max_seqlen))
+    return cache, model.last_hidden(batch, cache)
+
+
+def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
+    """Read one more token per row, (num_rows,) int64; return its hidden state, (num_rows, width)."""
+    device = cache.lengths.device
+    tokens = tokens.to(device)
+    bounds = torch.arange(cache.num_rows + 1, dtype=torch.int32, device=device)
+    batch = RaggedBatch(
+        layout=Layout(bounds, 1),
+        position_ids=cache.lengths,
+        input_ids=tokens,
+        labels=tokens,
+        loss_mask=torch.zeros_like(tokens, dtype=torch.bool),
+        target_index=tokens[:0],
+    )
+    cache.begin_step()
+    hidden: Tensor = model(batch, cache)
+    cache.end_step()
+    return hidden
+
+
+# --------------------------------------------------------------------------- one token per step
+
+
+def _steps(
+    model: Decoder,
+    prompts: Prompts,
+    settings: Generate,
+    eos_id: int,
+    banned: Sequence[int],
+    indices: Sequence[int] | None,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (positions in `prompts`, their next tokens) of each step, EOS left out. Checks its input at once."""
+    texts = token_lists(prompts)
+    _check(model, texts, settings)
+    if not len(texts):
+        return iter(())
+    if settings.beams > 1:
+        return _beam_steps(model, prompts, settings, eos_id, banned)
+    indices = range(len(texts)) if indices is None else indices
+    assert len(indices) == len(texts), "one index per prompt"
+    return _sample_steps(model, prompts, settings, eos_id, banned, indices)
+
+
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate) -> None:
+    longest = model.config.longest
+    if not model.config.causal:
+        raise RecipeError(
+            "a model with causal: false cannot continue a text", where="model.causal", fix="set it to true"
+        )
+    if settings.beams > 1 and settings.temperature > GREEDY_BELOW:
+        raise RecipeError(
+            f"beams={settings.beams} search for the best text, temperature={settings.temperature} draws one",
+            where="generate",
+            fix="set generate.temperature=0 or generate.beams=1",
+        )
+    for position, prompt in enumerate(prompts):
+        where = f"prompt {position}"
+        if not len(prompt):
+            raise RecipeError("the prompt has no tokens", where=where, fix="begin it with BOS at least")
+        if len(prompt) > longest:
+            raise RecipeError(
+                f"the prompt has {len(prompt)} tokens, the model's context is {longest}",
+                where=where,
+                fix="shorten it, or extend rotary positions with model.context_method and model.context_factor",
+            )
+        if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
+            raise RecipeError(
+                f"the prompt has ids {min(prompt)} to {max(prompt)}, the model knows 0 to {model.vocab_size - 1}",
+                where=where,
+                fix="encode it with the tokenizer of the model's run",
+            )
+
+
+def _sample_steps(
+    model: Decoder,
+    prompts: Prompts,
+    settings: Generate,
+    eos_id: int,
+    banned: Sequence[int],
+    indices: Sequence[int],
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    texts = token_lists(prompts)
+    rows = np.arange(len(texts))  # the prompt that each row of the cache continues
+    limits = token_limits(model, texts, settings)
+    generators = [np.random.default_rng([settings.seed, index]) for index in indices]
+    scores = _Scores(model, texts, settings, banned)
+    cache, hidden = prefill(model, prompts, _most_tokens(texts, limits))
+    for step in count(1):
+        logits = scores.of(hidden)
+        if settings.temperature <= GREEDY_BELOW:
+            tokens = logits.argmax(-1).cpu()
+        else:
+            uniform = torch.tensor([generators[row].random() for row in rows.tolist()], dtype=torch.float64)
+            tokens = sample(logits.cpu().double(), settings, uniform)
+        going = tokens.numpy() != eos_id
+        yield rows[going], tokens.numpy()[going]
+        live = going & (limits[rows] > step)
+        if not live.any():
+            return
+        if not live.all():
+            order = cache.keep(live)
+            rows, tokens = rows[order], tokens[torch.from_numpy(order)]
+            scores.reorder(torch.from_numpy(order))
+        scores.add(tokens)
+        hidden = advance(model, cache, tokens)
+
+
+def _most_tokens(prompts: Sequence[Sequence[int]], limits: np.ndarray) -> int:
+    """Tokens of the longest sequence that may have to be read; the last token of each is not."""
+    return int(max(len(prompt) + limit - 1 for prompt, limit in zip(prompts, limits.tolist(), strict=True)))
+
+
+class _Scores:
+    """Logits with banned ids out and the repetition penalty in.
+
+    The penalty divides positive and multiplies negative logits of tokens that the prompt or the continuation holds
+    (Keskar et al. 2019, arXiv 1909.05858, section 4.1).
+    """
+
+    def __init__(
+        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate, banned: Sequence[int]
+    ) -> None:
+        self._model, self._penalty = model, settings.repetition_penalty
+        self._banned = torch.tensor(sorted(set(banned)), dtype=torch.int64, device=_device(model))
+        self._used: Tensor | None = None  # (num_rows, vocab_size) bool
+        if self._penalty != 1:
+            self._used = torch.zeros(len(prompts), model.vocab_size, dtype=torch.bool, device=_device(model))
+            for row, prompt in enumerate(prompts):
+                self._used[row, torch.tensor(prompt, device=_device(model))] = True
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, (num_rows, vocab_size), fp32 or wider.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite.
+        """
+        logits = self._model.logits(hidden)
+        if not bool(logits.sum().isfinite()):
+            raise NonFiniteError(
+                "the model's scores are not finite", fix="use an earlier checkpoint, or precision fp32"
+            )
+        if self._used is not None:
+            penalised = torch.where(logits > 0, logits / self._penalty, logits * self._penalty)
+            logits = torch.where(self._used, penalised, logits)
+        return logits.index_fill_(-1, self._banned, -math.inf)
+
+    def add(self, tokens: Tensor) -> None:
+        """Take in the token each row continues with, (num_rows,)."""
+        if self._used is not None:
+            self._used.scatter_(1, tokens.to(self._used.device)[:, None], True)
+
+    def reorder(self, rows: Tensor) -> None:
+        if self._used is not None:
+            self._used = self._used[rows.to(self._used.device)]
+
+
+def sample(logits: Tensor, settings: Generate, uniform: Tensor) -> Tensor:
+    """Draw a token per row from softmax(logits / temperature), cut to the top_k likeliest and then to top_p.
+
+    top_p keeps the smallest set of likeliest tokens whose share of what top_k left reaches it
+    (Holtzman et al. 2019, arXiv 1904.09751).
+
+    Args:
+        logits: (num_rows, vocab_size) fp64.
+        uniform: (num_rows,) fp64 in [0, 1), where in the cumulative distribution to draw.
+
+    Returns:
+        (num_rows,) int64.
+    """
+    probabilities, candidates = (logits / settings.temperature).softmax(-1), None
+    if settings.top_k:
+        probabilities, candidates = probabilities.topk(min(settings.top_k, logits.shape[-1]), -1)  # descending
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    if settings.top_p < 1:
+        if candidates is None:
+            probabilities, candidates = _likeliest(probabilities, settings.top_p)
+        before = probabilities.cumsum(-1) - probabilities
+        probabilities = probabilities.masked_fill(before >= settings.top_p, 0)
+    cumulative = probabilities.cumsum(-1)
+    # right: a token of probability 0 has the cumulative value of the one before it and is never the first above.
+    chosen = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)
+    return (chosen if candidates is None else candidates.gather(-1, chosen))[:, 0]
+
+
+def _likeliest(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The likeliest tokens of every row, descending, and their ids: enough to reach `share`, or all."""
+    vocab = probabilities.shape[-1]
+    values, ids = probabilities.topk(min(256, vocab), -1)  # sorting a whole vocabulary costs more than the model
+    if bool((values.sum(-1) < share).any()):
+        values, ids = probabilities.sort(-1, descending=True)
+    return values, ids
+
+
+# --------------------------------------------------------------------------- beam search
+
+
+@dataclass(frozen=True)
+class _Beams:
+    """Unfinished texts of each live prompt and the best finished one.
+
+    Args:
+        prompts: (num_live,) position of each in the caller's list.
+        limits: (num_live,) most new tokens.
+        sums: (num_live, beams) fp64, log probability of each text; -inf where there is none.
+        texts: (num_live, beams, num_steps) int64.
+        best: (num_live,) fp64, highest log probability per token of a finished text, EOS counted.
+        best_texts: (num_live, num_steps) int64, of which the first best_lengths (num_live,) count, EOS not counted.
+    """
+
+    prompts: Tensor
+    limits: Tensor
+    sums: Tensor
+    texts: Tensor
+    best: Tensor
+    best_texts: Tensor
+    best_lengths: Tensor
+
+    def select(self, live: Tensor) -> _Beams:
+        return _Beams(**{name: value[live] for name, value in vars(self).items()})
+
+
+def _beam_steps(
+    model: Decoder, prompts: Prompts, settings: Generate, eos_id: int, banned: Sequence[int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Search for the text of highest log probability per token; yield each prompt's once it is known.
+
+    A prompt ends when no continuation can beat its best finished text: log probabilities are never positive, so
+    a text's score never rises above its sum over the longest length allowed.
+    """
+    texts = token_lists(prompts)
+    num, width = len(texts), settings.beams
+    limits = token_limits(model, texts, settings)
+    scores = _Scores(model, texts, settings, banned)
+    cache, hidden = prefill(model, prompts, _most_tokens(texts, limits))
+    beams = _Beams(
+        prompts=torch.arange(num),
+        limits=torch.from_numpy(limits),
+        sums=torch.tensor([0.0] + [-math.inf] * (width - 1), dtype=torch.float64).repeat(num, 1),
+        texts=torch.zeros(num, width, 0, dtype=torch.int64),
+        best=torch.full((num,), -math.inf, dtype=torch.float64),
+        best_texts=torch.zeros(num, 0, dtype=torch.int64),
+        best_lengths=torch.zeros(num, dtype=torch.int64),
+    )
+    copies = torch.arange(num).repeat_interleave(width)
+    cache.reorder(copies)
+    scores.reorder(copies)
+    hidden = hidden[copies.to(hidden.device)]
+    for step in count(1):
+        log_probs = scores.of(hidden).double().log_softmax(-1).cpu().unflatten(0, (-1, width))
+        beams, parents = _extend(beams, log_probs, step, eos_id)
+        done = (beams.best >= beams.sums[:, 0] / beams.limits) | (beams.limits == step)
+        for row in done.nonzero()[:, 0].tolist():
+            text = beams.best_texts[row, : beams.best_lengths[row]].numpy()
+            yield np.full(text.size, int(beams.prompts[row])), text
+        if bool(done.all()):
+            return
+        kept = (parents + width * torch.arange(len(parents))[:, None])[~done].flatten()
+        beams = beams.select(~done)
+        cache.reorder(kept)
+        scores.reorder(kept)
+        tokens = beams.texts[:, :, -1].flatten()
+        scores.add(tokens)
+        hidden = advance(model, cache, tokens)
+
+
+def _extend(beams: _Beams, log_probs: Tensor, step: int, eos_id: int) -> tuple[_Beams, Tensor]:
+    """Extend every text by its likeliest tokens.
+
+    Args:
+        log_probs: (num_live, beams, vocab_size) fp64.
+
+    Returns:
+        The beams, likeliest first, and the beam that each one continues, (num_live, beams).
+    """
+    width, vocab = log_probs.shape[1:]
+    totals = (beams.sums[:, :, None] + log_probs).flatten(1)
+    # Every beam has one EOS, so twice as many candidates hold enough that go on.
+    sums, flat = totals.topk(min(2 * width, totals.shape[1]), -1)  # (num_live, candidates), descending
+    parents, tokens = flat // vocab, flat % vocab
+    texts = torch.cat([_rows(beams.texts, parents), tokens[:, :, None]], -1)
+    ends = tokens == eos_id
+
+    ending, which = torch.where(ends, sums, -math.inf).max(-1)
+    beams = _with_best(beams, ending / step, texts, which, torch.full_like(beams.best_lengths, step - 1))
+    going = torch.where(ends, -math.inf, sums)
+    going, chosen = going.topk(width, -1)
+    # A text cut off at the limit stands beside the finished ones.
+    cut = torch.where(beams.limits == step, going[:, 0] / step, -math.inf)
+    beams = _with_best(beams, cut, texts, chosen[:, 0], torch.full_like(beams.best_lengths, step))
+    return replace(beams, sums=going, texts=_rows(texts, chosen)), parents.gather(1, chosen)
+
+
+def _with_best(beams: _Beams, score: Tensor, texts: Tensor, which: Tensor, lengths: Tensor) -> _Beams:
+    """Put in texts[:, which] (num_live, num_steps) where `score` (num_live,) beats the best so far."""
+    better = score > beams.best
+    candidates = _rows(texts, which[:, None])[:, 0]
+    before = F.pad(beams.best_texts, (0, candidates.shape[1] - beams.best_texts.shape[1]))
+    return replace(
+        beams,
+        best=torch.where(better, score, beams.best),
+        best_texts=torch.where(better[:, None], candidates, before),
+        best_lengths=torch.where(better, lengths, beams.best_lengths),
+    )
+
+
+def _rows(texts: Tensor, which: Tensor) -> Tensor:
+    """texts (num, n, steps), which (num, m) -> (num, m, steps)."""
+    return texts.gather(1, which[:, :, None].expand(-1, -1, texts.shape[2]))

@@ -1,0 +1,206 @@
+"""`unpad infer`: classes of image files or answers about them, at the model's own size and normalisation."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.data import family_of
+from unpad.data.images import WITH_OPACITY, image_batch, read_classes
+from unpad.data.pixels.decode import NOTES, ImageError, decode
+from unpad.data.pixels.patches import prepare
+from unpad.data.pixels.sizes import Grid, detail, grid_of
+from unpad.data.sources.files import natural_key
+from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine
+from unpad.data.vqa import questions_about
+from unpad.errors import RecipeError, SourceError
+from unpad.inference.answers import answer, answer_shown
+from unpad.inference.loaded import LoadedRun
+from unpad.run.report.kept_patches import Kept, refuse_unshowable
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of one image file.
+
+    Args:
+        top: classes with their probabilities, the likeliest first; empty where the file cannot be used.
+        text: the answer to a question about the image; None where none was asked.
+        fault: what is wrong with the file, or "".
+        notes: what was done about the file, such as taking its first frame.
+        shown: which patches the model went on with; where that was asked for.
+    """
+
+    path: Path
+    top: tuple[tuple[str, float], ...] = ()
+    text: str | None = None
+    fault: str = ""
+    notes: tuple[str, ...] = ()
+    shown: Kept | None = None
+
+    def line(self) -> str:
+        """The answer as text: the likeliest class and its probability, then the others."""
+        if self.fault:
+            return f"{self.path}: {self.fault}"
+        shown = (
+            ", ".join(f"{name} {p:.1%}" for name, p in self.top) if self.text is None else self.text or "(no answer)"
+        )
+        return f"{self.path}: {shown}" + (f"  ({'; '.join(NOTES[note] for note in self.notes)})" if self.notes else "")
+
+    def to_json(self) -> dict[str, Any]:
+        top = [{"class": name, "probability": p} for name, p in self.top]
+        found: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
+        return {"image": str(self.path), **found, "fault": self.fault, "notes": list(self.notes)}
+
+
+def list_images(paths: Sequence[Path]) -> list[Path]:
+    """The files meant: a folder stands for the images in it and below, in natural order.
+
+    Raises:
+        SourceError: a path does not exist, or a folder holds no image.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted((p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES), key=natural_key)
+            if not inside:
+                raise SourceError("the folder holds no image", where=str(path), fix="name a file, or another folder")
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise SourceError("there is no such file or folder", where=str(path), fix="check the path")
+    return found
+
+
+def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer]:
+    """Classify image files, in batches of the run's own size; an image gets what it would get alone.
+
+    Args:
+        top: most classes per image.
+
+    Raises:
+        RecipeError: the run is not one of images.
+    """
+    if "images" not in family_of(run.recipe).KINDS:
+        kind = run.recipe.model["kind"]
+        fix = "ask it something with --question" if kind == "vision_language" else "use a run of `unpad train images`"
+        raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
+    classes = read_classes(run.files)
+    waiting: list[_Read] = []
+    results: dict[Path, Answer] = {}
+    tokens = 0
+    for path in paths:
+        try:
+            image = _read(run, path)
+        except (ImageError, OSError) as error:
+            results[path] = Answer(path, fault=_fault(error))
+            continue
+        waiting.append(image)
+        tokens += len(image.patches)
+        if tokens >= run.recipe.plan.tokens_per_micro:
+            results |= _classify_batch(run, waiting, classes, top)
+            waiting, tokens = [], 0
+    results |= _classify_batch(run, waiting, classes, top)
+    return [results[path] for path in paths]
+
+
+def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = False) -> list[Answer]:
+    """Answer one question about each of several image files, greedily, in batches of the run's own size.
+
+    Args:
+        show: also keep which patches were left of each image.
+
+    Raises:
+        RecipeError: the run is not one of images and questions, or of one that removes no patches there is nothing to
+            show.
+    """
+    if run.recipe.model["kind"] != "vision_language":
+        fix = "leave --question out for classes, or use a run of `unpad train vqa`"
+        raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
+    if show:
+        refuse_unshowable(run.model.modes, run.model.config.merge is not None, str(run.folder))
+    looked = {path: examine(Found(str(path), "", path, str(path.resolve().parent))) for path in paths}
+    images = [image for image in looked.values() if isinstance(image, ImageExample)]
+    texts: list[str] = []
+    shown: list[Kept | None] = [None] * len(images)
+    if images:
+        data, rows = questions_about(run.recipe, run.tokenizer, images, question), np.arange(len(images))
+        if show:
+            kept = answer_shown(run, data, rows)
+            texts, shown = [one.answer for one in kept], [*kept]
+        else:
+            texts = answer(run, data, rows)
+    found = {
+        image.path: Answer(image.path, text=text, notes=image.notes, shown=kept_of)
+        for image, text, kept_of in zip(images, texts, shown, strict=True)
+    }
+    for path, image in looked.items():
+        if not isinstance(image, ImageExample):
+            found[path] = Answer(path, fault=f"{image.code} {image.what}; {image.fix}")
+    return [found[path] for path in paths]
+
+
+def to_csv(answers: Sequence[Answer]) -> str:
+    """One row per file: image, class or answer, probability, fault."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["image", "class" if all(one.text is None for one in answers) else "answer", "probability", "fault"]
+    )
+    for one in answers:
+        name, p = (one.top[0][0], f"{one.top[0][1]:.6f}") if one.top else (one.text or "", "")
+        writer.writerow([one.path, name, p, one.fault])
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An image as the model reads it; `size` is its height and width in pixels."""
+
+    path: Path
+    patches: np.ndarray
+    grid: Grid
+    size: tuple[int, int]
+    notes: tuple[str, ...]
+
+
+def _read(run: LoadedRun, path: Path) -> _Read:
+    settings, config = run.recipe.images, run.model.config
+    decoded = decode(path.read_bytes(), config.channels == WITH_OPACITY)
+    height, width = decoded.pixels.shape[:2]
+    content = detail(decoded.pixels) if settings.size == "adaptive" else None
+    grid = grid_of(width, height, config.patch, settings, content)
+    patches = prepare(decoded.pixels, grid, config.patch, settings)
+    return _Read(path, patches, grid, (height, width), decoded.notes)
+
+
+@torch.inference_mode()
+def _classify_batch(
+    run: LoadedRun,
+    waiting: Sequence[_Read],
+    classes: tuple[str, ...],
+    top: int,
+) -> dict[Path, Answer]:
+    grids = np.array([image.grid for image in waiting], np.int64).reshape(-1, 2)
+    num_values = run.model.config.channels * run.model.config.patch**2
+    batch = image_batch([image.patches for image in waiting], grids, num_values, [image.size for image in waiting])
+    p = run.model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
+    order = np.argsort(-p, 1, kind="stable")[:, :top]
+    return {
+        image.path: Answer(image.path, tuple((classes[c], float(p[i, c])) for c in order[i]), notes=image.notes)
+        for i, image in enumerate(waiting)
+    }
+
+
+def _fault(error: ImageError | OSError) -> str:
+    if isinstance(error, ImageError):
+        return f"{error.code} {error.what}; {error.fix}"
+    return f"E_READ {error.strerror or error}"

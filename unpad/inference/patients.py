@@ -1,0 +1,86 @@
+"""Predictions for patients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.data.once import every_micro, once_each, slots
+from unpad.models.set_sequence.survival import cumulative_hazard
+from unpad.recipes.training import PlanSettings
+
+UNKNOWN = -1  # the label of a patient whose outcome is not known
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of patients, each (num_patients, ...).
+
+    Args:
+        log_p: (num_patients, 2) float64, log probabilities that the outcome does not come, and that it does.
+        labels: int64, 0, 1, or -1 where the outcome is not known.
+        risk: float64, higher where the outcome is expected sooner: the hazard added up over time where the model trains
+            hazards, else the log probability of the outcome.
+        durations: float64, days to the outcome or to the end of observation; not a number where not known.
+        observed: bool, whether it was the outcome; beside `durations`.
+        num_sets: int64.
+    """
+
+    log_p: np.ndarray
+    labels: np.ndarray
+    risk: np.ndarray
+    durations: np.ndarray
+    observed: np.ndarray
+    num_sets: np.ndarray
+
+    @property
+    def p(self) -> np.ndarray:
+        """Probability of the outcome, (num_patients,)."""
+        return np.exp(self.log_p[:, 1])
+
+    @property
+    def known(self) -> np.ndarray:
+        """Whether the outcome is known, (num_patients,) bool."""
+        return self.labels != UNKNOWN
+
+    @property
+    def nll(self) -> np.ndarray:
+        """Of the patients of known outcome, (num_known,) nats."""
+        log_p, labels = self.log_p[self.known], self.labels[self.known]
+        return -log_p[np.arange(len(labels)), labels]
+
+
+@torch.no_grad()
+def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> Predictions:
+    """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
+
+    Args:
+        data: whose batches hold what is known of the outcomes, as of `data/events.py`.
+        seq_ids: (num_patients,).
+    """
+    slot, num = slots(data, seq_ids), len(seq_ids)
+    log_p, risk, durations = np.full((num, 2), np.nan), np.full(num, np.nan), np.full(num, np.nan)
+    labels, observed, num_sets = np.full(num, UNKNOWN), np.zeros(num, bool), np.zeros(num, np.int64)
+    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
+        batch, at = data.load(micro).to(device), slot[micro.seq_ids]
+        log_p[at] = model.classify(batch).double().log_softmax(-1).cpu().numpy()
+        hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
+        # Orders patients as the probability of the outcome by the last edge does, and still tells them apart where that
+        # is 1 to all digits.
+        risk[at] = log_p[at, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1].cpu().numpy()
+        num_sets[at] = batch.events.history.lengths().cpu().numpy()
+        if batch.seq_labels is not None:
+            labels[at] = batch.seq_labels.cpu().numpy()
+        if batch.events.durations is not None:
+            durations[at] = batch.events.durations.cpu().numpy()
+            observed[at] = batch.events.observed.cpu().numpy()
+    assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
+    return Predictions(log_p, labels, risk, durations, observed, num_sets)
+
+
+def trains(model: Any, term: str) -> bool:
+    """Whether the model trains on a loss term, at some time at least."""
+    return bool(model.trained.get(term, 0))

@@ -1,0 +1,377 @@
+"""A model of patients: sequences of sets of events of any sizes.
+
+The events of one time point form a set. A set becomes a Gaussian latent, from which its events are made again; a causal
+transformer over the latents of a patient predicts what the next set holds, and a readout at the landmark what becomes
+of the patient. Nothing is padded and nobody is cut: all events, sets and patients of a batch go through every layer as
+flat runs, and each gives what it gives alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.event_sets import EventSets
+from unpad.batching.layout import Layout
+from unpad.models.set_sequence.belief import Belief, Prior, Update, states_before
+from unpad.models.set_sequence.decoder import SetDecoder
+from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
+from unpad.models.set_sequence.heads import PatientHeads
+from unpad.models.set_sequence.history import Course, History, lay_out_course
+from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
+from unpad.models.set_sequence.set_losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
+from unpad.models.set_sequence.survival import bin_edges
+from unpad.nn.activation import Kind
+from unpad.nn.block import BlockConfig, init_weights
+from unpad.nn.linear import Linear, compute_dtype
+from unpad.nn.losses import Terms, cross_entropy, token_nll
+from unpad.nn.segments import real_tokens, widened
+from unpad.recipes.training import Ramp
+
+DATA = "patients"
+
+
+class Config(BlockConfig):
+    """The `model` section of a recipe. Sizes of blocks are those of all parts; `blocks` counts the history's."""
+
+    kind: Literal["set_sequence"] = "set_sequence"
+    width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
+    blocks: int = Field(2, ge=1, description="Blocks of the transformer over a patient's sets.")
+    heads: int = Field(3, ge=1)
+    hidden: int = Field(192, ge=1, description="Channels inside feed-forward parts.")
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    eps: float = Field(1e-5, gt=0)
+    activation: Kind = "gelu"
+    bias: bool = True
+    dropout: float = Field(0.1, ge=0, lt=1, description="On the output of attention and of feed-forward.")
+    causal: Literal[True] = True
+    rotary: bool = Field(True, description="Attention over sets also knows how many lie between two; times it does.")
+    levels: int = Field(2, ge=1, description="Blocks of the set encoder, each with a latent.")
+    inducing: int = Field(4, ge=1, description="Inducing points of a set.")
+    latent: int = Field(64, ge=1, description="Dimensions of a set's latent.")
+    decoder_layers: int = Field(2, ge=1, description="Feed-forward layers of the set decoder.")
+    decoder_history: bool = Field(False, description="The set decoder is also told the history before the set.")
+    sample: bool = Field(True, description="Training draws latents; false takes their means.")
+    slot_noise: float = Field(0.1, ge=0, description="Noise on the decoder's slots in training.")
+    reconstruction: Literal["chamfer", "sinkhorn"] = "chamfer"
+    prior: Prior = Field("standard", description="history: predicted from the sets before.")
+    update: Update = Field("none", description="product: the posterior is the product of prior and observation.")
+    free_bits: float = Field(0.03, ge=0, description="Nats per dimension and set that the latent carries free of cost.")
+    positive_weight: float = Field(1.0, gt=0, description="Weight of a patient of class 1; one of class 0 has 1.")
+    bins: list[float] | None = Field(
+        None, description="Edges in days from the landmark of the bins of time to the outcome; default no hazards."
+    )
+    code_vectors: int | None = Field(
+        None, ge=1, description="Length of the vectors that codes come with; default codes are learned."
+    )
+    context: int = Field(1_000_000, ge=1, description="Most events of a patient.")
+
+    @model_validator(mode="after")
+    def _rotary_fits(self) -> Config:
+        if self.rotary and self.head_dim % 2:
+            raise ValueError(f"rotary needs an even head size, and width {self.width} / heads {self.heads} is odd")
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Most events of a patient."""
+        return self.context
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the encoder made of a batch.
+
+    Args:
+        codes: (num_events,) int64.
+        embedded: (num_events, width).
+        latents: one per level; the deepest, last, is the posterior and stands for the set.
+        divergences: of each level from its prior, (num_sets, latent) per dimension in nats.
+        course: how sets and readouts lie in the history.
+    """
+
+    events: EventSets
+    codes: Tensor
+    embedded: Tensor
+    latents: list[Latent]
+    divergences: list[Tensor]
+    course: Course
+
+
+class SetSequence(nn.Module):
+    """Classifier, survival model and generative model of patients.
+
+    Args:
+        config: sizes and choices.
+        num_codes: codes that events can have.
+
+    Raises:
+        RecipeError: `bins` are no edges of bins.
+    """
+
+    def __init__(self, config: Config, num_codes: int) -> None:
+        super().__init__()
+        self.config, self.num_codes = config, num_codes
+        self.embedding = EventEmbedding(num_codes, config.width, config.code_vectors)
+        self.encoder = SetEncoder(config, config.levels, config.inducing, config.latent, config.sample)
+        self.history = History(config, config.latent, config.rotary)
+        self.belief = Belief(config, config.latent, config.prior, config.update, config.sample)
+        layers, noise = config.decoder_layers, config.slot_noise
+        self.decoder = SetDecoder(config, config.latent, layers, noise, config.decoder_history)
+        self.decoder_start = nn.Parameter(torch.randn(config.width)) if config.decoder_history else None
+        self.made_code = Linear(config.width, num_codes, bias=False)
+        self.next_set = NextSet(config.width, num_codes)
+        edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
+        self.patient = PatientHeads(config.width, edges, config.positive_weight, config.dropout)
+        self.label_smoothing = 0.0
+        self.weights: dict[str, float | Ramp] = {
+            "classification": 1.0,
+            "hazard": 0.0 if config.bins is None else 0.3,
+            "reconstruction": 0.1,
+            "made_code": 0.1,
+            "kl": Ramp(start=0.0, end=0.1, steps=1000),
+            "next_code": 0.1,
+            "next_time": 0.05,
+            "next_value": 0.05,
+        }
+        self.trained = self.weights  # the trainer tells what a recipe has instead
+        self._weighted = set(self.weights)
+        init_weights(self, config.blocks)
+        for part in (self.embedding, self.encoder, self.belief, self.history, self.decoder):
+            part.reset()
+
+    def begin_step(self, step: int, total_steps: int, weights: dict[str, float]) -> list[nn.Parameter]:
+        """Hear which terms the update to come trains; the others are not computed. No parameter is drawn anew."""
+        self._weighted = set(weights)
+        return []
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states of the readouts, (num_seqs, width), in the computing dtype."""
+        reading = self._read(batch)
+        return self._readouts(self._states(reading), reading)
+
+    # ----------------------------------------------------------------------- answers
+
+    def classify(self, batch: RaggedBatch) -> Tensor:
+        """Scores of both classes of every patient, (num_seqs, 2), fp32 or wider."""
+        return self.patient.scores(self(batch))
+
+    def hazards(self, batch: RaggedBatch) -> Tensor | None:
+        """Logits of the hazard of every bin, (num_seqs, bins), fp32 or wider; None without bins."""
+        return self.patient.hazards(self(batch))
+
+    @torch.no_grad()
+    def nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of the class of every patient, (num_seqs,) in nats; NaN where it is not known."""
+        assert batch.seq_labels is not None, "a likelihood needs labels"
+        return F.cross_entropy(self.classify(batch), batch.seq_labels.clamp_min(0), reduction="none").masked_fill(
+            batch.seq_labels < 0, math.nan
+        )
+
+    @torch.no_grad()
+    def next_codes(self, batch: RaggedBatch) -> Tensor:
+        """Logits of the codes of the set after each, from it and those before it, (num_sets, num_codes)."""
+        reading = self._read(batch)
+        return self.next_set.scores(self._states(reading).index_select(0, reading.course.sets))
+
+    @torch.no_grad()
+    def embed(self, batch: RaggedBatch, level: Literal["patient", "set"]) -> Tensor:
+        """Vectors to work with elsewhere, fp32 or wider: readouts (num_seqs, width), or means of sets (num_sets,
+        latent)."""
+        return widened(self(batch)) if level == "patient" else self._read(batch).latents[-1].mean
+
+    @torch.no_grad()
+    def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, logarithm of the variance, and divergence from the prior of the deepest latents, unweighted and per
+        dimension, each (num_sets, latent)."""
+        reading = self._read(batch)
+        return reading.latents[-1].mean, reading.latents[-1].log_var, reading.divergences[-1]
+
+    @torch.no_grad()
+    def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
+        """How far what the decoder makes of every set is from the set, (num_sets,), fp32 or wider.
+
+        Args:
+            latents: (num_sets, latent) to decode instead of the sets' own; what the decoder is told of the history
+                stays.
+        """
+        reading = self._read(batch)
+        made, members = self._make(reading, [reading.latents[-1].z if latents is None else latents], None)
+        return self._distance(made, reading.embedded, members)
+
+    @torch.no_grad()
+    def code_nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of the code of every event by the made event nearest to it, (num_events,) in nats."""
+        reading = self._read(batch)
+        made, members = self._make(reading, [reading.latents[-1].z], None)
+        return token_nll(self._nearest_made(made, reading.embedded, members), self.made_code.weight, reading.codes)
+
+    @torch.no_grad()
+    def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+        """How the prediction comes about, for a picture.
+
+        Computed from the history of every patient up to every set, so time grows with the square of a patient's sets.
+
+        Returns:
+            Per set the probability of class 1 that the patient would be given at the landmark if the record ended with
+            this set; and its share of the readout's attention in the last block, mean of all heads. Both (num_sets,),
+            fp32 or wider; the shares of a patient and that of the readout itself add up to 1.
+        """
+        reading = self._read(batch)
+        latents, events = reading.latents[-1].z, reading.events
+        hidden = self.history.at_every_set(latents, events.history, events.times)
+        attention = self.history.attention(latents, reading.course).index_select(0, reading.course.sets)
+        return self.patient.scores(hidden).softmax(1)[:, 1], attention
+
+    # ----------------------------------------------------------------------- losses
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Terms over the batch's patients, sets and events.
+
+        - classification: cross-entropy of known classes, smoothed and weighted; over patients of known class
+        - hazard: likelihood of the time to the outcome; over patients with a duration
+        - reconstruction: distance of made sets from the sets' embedded events, which get no gradient from it, of all
+          levels, the deeper the heavier; over sets
+        - made_code: likelihood of an event's code by the made event nearest to it; over events
+        - kl: divergence from the prior, summed over dimensions, each with its free bits, levels as above; over sets
+        - next_code, next_time, next_value: see `NextSet.terms`; over sets that follow another, and their values
+        - nll, not trained: plain cross-entropy of known classes; without labels, reconstruction at the deepest level
+        - raw_kl, not trained: divergence of the deepest level without free bits; over sets
+
+        In training, terms that `begin_step` gave no weight are left out.
+        """
+        weighted = self._weighted if self.training else set(self.weights)
+        reading = self._read(batch)
+        states = self._states(reading)
+        events, num_sets = reading.events, reading.events.num_sets
+        free = [free_bits(kl, self.config.free_bits).sum(1) for kl in reading.divergences]
+        terms: Terms = {
+            "kl": (self._over_levels(free).sum(), num_sets),
+            "raw_kl": (reading.divergences[-1].detach().sum(), num_sets),
+        }
+        terms |= self.patient.terms(self._readouts(states, reading), batch.seq_labels, events, self.label_smoothing)
+        if weighted & {"next_code", "next_time", "next_value"}:
+            hidden = states.index_select(0, reading.course.sets)
+            following = sets_that_follow(events, reading.course.is_first)
+            terms |= self.next_set.terms(hidden, reading.codes, events, following, weighted)
+        if weighted & {"reconstruction", "made_code"} or batch.seq_labels is None:
+            terms |= self._decoder_terms(reading, states, unlabelled=batch.seq_labels is None)
+        return terms
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone; accelerators wait here."""
+        events = batch.events
+        assert events is not None, "patients have events"
+        continued = (events.history.lengths() - 1).clamp_min(0)  # (num_seqs,) sets that follow another
+        starts = events.history.cu_seqlens[:-1].long()[events.history.lengths() > 0]
+        is_first = torch.zeros_like(events.times, dtype=torch.bool).index_fill(0, starts, True)
+        first_event = is_first.repeat_interleave(events.members.lengths(), output_size=len(events.values))
+        labels = batch.seq_labels
+        counts = [
+            continued.sum(),
+            (events.has_value & ~first_event).sum(),
+            continued.new_zeros(()) if labels is None else (labels >= 0).sum(),
+            self.patient.timed(events).sum(),
+        ]
+        num_following, num_values, num_labelled, num_timed = torch.stack(counts).tolist()
+        return {
+            "classification": num_labelled,
+            "hazard": num_timed,
+            "reconstruction": events.num_sets,
+            "made_code": len(events.values),
+            "kl": events.num_sets,
+            "next_code": num_following,
+            "next_time": num_following,
+            "next_value": num_values,
+            "nll": events.num_sets if labels is None else num_labelled,
+            "raw_kl": events.num_sets,
+        }
+
+    def _decoder_terms(self, reading: Reading, states: Tensor, unlabelled: bool) -> Terms:
+        """reconstruction, made_code, and nll where there are no labels."""
+        num_sets, num_levels = reading.events.num_sets, len(reading.latents)
+        made, members = self._make(reading, [latent.z for latent in reading.latents], states)
+        embedded = reading.embedded.detach()
+        distances = self._distance(made, embedded.repeat(num_levels, 1), members).view(num_levels, num_sets)
+        nearest_made = self._nearest_made(made[-len(embedded) :], embedded, reading.events.members)
+        code_nll = cross_entropy(nearest_made, self.made_code.weight, reading.codes)[0]
+        terms: Terms = {
+            "reconstruction": (self._over_levels(list(distances)).sum(), num_sets),
+            "made_code": (code_nll, len(embedded)),
+        }
+        if unlabelled:
+            terms["nll"] = distances[-1].detach().sum(), num_sets
+        return terms
+
+    # ----------------------------------------------------------------------- parts
+
+    def _read(self, batch: RaggedBatch) -> Reading:
+        """Embed and encode the events of a batch."""
+        events = batch.events
+        assert events is not None, "patients have events"
+        assert batch.input_ids is not None, "and events have codes"
+        codes = real_tokens(batch.input_ids, batch.layout)
+        embedded = self.embedding(codes, events.values, events.has_value)
+        latents = self.encoder(embedded, events.members)
+        course = lay_out_course(events.history, events.times)
+        posterior, divergence = self.belief(latents[-1], self.history, course)
+        divergences = [gaussian_kl(latent.mean, latent.log_var) for latent in latents[:-1]]
+        return Reading(events, codes, embedded, [*latents[:-1], posterior], [*divergences, divergence], course)
+
+    def _states(self, reading: Reading) -> Tensor:
+        """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype.
+
+        The history reads means: noise on what the decoder makes events from would blur what is predicted of a patient.
+        """
+        hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
+        return hidden
+
+    def _readouts(self, states: Tensor, reading: Reading) -> Tensor:
+        return states.index_select(0, reading.course.readouts)
+
+    def _make(self, reading: Reading, latents: Sequence[Tensor], states: Tensor | None) -> tuple[Tensor, Layout]:
+        """Decode every set once for each of several latents, all (num_sets, latent).
+
+        Args:
+            states: of the sets' own latents, where they have been computed already.
+
+        Returns:
+            (len(latents) * num_events, width), and the layout of all these sets.
+        """
+        before = None
+        if self.decoder_start is not None:
+            states = self._states(reading) if states is None else states
+            before = states_before(states, self.decoder_start, reading.course).repeat(len(latents), 1)
+        members = _repeat(reading.events.members, len(latents), len(reading.codes))
+        return self.decoder(torch.cat(list(latents)), members, before), members
+
+    def _distance(self, made: Tensor, target: Tensor, members: Layout) -> Tensor:
+        """(num_sets,), fp32 or wider."""
+        return (chamfer if self.config.reconstruction == "chamfer" else sinkhorn)(made, target, members)
+
+    def _nearest_made(self, made: Tensor, embedded: Tensor, members: Layout) -> Tensor:
+        """The made event nearest to each event of a set, (num_events, width), in the computing dtype."""
+        _, index = nearest(made.detach(), widened(embedded), members)
+        chosen = made.index_select(0, index)
+        return chosen.to(compute_dtype(chosen))
+
+    def _over_levels(self, values: Sequence[Tensor]) -> Tensor:
+        """Mean of (num_sets,) of every level; level i of n weighs i, counted from 1."""
+        total = sum(range(len(values) + 1))
+        return torch.stack([value * ((level + 1) / total) for level, value in enumerate(values)]).sum(0)
+
+
+def _repeat(members: Layout, times: int, num_events: int) -> Layout:
+    """The same sets, several times one after another; boundaries never leave the device."""
+    if times == 1:
+        return members
+    starts = [members.cu_seqlens[:-1] + index * num_events for index in range(times)]
+    return Layout(torch.cat([*starts, members.cu_seqlens[-1:] + (times - 1) * num_events]), members.max_seqlen)

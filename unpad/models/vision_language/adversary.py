@@ -1,0 +1,61 @@
+"""An adversary of pruning: it compares the text of a pruned pass with that of the whole one, block by block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.models.vision_language.prune_config import DiscriminatorConfig
+from unpad.models.vision_language.prune_losses import Discriminator, TextPool, adversarial, discriminator_terms
+from unpad.models.vision_language.prune_pass import Watch
+from unpad.models.vision_language.visual import Visual, cells, is_text
+from unpad.nn.block import Between
+from unpad.nn.losses import Terms
+
+TERMS = ("adversarial", "discriminator")  # those that train
+ACCURACIES = ("real_accuracy", "fake_accuracy")  # and those that are reported beside them
+
+
+class Adversary(nn.Module):
+    """A discriminator of pooled text, and what it is shown.
+
+    Args:
+        config: where it looks.
+        width: channels of hidden states.
+        blocks: of the language model.
+    """
+
+    def __init__(self, config: DiscriminatorConfig, width: int, blocks: int) -> None:
+        super().__init__()
+        self.reinit, self.layers = config.reinit, sorted({layer % blocks for layer in config.layers})
+        self.judge, self.pool = Discriminator(width, len(self.layers), config.inner), TextPool()
+
+    def begin_step(self) -> list[nn.Parameter]:
+        """Perhaps draw all weights anew; the parameters that were."""
+        if self.reinit == 0 or float(torch.rand(())) >= self.reinit:
+            return []
+        self.judge.reinitialise()
+        return list(self.judge.parameters())
+
+    def watch(self, batch: RaggedBatch, visual: Visual, inner: Between | None = None) -> Watch:
+        """Looks at the text of a pass over this batch where the discriminator compares."""
+        return Watch(self.layers, is_text(batch, visual.index).nonzero().flatten(), inner)
+
+    def terms(self, batch: RaggedBatch, visual: Visual, real: Watch, fake: Watch) -> Terms:
+        """`discriminator`, `adversarial` and the accuracies, over the samples with visual tokens.
+
+        Args:
+            batch, visual: of the whole pass.
+            real, fake: what was seen in the whole pass, without gradient, and in the pruned one.
+        """
+        rows = cells(batch.layout)
+        layout = rows.keep(is_text(batch, visual.index))
+        seqs = rows.seq_of_token()[visual.index].unique()
+
+        def pooled(seen: Watch) -> Tensor:
+            return torch.stack([self.pool(states, layout) for states in seen.states], 1).index_select(0, seqs)
+
+        of_whole, of_pruned = pooled(real), pooled(fake)  # (num_samples, layers, width)
+        judged = discriminator_terms(self.judge, of_whole, of_pruned)
+        return {**judged, "adversarial": adversarial(self.judge, of_pruned)}

@@ -1,0 +1,486 @@
+"""LLaVA checkpoints of Hugging Face: a folder of config.json and safetensors, in and out with equal logits.
+
+Covered is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as LLaVA 1.5 (Liu et al. 2023,
+arXiv 2310.03744). Its versions name tensors differently: with `model.` before all of them or not, the head inside the
+language model or beside it, `vision_model` inside the tower or not. All are read; written are the names of versions up
+to 4.51, which later ones convert. Rotary positions turn the same pairs of channels there and here, so rows keep their
+order; queries, keys and values lie below each other in one matrix here, and so do gate and values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from unpad import storage
+from unpad.errors import CheckpointError
+from unpad.models import decoder
+from unpad.models.vision_language.model import Config, VisionLanguage
+from unpad.models.vision_language.tower import TowerConfig
+from unpad.nn.block import BlockConfig
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+Fields = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+# What config.json leaves out has these values.
+LLAVA: Fields = {
+    "model_type": "llava", "image_token_index": 32000, "projector_hidden_act": "gelu", "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default", "multimodal_projector_bias": True, "tie_word_embeddings": False,
+    "quantization_config": None,
+}  # fmt: skip
+CLIP: Fields = {
+    "model_type": "clip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5, "attention_dropout": 0.0,
+}  # fmt: skip
+LARGE_CLIP: Fields = {  # when all of vision_config is left out
+    **CLIP, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "image_size": 336, "patch_size": 14,
+}  # fmt: skip
+LLAMA: Fields = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "attention_dropout": 0.0, "attention_bias": False, "mlp_bias": False, "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+PLAIN = ("relu", "gelu", "quick_gelu")  # activations with one name there and here
+GATED = {"silu": "swiglu", "gelu": "geglu"}
+# Layers of a block beside to_qkv: ours, and theirs whose rows it holds, the gate first.
+CLIP_LAYERS = {
+    "norm_1": ["layer_norm1"], "norm_2": ["layer_norm2"], "attention.to_out": ["self_attn.out_proj"],
+    "feed_forward.up": ["mlp.fc1"], "feed_forward.down": ["mlp.fc2"],
+}  # fmt: skip
+LLAMA_LAYERS = {
+    "norm_1": ["input_layernorm"], "norm_2": ["post_attention_layernorm"], "attention.to_out": ["self_attn.o_proj"],
+    "feed_forward.up": ["mlp.gate_proj", "mlp.up_proj"], "feed_forward.down": ["mlp.down_proj"],
+}  # fmt: skip
+HEAD, EMBED = "lm_head.weight", "language_model.embed_tokens.weight"
+POST_NORM = "vision_tower.post_layernorm"  # of CLIP's class token, which LLaVA never reads
+BUFFERS = (".position_ids", ".inv_freq")
+JSON_FILES = (
+    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "chat_template.json", "processor_config.json", "preprocessor_config.json",
+)  # fmt: skip
+
+
+def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
+    """Read a model from a folder, whatever precision it was saved in.
+
+    Returns:
+        The model, in fp32 and in evaluation mode; and what the folder's JSON files say, by file name: config.json, and
+        those of the tokenizer and of the image processor.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, a field of config.json is not covered, or a tensor is missing,
+            unknown or of another shape; names the file and the field or tensor.
+    """
+    folder = Path(folder)
+    files = _read_json_files(folder)
+    config, vocab_size = _read_config(files[CONFIG], folder / CONFIG)
+    tensors = _read_tensors(folder)
+    table = _table(config, vocab_size)
+    _check_tensors(tensors, table, config, folder)
+    with torch.device("meta"):  # weights are read, not drawn
+        model = VisionLanguage(config, vocab_size)
+    state = {ours: _joined([tensors[name] for name in parts]) for ours, parts in table.items()}
+    model.load_state_dict(state, assign=True)
+    return model.eval(), files
+
+
+def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, Any] | None = None) -> None:
+    """Write a model so that transformers loads it with the same logits.
+
+    CLIP's last norm is no part of a model here, and is written as the identity.
+
+    Args:
+        folder: made; if it exists it must be empty.
+        files: what `load_llava` returned beside the model, to be written again: files of tokenizer and image processor,
+            and the fields of config.json that say nothing of the model.
+
+    Raises:
+        CheckpointError: the model has a part that such a checkpoint cannot describe; names the field.
+        DiskError: the folder cannot be written, or holds other contents.
+    """
+    folder, config = Path(folder), model.config
+    _check_expressible(config)
+    values = model.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for ours, parts in _table(config, model.vocab_size).items():
+        rows = values[ours].cpu().contiguous().split([shape[0] for shape in parts.values()])
+        tensors |= {name: part.reshape(shape) for (name, shape), part in zip(parts.items(), rows, strict=True)}
+    dtype = model.embed.weight.dtype
+    tensors[f"{POST_NORM}.weight"] = torch.ones(config.vision.width, dtype=dtype)
+    tensors[f"{POST_NORM}.bias"] = torch.zeros(config.vision.width, dtype=dtype)
+    written = {_in_file(name): tensor for name, tensor in tensors.items()}
+    contents = dict(files or {})
+    contents[CONFIG] = _merged(contents.get(CONFIG, {}), _config_fields(model))
+    data = {name: (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode() for name, value in contents.items()}
+    data[WEIGHTS] = tensors_to_bytes(written, metadata={"format": "pt"})
+    storage.make_folder(folder.parent)
+    storage.write_folder(folder, data)
+
+
+# --------------------------------------------------------------------------- names and shapes
+
+
+def _table(config: Config, vocab_size: int) -> dict[str, Shapes]:
+    """Every parameter of a model, and the tensors that lie below each other in it, with their shapes.
+
+    Their names are those of transformers without the `model.` before them.
+    """
+    vision, language = config.vision, config.language
+    patch = (vision.width, 3, vision.patch, vision.patch)  # a convolution there, by channel, row and column
+    table: dict[str, Shapes] = {
+        "tower.class_token": {"vision_tower.embeddings.class_embedding": (vision.width,)},
+        "tower.patch_embed.weight": {"vision_tower.embeddings.patch_embedding.weight": patch},
+        "tower.positions.weight": {
+            "vision_tower.embeddings.position_embedding.weight": (1 + vision.side**2, vision.width)
+        },
+        "tower.pre_norm.weight": {"vision_tower.pre_layrnorm.weight": (vision.width,)},
+        "tower.pre_norm.bias": {"vision_tower.pre_layrnorm.bias": (vision.width,)},
+        "decoder.embed.weight": {EMBED: (vocab_size, language.width)},
+        "decoder.norm.weight": {"language_model.norm.weight": (language.width,)},
+    }
+    for ours, theirs, columns in (("first", "linear_1", vision.width), ("second", "linear_2", language.width)):
+        name = f"multi_modal_projector.{theirs}"
+        table |= _linear(f"projector.{ours}", {name: language.width}, columns, config.projector_bias)
+    for index in range(vision.blocks):
+        table |= _block(f"tower.blocks.{index}", f"vision_tower.encoder.layers.{index}", vision, CLIP_LAYERS)
+    for index in range(language.blocks):
+        table |= _block(f"decoder.blocks.{index}", f"language_model.layers.{index}", language, LLAMA_LAYERS)
+    if not language.tied:
+        table["decoder.head.weight"] = {HEAD: (vocab_size, language.width)}
+    return table
+
+
+def _linear(ours: str, rows: dict[str, int], columns: int, bias: bool) -> dict[str, Shapes]:
+    """Entries of a linear layer that holds `rows` of each of theirs."""
+    table: dict[str, Shapes] = {
+        f"{ours}.weight": {f"{name}.weight": (height, columns) for name, height in rows.items()}
+    }
+    if bias:
+        table[f"{ours}.bias"] = {f"{name}.bias": (height,) for name, height in rows.items()}
+    return table
+
+
+def _block(ours: str, theirs: str, config: BlockConfig, layers: dict[str, list[str]]) -> dict[str, Shapes]:
+    heights = {"attention.to_out": config.width, "feed_forward.up": config.hidden, "feed_forward.down": config.width}
+    num_heads = {"q": config.heads, "k": config.num_kv_heads, "v": config.num_kv_heads}
+    qkv = {f"{theirs}.self_attn.{part}_proj": num * config.head_dim for part, num in num_heads.items()}
+    table = _linear(f"{ours}.attention.to_qkv", qkv, config.width, config.bias)
+    for layer, height in heights.items():
+        rows = {f"{theirs}.{name}": height for name in layers[layer]}
+        columns = config.hidden if layer == "feed_forward.down" else config.width
+        table |= _linear(f"{ours}.{layer}", rows, columns, config.bias)
+    for norm in ("norm_1", "norm_2"):
+        for kind in ("weight", "bias") if config.norm == "layernorm" else ("weight",):
+            table[f"{ours}.{norm}.{kind}"] = {f"{theirs}.{layers[norm][0]}.{kind}": (config.width,)}
+    return table
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    rows = [part.flatten(1) if part.dim() > 2 else part for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _in_memory(name: str) -> str:
+    """The name in `_table` of a tensor, whichever version named it."""
+    name = name.removeprefix("model.")
+    for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
+        if name.startswith(outer + inner):
+            return outer + name.removeprefix(outer + inner)
+    return HEAD if name == f"language_model.{HEAD}" else name
+
+
+def _in_file(name: str) -> str:
+    """The name to write, from the one in `_table`."""
+    if name == HEAD:
+        return f"language_model.{HEAD}"
+    for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
+        if name.startswith(outer):
+            return outer + inner + name.removeprefix(outer)
+    return name
+
+
+# --------------------------------------------------------------------------- config.json
+
+
+def _read_config(given: Any, where: Path) -> tuple[Config, int]:
+    """The model's config and its vocabulary size.
+
+    Raises:
+        CheckpointError: a field is not covered.
+    """
+    top = _filled(LLAVA, given, "the file", where)
+    large = top.get("vision_config") is None
+    vision = _filled(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config", where)
+    text = _filled(LLAMA, top.get("text_config") or {}, "text_config", where)
+    _check_sizes(top, vision, text, where)
+    _check_covered(top, vision, text, where)
+    try:
+        tower = TowerConfig(
+            **_sizes(vision), eps=vision["layer_norm_eps"], activation=vision["hidden_act"],
+            attention_dropout=vision["attention_dropout"], patch=vision["patch_size"], positions="learned",
+            side=vision["image_size"] // vision["patch_size"], pre_norm=True, feature_layer=top["vision_feature_layer"],
+        )  # fmt: skip
+        language = decoder.Config(
+            **_sizes(text), kv_heads=text.get("num_key_value_heads"), eps=text["rms_norm_eps"],
+            activation=GATED[text["hidden_act"]], attention_dropout=text["attention_dropout"],
+            bias=text["attention_bias"], context=text["max_position_embeddings"], rope_theta=_rope_theta(text),
+            tied=bool(top["tie_word_embeddings"] or text["tie_word_embeddings"]),
+        )  # fmt: skip
+        config = Config(
+            vision=tower, language=language, image_id=top.get("image_token_id", top["image_token_index"]),
+            projector_activation=top["projector_hidden_act"], projector_bias=top["multimodal_projector_bias"],
+        )  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"
+        raise CheckpointError(what, where=str(where), fix="use another copy") from None
+    return config, text["vocab_size"]
+
+
+def _config_fields(model: VisionLanguage) -> Fields:
+    """What config.json says of a model."""
+    config, vision, language = model.config, model.config.vision, model.config.language
+    gates = {ours: theirs for theirs, ours in GATED.items()}
+    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
+    return {
+        "architectures": ["LlavaForConditionalGeneration"],
+        "model_type": "llava",
+        "image_token_index": config.image_id,
+        "image_seq_length": vision.side**2,
+        "projector_hidden_act": config.projector_activation,
+        "multimodal_projector_bias": config.projector_bias,
+        "vision_feature_layer": vision.feature_layer,
+        "vision_feature_select_strategy": "default",
+        "tie_word_embeddings": language.tied,
+        "torch_dtype": dtype,  # the name that all versions read
+        "vision_config": {
+            **_their_sizes(vision), "model_type": "clip_vision_model", "num_channels": 3, "patch_size": vision.patch,
+            "image_size": vision.side * vision.patch, "hidden_act": vision.activation, "layer_norm_eps": vision.eps,
+            "attention_dropout": vision.attention_dropout,
+        },
+        "text_config": {
+            **_their_sizes(language), "model_type": "llama", "vocab_size": model.vocab_size,
+            "num_key_value_heads": language.num_kv_heads, "head_dim": language.head_dim,
+            "hidden_act": gates[language.activation], "rms_norm_eps": language.eps, "attention_bias": language.bias,
+            "mlp_bias": language.bias, "attention_dropout": language.attention_dropout,
+            "max_position_embeddings": language.context, "tie_word_embeddings": language.tied,
+            # Versions before 5 read the first, later ones the second.
+            "rope_theta": language.rope_theta,
+            "rope_parameters": {"rope_type": "default", "rope_theta": language.rope_theta},
+        },
+    }  # fmt: skip
+
+
+def _sizes(section: Fields) -> Fields:
+    width, hidden, blocks, heads = (section[name] for name in SIZES)
+    return {"width": width, "hidden": hidden, "blocks": blocks, "heads": heads}
+
+
+def _their_sizes(config: BlockConfig) -> Fields:
+    return dict(zip(SIZES, (config.width, config.hidden, config.blocks, config.heads), strict=True))
+
+
+def _filled(defaults: Fields, given: Any, name: str, where: Path) -> Fields:
+    """A section with the values it leaves out or leaves null."""
+    if not isinstance(given, dict):
+        raise CheckpointError(f"{name} is not a JSON object", where=str(where), fix="use another copy")
+    return {**defaults, **{key: value for key, value in given.items() if value is not None}}
+
+
+def _merged(old: Fields, new: Fields) -> Fields:
+    """The new fields, and the old ones that the new say nothing of."""
+    both = {**old, **new}
+    for key, value in new.items():
+        # Positions are described as a whole: parts of another way would stay.
+        if isinstance(value, dict) and isinstance(old.get(key), dict) and key != "rope_parameters":
+            both[key] = _merged(old[key], value)
+    # Other names of what is written, and the precision the file no longer has.
+    return {
+        key: value for key, value in both.items() if key in new or key not in ("image_token_id", "dtype", "torch_dtype")
+    }
+
+
+def _rope_theta(text: Fields) -> Any:
+    return text.get("rope_parameters", {}).get("rope_theta", text["rope_theta"])
+
+
+def _check_sizes(top: Fields, vision: Fields, text: Fields, where: Path) -> None:
+    """Raises CheckpointError where a size is no positive integer, as a list of sizes is not."""
+    needed = {
+        "vision_config": (vision, (*SIZES, "image_size", "patch_size")),
+        "text_config": (text, (*SIZES, "vocab_size", "max_position_embeddings")),
+    }
+    for section, (fields, names) in needed.items():
+        for name in names:
+            if type(fields[name]) is not int or fields[name] < 1:
+                _refuse(f"{section}.{name}", fields[name], "a positive integer", where)
+    for name in ("vision_feature_layer", "image_token_index"):
+        if type(top[name]) is not int:
+            _refuse(name, top[name], "one integer", where)
+    if vision["image_size"] % vision["patch_size"]:
+        _refuse("vision_config.image_size", vision["image_size"], f"a multiple of {vision['patch_size']}", where)
+
+
+def _check_covered(top: Fields, vision: Fields, text: Fields, where: Path) -> None:
+    """Raises CheckpointError where the file asks for what a model here does not have."""
+    head_dim = text["hidden_size"] // text["num_attention_heads"]
+    rules: list[tuple[str, Any, Sequence[Any]]] = [
+        ("model_type", top["model_type"], ["llava"]),
+        ("quantization_config", top["quantization_config"], [None]),
+        ("vision_feature_select_strategy", top["vision_feature_select_strategy"], ["default"]),
+        ("projector_hidden_act", top["projector_hidden_act"], PLAIN),
+        ("vision_config.model_type", vision["model_type"], ["clip_vision_model"]),
+        ("vision_config.num_channels", vision["num_channels"], [3]),
+        ("vision_config.hidden_act", vision["hidden_act"], PLAIN),
+        ("text_config.model_type", text["model_type"], ["llama"]),
+        ("text_config.hidden_act", text["hidden_act"], list(GATED)),
+        ("text_config.head_dim", text.get("head_dim", head_dim), [head_dim]),
+        ("text_config.mlp_bias", text["mlp_bias"], [text["attention_bias"]]),
+    ]
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = _filled({}, text.get(name, {}), f"text_config.{name}", where)
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        rules.append((f"text_config.{name}.rope_type", kind, ["default"]))
+        rules.append((f"text_config.{name}.partial_rotary_factor", rope.get("partial_rotary_factor", 1), [1]))
+        rules.append((f"text_config.{name}", [key for key, part in rope.items() if isinstance(part, dict)], [[]]))
+    for field, value, covered in rules:
+        if value not in covered:
+            _refuse(field, value, " or ".join(map(repr, covered)), where)
+
+
+def _refuse(field: str, value: Any, expected: str, where: Path) -> None:
+    raise CheckpointError(
+        f"{field} is {value!r}, which is not covered; expected {expected}",
+        where=str(where),
+        fix="use a LLaVA 1.5 checkpoint: a CLIP vision tower, two linear layers and a Llama",
+    )
+
+
+def _check_expressible(config: Config) -> None:
+    """Raises CheckpointError where config.json has no words for a part of the model."""
+    vision, language = config.vision, config.language
+    rules: list[tuple[str, Any, Sequence[Any]]] = [
+        ("vision.positions", vision.positions, ["learned"]),
+        ("vision.pre_norm", vision.pre_norm, [True]),
+        ("vision.norm", vision.norm, ["layernorm"]),
+        ("vision.activation", vision.activation, PLAIN),
+        ("vision.bias", vision.bias, [True]),
+        ("vision.causal", vision.causal, [False]),
+        ("vision.kv_heads", vision.num_kv_heads, [vision.heads]),
+        ("language.norm", language.norm, ["rmsnorm"]),
+        ("language.activation", language.activation, list(GATED.values())),
+        ("language.positions", language.positions, ["rotary"]),
+        ("language.context_method", language.context_method, ["none"]),
+        ("language.causal", language.causal, [True]),
+    ]
+    for field, value, allowed in rules:
+        if value not in allowed:
+            raise CheckpointError(
+                f"{field} is {value!r}; a LLaVA checkpoint knows {' or '.join(map(repr, allowed))} alone",
+                where=f"model.{field}",
+                fix="build the model like LLaVA 1.5, or keep it as a checkpoint of unpad",
+            )
+    if config.image_id is None:
+        raise CheckpointError(
+            "image_id is not set, and a LLaVA checkpoint needs it", where="model.image_id", fix="set it"
+        )
+
+
+# --------------------------------------------------------------------------- files
+
+
+def _read_json_files(folder: Path) -> Fields:
+    """The JSON files of a model, its tokenizer and its image processor, by name; only config.json must be there."""
+    paths = [folder / name for name in JSON_FILES if (folder / name).exists()]
+    files = {path.name: storage.parse_json(_read_bytes(path), path) for path in paths}
+    if CONFIG not in files:
+        raise CheckpointError(f"there is no {CONFIG}", where=str(folder), fix="name the folder that holds it")
+    return files
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path), fix="use another copy") from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files, as transformers finds them: one, those of an index, or else all."""
+    if (folder / WEIGHTS).exists():
+        return [folder / WEIGHTS]
+    if (folder / INDEX).exists():
+        index = storage.parse_json(_read_bytes(folder / INDEX), folder / INDEX)
+        names = index.get("weight_map") if isinstance(index, dict) else None
+        if isinstance(names, dict) and all(
+            isinstance(name, str) and Path(name).name == name for name in names.values()
+        ):
+            return [folder / name for name in sorted(set(names.values()))]
+        raise CheckpointError(
+            "weight_map is no list of files of this folder", where=str(folder / INDEX), fix="use another copy"
+        )
+    if not (paths := sorted(folder.glob("*.safetensors"))):
+        raise CheckpointError(
+            "there are no safetensors files; pickled weights are not read",
+            where=str(folder),
+            fix="save the model again with safe_serialization=True",
+        )
+    return paths
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors in fp32, by their names in `_table`."""
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - it is no dict
+                    if name.endswith(BUFFERS):
+                        continue
+                    if _in_memory(name) in tensors:
+                        raise CheckpointError(f"there are two of {name}", where=str(path), fix="use another copy")
+                    tensors[_in_memory(name)] = _in_fp32(file.get_tensor(name), name, path)
+        except (SafetensorError, OSError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise CheckpointError(f"not usable: {reason}", where=str(path), fix="use another copy") from None
+    return tensors
+
+
+def _in_fp32(tensor: Tensor, name: str, path: Path) -> Tensor:
+    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        _refuse(name, tensor.dtype, "fp16, bf16, fp32 or fp64", path)
+    return tensor.to(torch.float32)
+
+
+def _check_tensors(tensors: dict[str, Tensor], table: dict[str, Shapes], config: Config, folder: Path) -> None:
+    """Raises CheckpointError where what the file holds is not exactly what the config describes."""
+    shapes = {name: shape for parts in table.values() for name, shape in parts.items()}
+    problems = [f"{_in_file(name)} is missing" for name in shapes if name not in tensors]
+    for name, tensor in tensors.items():
+        wanted = shapes.get(name)
+        if wanted is not None and tuple(tensor.shape) != wanted:
+            problems.append(f"{_in_file(name)} has shape {tuple(tensor.shape)}, expected {wanted}")
+        is_unused = name.startswith(POST_NORM) or (name == HEAD and config.language.tied)
+        if wanted is None and not is_unused:
+            problems.append(f"{_in_file(name)} is unknown")
+    if problems:
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        what = "tensors do not fit config.json: " + "; ".join(problems[:3]) + more
+        raise CheckpointError(what, where=str(folder), fix="use the config.json that was saved with them")
+    if config.language.tied and HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBED]):
+        what = "tie_word_embeddings is true, but the head differs from the embedding"
+        raise CheckpointError(what, where=str(folder / CONFIG), fix="set tie_word_embeddings to false in every section")

@@ -1,0 +1,422 @@
+"""Token mergers: the vision tokens of each sample become fewer, each a weighted mean of some of them.
+
+Vision tokens of all samples stand end to end in one run, question tokens in another, one sequence per sample in both.
+All mergers have the forward of `TopMerger`. A sample without vision tokens gets none; one without question tokens is
+merged as if questions said nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unpad.batching.layout import Layout
+from unpad.nn.activation import activate
+from unpad.nn.block import BlockConfig, FeedForward
+from unpad.nn.cross_attention import EPS, CrossAttention, Pairs, PairWeights, Projection, pair_sequences
+from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.linear import Linear
+from unpad.nn.norm import Norm
+from unpad.nn.segments import segment_mean, segment_place, segment_top_k, widened
+
+
+class TokenWeights(Protocol):
+    """The share of every vision token in every token that is left; the shares of each of these add up to 1."""
+
+    def average(self, values: Tensor) -> Tensor:
+        """Merge (num_vision, dim) into (total_out, dim)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merger returns.
+
+    Args:
+        features: (total_out, dim).
+        layout: of `features`, one sequence per sample.
+        weights: merge anything else that vision tokens have in the same way.
+        places: (total_out,) int64, the vision token whose place each one takes, ascending in every sample: its centre,
+            or where there is none one of an even spacing.
+    """
+
+    features: Tensor
+    layout: Layout
+    weights: TokenWeights
+    places: Tensor
+
+
+def num_merged(layout: Layout, ratio: float) -> Tensor:
+    """Tokens that a ratio leaves of each sample, max(1, floor(ratio * n)) and none of none, (num_seqs,) int64."""
+    lengths = layout.lengths()
+    # 0.29 * 100 is 28.999999999999996; the small number gives such products their integer.
+    return torch.minimum((lengths.double() * ratio + 1e-9).floor().long().clamp_min(1), lengths)
+
+
+def _lay_out(counts: Tensor, largest: int) -> Layout:
+    """The layout of counts (num_seqs,) int64 tokens per sequence, the largest of which is known on the host."""
+    return Layout(F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)), largest)
+
+
+# --------------------------------------------------------------------------- the best tokens, and what is like them
+
+
+class TopAssignment(nn.Module):
+    """Choose the best tokens of each sample as centres, and share all tokens out among them.
+
+    A learned score s ranks tokens; the M best are centres, in training after Gumbel noise (Gumbel-top-k: Kool et al.
+    2019, arXiv 1903.06059). Token x gives its share softmax over centres c of q(x) k(c) / (sqrt(inner) temperature) +
+    log sigmoid(s_c) to c: a centre of a higher score draws more tokens to itself, and so the score learns although
+    the choice has no gradient. It learns nothing where there is one centre, which gets everything. What a centre
+    received is then divided by its sum, so that the result is a mean and its size does not depend on how many tokens
+    like the centre.
+
+    Args:
+        width: channels of tokens.
+        inner: channels in which tokens and centres are compared, and of the scorer.
+        ratio: tokens left per token.
+        temperature: of the shares; the smaller, the nearer to one centre per token.
+        dropout: share of the scorer's hidden values that training sets to zero.
+    """
+
+    def __init__(self, width: int, inner: int, ratio: float, temperature: float, dropout: float) -> None:
+        super().__init__()
+        assert 0 < ratio <= 1, f"a merger leaves a ratio in (0, 1] of its tokens, not {ratio}"
+        self.ratio, self.temperature, self.dropout = ratio, temperature, dropout
+        self.hidden, self.to_score = Linear(width, inner), Linear(inner, 1)
+        self.to_q, self.to_k = Linear(width, inner, bias=False), Linear(width, inner, bias=False)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Rank tokens (num_vision, width) by (num_vision,), fp32 or wider."""
+        hidden = activate("relu", self.hidden(x))
+        if self.training and self.dropout:
+            hidden = dropout(hidden, self.dropout, draw_seed())
+        return widened(self.to_score(hidden)[:, 0])
+
+    def forward(self, x: Tensor, layout: Layout) -> tuple[PairWeights, Layout, Tensor]:
+        """Weights of tokens (num_vision, width) in each centre, the layout of the centres, and which tokens these are.
+
+        Centres keep the order of their tokens; in eval the same tokens give the same centres.
+        """
+        scores = self.scores(x)
+        chances = scores.detach()
+        if self.training:
+            chances = chances - torch.empty_like(chances).exponential_().log()  # Gumbel noise
+        counts = num_merged(layout, self.ratio)
+        centres = segment_top_k(chances, layout, counts).nonzero().flatten()
+        largest = min(max(1, math.floor(self.ratio * layout.max_seqlen + 1e-9)), layout.max_seqlen)
+        out_layout = _lay_out(counts, largest)
+        weights = _share_out(
+            self.to_q(x), self.to_k(x.index_select(0, centres)), F.logsigmoid(scores.index_select(0, centres)),
+            pair_sequences(out_layout, layout), math.sqrt(self.to_q.out_features) * self.temperature,
+        )  # fmt: skip
+        return weights, out_layout, centres
+
+
+def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs, scale: float) -> PairWeights:
+    """Softmax over the centres for every token, then each centre's share of every token divided by their sum.
+
+    Both in logarithms: the weights of a centre that nobody likes still add up to 1.
+
+    Args:
+        q: (num_vision, inner), of the tokens.
+        k: (num_centres, inner).
+        bias: (num_centres,), added to every score of a centre.
+        pairs: centres as queries, tokens as keys.
+    """
+    rectangles = []
+    for group in pairs.groups:
+        centres, tokens = group.queries, group.keys
+        with torch.autocast(q.device.type, enabled=False):
+            scores = widened(centres.take(k) @ tokens.take(q).transpose(1, 2)) / scale  # (num_seqs, centres, tokens)
+        scores = scores + centres.take(bias)[:, :, None]
+        # Finite, and yet nothing in a softmax: a row that is all -inf would be NaN in the next one.
+        nothing = torch.finfo(scores.dtype).min / 4
+        shares = scores.masked_fill(~centres.mask[:, :, None], nothing).log_softmax(1)
+        rectangles.append(shares.masked_fill(~tokens.mask[:, None], -math.inf).softmax(2)[:, None])
+    return PairWeights(pairs, tuple(rectangles))
+
+
+class TopMerger(nn.Module):
+    """The best tokens of each sample become weighted means of the tokens that are like them.
+
+    Args:
+        width: channels of vision features.
+        inner, ratio, temperature, dropout: of `TopAssignment`.
+    """
+
+    def __init__(
+        self, width: int, inner: int = 512, ratio: float = 0.5, temperature: float = 1.0, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.assign = TopAssignment(width, inner, ratio, temperature, dropout)
+
+    def forward(
+        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
+    ) -> Merged:
+        """Merge the vision tokens of each sample.
+
+        Args:
+            vision_features: (num_vision, width).
+            question: (num_question, question_width).
+            vision_layout, question_layout: one sequence per sample; either may be empty.
+        """
+        weights, layout, centres = self.assign(vision_features, vision_layout)
+        return Merged(weights.average(vision_features), layout, weights, centres)
+
+
+class QuestionMerger(nn.Module):
+    """`TopMerger` that ranks and compares tokens after they have seen the question.
+
+    The result is the weighted mean of the raw features plus a projection of the weighted mean of the attended ones.
+    The projection starts at zero: what follows the merger, frozen and trained on raw features, sees those at first.
+
+    Args:
+        width: channels of vision features.
+        question_width: channels of question tokens.
+        inner: channels in which vision tokens attend to the question.
+        heads: of that attention.
+        ratio, temperature, dropout: of `TopAssignment`; dropout also of the attention weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        question_width: int,
+        inner: int = 512,
+        heads: int = 4,
+        ratio: float = 0.5,
+        temperature: float = 1.0,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.vision_in, self.question_in = Linear(width, inner), Linear(question_width, inner)
+        self.attention = CrossAttention(inner, heads, dropout)
+        self.norm = Norm("layernorm", inner, EPS)
+        self.assign = TopAssignment(inner, inner, ratio, temperature, dropout)
+        self.to_out = _zero_linear(inner, width)
+
+    def attended(
+        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
+    ) -> Tensor:
+        """Vision tokens that have seen the question of their sample, (num_vision, inner)."""
+        vision, question = self.vision_in(vision_features), self.question_in(question)
+        delta, _ = self.attention(vision, question, pair_sequences(vision_layout, question_layout))
+        return self.norm(widened(vision), delta)[1]
+
+    def forward(
+        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
+    ) -> Merged:
+        """As `TopMerger.forward`."""
+        attended = self.attended(vision_features, vision_layout, question, question_layout)
+        weights, layout, centres = self.assign(attended, vision_layout)
+        features = weights.average(vision_features) + self.to_out(weights.average(attended))
+        return Merged(features, layout, weights, centres)
+
+
+def _zero_linear(width: int, out: int) -> Linear:
+    linear = Linear(width, out)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear
+
+
+# --------------------------------------------------------------------------- learned slots
+
+
+class PoolMerger(nn.Module):
+    """Learned slots, told the question, attend to the vision tokens; each slot is one token of the result.
+
+    Every sample with vision tokens gets exactly `slots` tokens, more than it had where it had fewer. The result is
+    scale * projection of the slots + the mean of the raw features by the slots' own attention, averaged over heads.
+    The projection starts at zero, so that at first every token is a convex mean of raw features. Nothing is sampled:
+    training differs from eval by dropout only. Slots as queries: Set Transformer (Lee et al. 2019, arXiv 1810.00825).
+
+    Args:
+        width: channels of vision features.
+        question_width: channels of question tokens.
+        slots: tokens of the result per sample.
+        inner: channels of the slots.
+        heads: of the attention.
+        dropout: of attention weights, of the feed-forward part's output and inside the question's layers.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        question_width: int,
+        slots: int,
+        inner: int = 512,
+        heads: int = 8,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        # As wide as what a norm returns: the question is added to all slots of a sample, and they must stay different.
+        self.slots = nn.Parameter(torch.randn(slots, inner))
+        self.vision_in, self.question_in = Projection(width, inner), Projection(question_width, inner)
+        self.question_hidden, self.question_out = Linear(inner, inner), Linear(inner, inner)
+        self.query_norm = Norm("layernorm", inner, EPS)
+        self.attention = CrossAttention(inner, heads, dropout)
+        self.attention_norm = Norm("layernorm", inner, EPS)
+        self.feed_forward = FeedForward(
+            BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
+        )
+        self.out_norm = Norm("layernorm", inner, EPS, dropout)
+        self.to_out = _zero_linear(inner, width)
+        self.scale = nn.Parameter(torch.tensor(0.1))
+
+    def forward(
+        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
+    ) -> Merged:
+        """As `TopMerger.forward`."""
+        counts = (vision_layout.lengths() > 0) * self.slots.shape[0]
+        layout = _lay_out(counts, self.slots.shape[0] if vision_layout.max_seqlen else 0)
+        asked = self._question_term(question, question_layout).index_select(0, layout.seq_of_token())
+        queries = self.query_norm(self.slots.index_select(0, segment_place(layout)) + asked)[1]  # (total_out, inner)
+        vision = self.vision_in(vision_features)
+        delta, weights = self.attention(queries, vision, pair_sequences(layout, vision_layout))
+        x = self.attention_norm(widened(queries), delta)[1]
+        x = self.out_norm(widened(x), self.feed_forward(x))[1]
+        features = self.scale * self.to_out(x) + weights.average(vision_features)
+        return Merged(features, layout, weights, _evenly(layout, vision_layout))
+
+    def _question_term(self, question: Tensor, layout: Layout) -> Tensor:
+        """What the question adds to every slot of its sample, (num_seqs, inner) in fp32 or wider; zero for none."""
+        mean = segment_mean(self.question_in(question), layout)
+        hidden = activate("gelu", self.question_hidden(mean))
+        if self.training and self.dropout:
+            hidden = dropout(hidden, self.dropout, draw_seed())
+        return widened(self.question_out(hidden)) * (layout.lengths() > 0)[:, None]
+
+
+def _evenly(layout: Layout, vision_layout: Layout) -> Tensor:
+    """For the tokens of each sample the vision tokens at even distances from its first on, (total_out,) int64; one may
+    be named more than once where there are fewer of them."""
+    sequence = layout.seq_of_token()
+    here, there = (x.lengths().index_select(0, sequence) for x in (layout, vision_layout))
+    return vision_layout.cu_seqlens.long().index_select(0, sequence) + segment_place(layout) * there // here
+
+
+# --------------------------------------------------------------------------- chosen tokens, without learning
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Tokens that are left as they are; places (total_out,) int64."""
+
+    places: Tensor
+
+    def average(self, values: Tensor) -> Tensor:
+        """Take those of (num_vision, dim), (total_out, dim)."""
+        return values.index_select(0, self.places)
+
+
+def keep_best(features: Tensor, layout: Layout, scores: Tensor, budget: Tensor) -> Merged:
+    """Leave the tokens of the highest scores of each sample as they are, and drop the others.
+
+    Args:
+        features: (num_vision, dim).
+        scores: (num_vision,).
+        budget: (num_seqs,) int64.
+    """
+    best = segment_top_k(scores, layout, budget)
+    chosen = Chosen(best.nonzero().flatten())
+    return Merged(chosen.average(features), layout.keep(best), chosen, chosen.places)
+
+
+# --------------------------------------------------------------------------- similar tokens, without learning
+
+
+@dataclass(frozen=True)
+class TokenGroups:
+    """Tokens that are left, each the plain mean of its own group of vision tokens.
+
+    Args:
+        owner: (num_vision,) int64, the token of the result that each vision token went into.
+        sizes: (total_out,) int64, vision tokens per token of the result.
+    """
+
+    owner: Tensor
+    sizes: Tensor
+
+    def average(self, values: Tensor) -> Tensor:
+        """Merge (num_vision, dim) into (total_out, dim)."""
+        order = self.owner.argsort(stable=True)
+        total = torch.segment_reduce(
+            widened(values).index_select(0, order), "sum", lengths=self.sizes, unsafe=True
+        )  # in order of the tokens, without atomics
+        return (total / self.sizes[:, None]).to(values.dtype)
+
+
+class SimilarityMerger(nn.Module):
+    """`similarity_merge` behind the mergers' interface; nothing is learned.
+
+    Args:
+        ratio: tokens left per token.
+    """
+
+    def __init__(self, ratio: float = 0.5) -> None:
+        super().__init__()
+        assert 0 < ratio <= 1, f"a merger leaves a ratio in (0, 1] of its tokens, not {ratio}"
+        self.ratio = ratio
+
+    def forward(
+        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
+    ) -> Merged:
+        """As `TopMerger.forward`."""
+        return similarity_merge(vision_features, vision_layout, num_merged(vision_layout, self.ratio))
+
+
+def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged:
+    """Merge the most similar tokens of each sample until `budget` are left: ToMe (Bolya et al. 2022, arXiv 2210.09461).
+
+    One round splits each sample's tokens by turns into two halves, finds for each token of the first half the most
+    similar one (cosine) of the second, and merges the best of these pairs. A round merges at most half of the tokens,
+    so rounds are as many as halvings. Means count each token by the vision tokens in it. A merged token stands where
+    its token of the second half stood.
+
+    Args:
+        features: (num_vision, dim), compared and averaged. Gradient flows through the means, not through the choice.
+        budget: (num_seqs,) int64; a sample with fewer tokens keeps them, one with any keeps at least 1.
+    """
+    budget = torch.minimum(budget.clamp_min(1), layout.lengths())
+    groups = TokenGroups(torch.arange(len(features), device=features.device), torch.ones_like(layout.seq_of_token()))
+    current, places = layout, torch.arange(len(features), device=features.device)
+    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+        while bool((current.lengths() > budget).any()):
+            goes, into = _pair_off(groups.average(widened(features)), current, current.lengths() - budget)
+            after = (~goes).cumsum(0) - 1  # (num_tokens,) where those that stay will stand
+            owner = torch.where(goes, after[into], after)[groups.owner]
+            current, places = current.keep(~goes), places[~goes]
+            groups = TokenGroups(owner, torch.bincount(owner, minlength=int(current.cu_seqlens[-1])))
+    return Merged(groups.average(features), current, groups, places)
+
+
+def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens to merge in one round, (num_tokens,) bool, and the token that each would merge into, (num_tokens,) int64.
+
+    Args:
+        x: (num_tokens, dim).
+        excess: (num_seqs,) int64, tokens too many.
+    """
+    first = segment_place(layout) % 2 == 0
+    sides = layout.keep(first), layout.keep(~first)
+    unit = F.normalize(x, dim=1)
+    here, there = first.nonzero().flatten(), (~first).nonzero().flatten()
+    likeness, into = x.new_full((len(here),), -math.inf), here.clone()
+    for group in pair_sequences(*sides).groups:
+        scores = group.queries.take(unit[here]) @ group.keys.take(unit[there]).transpose(1, 2)
+        best, at = scores.masked_fill(~group.keys.mask[:, None], -math.inf).max(2)  # (num_seqs, longest)
+        chosen = there[group.keys.cells].gather(1, at)
+        likeness[group.queries.tokens] = group.queries.flatten(best)
+        into[group.queries.tokens] = group.queries.flatten(chosen)
+    merged = segment_top_k(likeness, sides[0], torch.minimum(excess, layout.lengths() // 2))
+    goes, target = torch.zeros_like(first), torch.arange(len(x), device=x.device)
+    goes[here], target[here] = merged, into
+    return goes, target

@@ -1,0 +1,408 @@
+"""Text with images in it: a vision tower, a projector, and a decoder that reads one visual token per patch, or fewer.
+
+The composition of LLaVA 1.5 (Liu et al. 2023, arXiv 2310.03744). A sequence is text with placeholders, as many as its
+images have patches; it may have no image, one or several, at any place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
+from unpad.errors import RecipeError
+from unpad.models import decoder
+from unpad.models.vision_language.adversary import ACCURACIES, Adversary
+from unpad.models.vision_language.adversary import TERMS as ADVERSARY
+from unpad.models.vision_language.image_merge import MergeConfig, flattened, make_merger, merge_images, shorten
+from unpad.models.vision_language.prune import PrunerHead
+from unpad.models.vision_language.prune_config import PruneConfig
+from unpad.models.vision_language.prune_losses import keep_terms
+from unpad.models.vision_language.prune_pass import PrunePass, Watch
+from unpad.models.vision_language.tower import Tower, TowerConfig
+from unpad.models.vision_language.visual import Visual, cells, check_places, placed
+from unpad.nn.activation import activate
+from unpad.nn.block import Cache, init_weights
+from unpad.nn.linear import Linear
+from unpad.nn.losses import Terms
+from unpad.recipes.section import Section
+from unpad.recipes.training import Weight
+
+DATA = "vqa"
+Mode = Literal["origin", "merge_only", "soft", "hard"]
+# Weight of sparsity where the recipe does not say; docs/log.md has what others did.
+SPARSITY = 5.0
+
+
+class Config(Section):
+    """The `model` section of a recipe."""
+
+    kind: Literal["vision_language"] = "vision_language"
+    vision: TowerConfig = Field(default_factory=TowerConfig)
+    language: decoder.Config = Field(default_factory=decoder.Config)
+    projector_activation: Literal["relu", "gelu", "quick_gelu"] = "gelu"
+    projector_bias: bool = True
+    image_id: int | None = Field(None, description="Id of the placeholders; None: only their number is checked.")
+    merge: MergeConfig | None = Field(None, description="Fewer visual tokens before the language model.")
+    prune: PruneConfig | None = Field(None, description="Removal of visual tokens before or inside the language model.")
+
+    @model_validator(mode="after")
+    def _fit(self) -> Config:
+        if self.prune is not None:
+            self.prune.check_blocks(self.language.blocks)
+        if self.ranks_in_tower and self.vision.num_run == 0:
+            raise ValueError(
+                "class_token ranks by attention in the tower, and with feature_layer 0 no block of it runs"
+            )
+        return self
+
+    @property
+    def ranks_in_tower(self) -> bool:
+        """Whether what patches receive in the tower is asked for."""
+        merges = self.merge is not None and self.merge.variant == "class_token"
+        return merges or (self.prune is not None and self.prune.method == "class_token")
+
+    @property
+    def longest(self) -> int:
+        """Most positions of a sequence, its patches included."""
+        return self.language.longest
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch, in pixels."""
+        return self.vision.patch
+
+    @property
+    def causal(self) -> bool:
+        return self.language.causal
+
+    @property
+    def head_dim(self) -> int:
+        return self.language.head_dim
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A batch as the decoder reads it.
+
+    Args:
+        batch: with `inputs_embeds` in place of images.
+        visual: where its visual tokens stand; None for text alone.
+        features: (media.total_tokens, vision width), what the tower made of the images; None for text alone.
+    """
+
+    batch: RaggedBatch
+    visual: Visual | None = None
+    features: Tensor | None = None
+
+
+class Projector(nn.Module):
+    """second(act(first x)): features of patches to embeddings of the language model."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.activation, width = config.projector_activation, config.language.width
+        self.first = Linear(config.vision.width, width, bias=config.projector_bias)
+        self.second = Linear(width, width, bias=config.projector_bias)
+        init_weights(self, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(activate(self.activation, self.first(x)))
+
+
+class VisionLanguage(nn.Module):
+    """Next-token model over a flat run of sequences with images in them.
+
+    With `config.merge` images become fewer visual tokens before the decoder reads them, with `config.prune` it loses
+    some on its way, as `mode` says. What a sample has left depends on nothing but the sample: its question, up to where
+    the answer begins, and its own images.
+
+    Args:
+        config: sizes and choices.
+        vocab_size: rows of the embedding and of the head.
+
+    Attributes:
+        weights: default weight of every term of `losses` that can train.
+        additions: patterns of parameters that a start from another run's weights may lack.
+        temperature: () of the heads' probabilities; `begin_step` lowers it, and a checkpoint knows it.
+        given: after a pass, the visual tokens of every sample before any is removed, (num_seqs,) int64. Steps of
+            decoding leave this and what follows as it is.
+        kept: after a pass, the visual tokens of every sample that entered each block, a (num_seqs,) int64 per block;
+            empty after one in mode origin.
+        kept_tokens: which ones, a (num_visual,) int64 per block: the patch of `media` that each is or stands for,
+            sample after sample as `kept` counts them.
+    """
+
+    additions = ("merger.*", "pruners.*", "discriminator.*", "temperature")
+    temperature: Tensor
+
+    def __init__(self, config: Config, vocab_size: int) -> None:
+        super().__init__()
+        self.config, self.vocab_size = config, vocab_size
+        self.tower = Tower(config.vision)
+        self.projector = Projector(config)
+        self.decoder = decoder.Decoder(config.language, vocab_size)
+        merge, prune, width = config.merge, config.prune, config.language.width
+        self.merger = None if merge is None else make_merger(merge, config.vision.width, width)
+        self.pruners = nn.ModuleDict()
+        self.discriminator: Adversary | None = None
+        self.weights: dict[str, Weight] = {"cross_entropy": 1.0}
+        learns = prune is not None and prune.learns
+        if prune is not None and learns:
+            for layer in prune.layers:
+                self.pruners[str(layer)] = PrunerHead(
+                    width, prune.inner, prune.heads, attention_weight=prune.attention_weight
+                )
+            self.weights |= {"sparsity": SPARSITY, "token_count": 0.0, "binarisation": 0.0}
+            if prune.discriminator is not None:
+                self.discriminator = Adversary(prune.discriminator, width, config.language.blocks)
+                self.weights |= dict.fromkeys(ADVERSARY, 0.0)
+        first = 1.0 if prune is None else prune.temperature_at(0, 1)
+        self.register_buffer("temperature", torch.tensor(first), persistent=learns)
+        self.given = torch.zeros(0, dtype=torch.int64)
+        self.kept: list[Tensor] = []
+        self.kept_tokens: list[Tensor] = []
+        self._asked = frozenset(name for name, weight in self.weights.items() if weight)
+        self._mode: Mode | None = None
+
+    # ----------------------------------------------------------------------- modes
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The modes that mean something for this model."""
+        prune = self.config.prune
+        found: list[Mode] = ["origin"]
+        found += ["merge_only"] if self.config.merge is not None else []
+        found += ["soft"] if prune is not None and prune.learns else []
+        return (*found, "hard") if prune is not None else tuple(found)
+
+    @property
+    def mode(self) -> Mode:
+        """What happens to visual tokens; assign to it to choose, None for the default again.
+
+        origin: nothing, there is one per patch. merge_only: those of each image are merged, none is removed. soft:
+        merged, and later blocks attend to them less, as the heads' probabilities say. hard: merged, and those that are
+        not wanted are taken out. By default all that the model has is done, and it is soft only while heads learn, or
+        the discriminator does: frozen heads take tokens out for the rest of the model to learn without them, as
+        rankings do and evaluation.
+        """
+        if self._mode is not None:
+            return self._mode
+        softly = self._heads_learn or bool(self._asked.intersection(ADVERSARY))
+        return "soft" if self.training and "soft" in self.modes and softly else self.modes[-1]
+
+    @mode.setter
+    def mode(self, value: Mode | None) -> None:
+        prune = self.config.prune
+        if value is not None and value not in self.modes:
+            if value == "merge_only":
+                raise RecipeError("mode=merge_only merges visual tokens, and the model has no merge section")
+            if prune is None:
+                raise RecipeError(f"mode={value} removes visual tokens, and the model has no prune section")
+            raise RecipeError(f"method={prune.method} has no probabilities for mode={value}", fix="use mode=hard")
+        self._mode = value
+
+    @property
+    def _heads_learn(self) -> bool:
+        return any(parameter.requires_grad for parameter in self.pruners.parameters())
+
+    # ----------------------------------------------------------------------- passes
+
+    def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden states after the last norm, (total_tokens, width), in the computing dtype.
+
+        Visual tokens that were merged or removed have none, and total_tokens is less by as many. In a rectangle those
+        of removed ones mean nothing; with merged images it is computed as a flat run.
+
+        Args:
+            batch: `input_ids` with placeholders, and `media`, `media_index` and `media_seqs` unless it is all text.
+            cache: filled by the first pass; later passes read one text token per sequence.
+
+        Raises:
+            SourceError: a sequence has not as many placeholders as patches, or an image does not fit the tower.
+            RecipeError: a position lies outside the model's context.
+        """
+        # A step of decoding may bring the id of a placeholder that the model itself wrote.
+        alone = isinstance(batch.layout, Layout) and batch.layout.max_seqlen <= 1
+        if cache is not None and batch.media is None and alone:
+            hidden: Tensor = self.decoder(batch, cache)
+            return hidden
+        reading = self._read(batch)
+        hidden = self.decoder(reading.batch, cache, self._pruning(reading))
+        return hidden
+
+    def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
+        `forward`."""
+        reading = self._read(batch)
+        return self.decoder.last_hidden(reading.batch, cache, self._pruning(reading))
+
+    def encode(self, media: RaggedBatch) -> Tensor:
+        """One visual token per patch, (media.total_tokens, language width)."""
+        visual: Tensor = self.projector(self._look(media)[0])
+        return visual
+
+    def splice(self, batch: RaggedBatch, visual: Tensor) -> RaggedBatch:
+        """The batch as the decoder reads it, with `inputs_embeds` (total_tokens, language width) instead of images.
+
+        `input_ids` stay beside them: they tell the decoder that this is text, whose positions it scales.
+
+        Args:
+            visual: (media_index.numel(), language width), put at `media_index`.
+        """
+        assert batch.media_index is not None, "a batch with images says where they stand"
+        x = self._text(batch)
+        x = x.index_copy(0, batch.media_index, visual.to(x.dtype))
+        return replace(batch, inputs_embeds=x, media=None, media_index=None, media_seqs=None)
+
+    @torch.no_grad()
+    def token_nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of every target of the batch, (num_targets,) in nats."""
+        reading = self._read(batch)
+        return self.decoder.token_nll(reading.batch, self._pruning(reading))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
+        return self.decoder.logits(hidden)
+
+    @property
+    def embed(self) -> nn.Embedding:
+        """Embedding of text tokens."""
+        return self.decoder.embed
+
+    # ----------------------------------------------------------------------- training
+
+    @property
+    def label_smoothing(self) -> float:
+        return self.decoder.label_smoothing
+
+    @label_smoothing.setter
+    def label_smoothing(self, value: float) -> None:
+        self.decoder.label_smoothing = value
+
+    def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
+        """Prepare for an update: while heads learn the temperature of its progress, and perhaps a new discriminator.
+
+        Args:
+            step: of the stage, from 0, of `total_steps`.
+            weights: of the terms that train in it; the costly ones are computed where they are among them.
+
+        Returns:
+            Parameters that were drawn anew, whose state in the optimizer is to be forgotten.
+        """
+        self._asked, prune = frozenset(weights), self.config.prune
+        if prune is None or not prune.learns:
+            return []
+        if self._heads_learn:
+            self.temperature.fill_(prune.temperature_at(step, total_steps))
+        if self.discriminator is None or not self._asked.intersection(ADVERSARY):
+            return []
+        return self.discriminator.begin_step()
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Terms over the batch's targets, as of the decoder, and over the samples with images, of soft removal: what is
+        kept, and where an update asks for them what the discriminator says. Raises as `forward`."""
+        reading = self._read(batch)
+        pruning, watch = self._pruning(reading), None
+        softly = pruning is not None and self.mode == "soft"
+        if softly and self.discriminator is not None and reading.visual and self._asked.intersection(ADVERSARY):
+            watch = self.discriminator.watch(reading.batch, reading.visual, pruning)
+        terms = self.decoder.losses(reading.batch, watch or pruning)
+        nothing = terms["cross_entropy"][0].detach().new_zeros(())
+        terms = {**dict.fromkeys(self.weights, (nothing, 0)), **terms}
+        if softly and pruning is not None and self.config.prune is not None:
+            target, unit = self.config.prune.wanted
+            terms |= keep_terms(pruning.keep(), pruning.visual_layout, target, unit, self.config.prune.one_sided)
+        return terms if watch is None else terms | self._adversary_terms(batch, reading, watch)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone."""
+        samples = 0
+        if self.mode == "soft" and batch.media is not None and batch.media_seqs is not None:
+            samples = batch.media_seqs[batch.media.layout.lengths() > 0].unique().numel()
+        judged = samples if self._asked.intersection(ADVERSARY) else 0
+        counts = {name: judged if name in ADVERSARY else samples for name in self.weights}
+        counts |= dict.fromkeys(ACCURACIES, judged) if judged else {}
+        return counts | self.decoder.count_targets(batch)
+
+    def _adversary_terms(self, batch: RaggedBatch, reading: Reading, fake: Watch) -> Terms:
+        """What the discriminator says of the pass that `fake` watched, and of one with all visual tokens."""
+        assert self.discriminator is not None, "the terms are there with a discriminator only"
+        with torch.no_grad():
+            whole = reading if self.config.merge is None else self._compose(batch, reading.features, "origin")
+            assert whole.visual is not None, "a batch with images"
+            real = self.discriminator.watch(whole.batch, whole.visual)
+            self.decoder(whole.batch, None, real)
+        return self.discriminator.terms(whole.batch, whole.visual, real, fake)
+
+    # ----------------------------------------------------------------------- images
+
+    def _read(self, batch: RaggedBatch) -> Reading:
+        """The batch as the decoder reads it in this mode; the tower does not run for text alone."""
+        check_places(batch, self.config.image_id)
+        merges = self.config.merge is not None and self.mode != "origin"
+        if batch.media is None or batch.media.total_tokens == 0:
+            return Reading(flattened(batch) if merges else batch)
+        features, received = self._look(batch.media)
+        return self._compose(batch, features, self.mode, received)
+
+    def _look(self, media: RaggedBatch) -> tuple[Tensor, Tensor | None]:
+        """Features of patches, and what they receive in the tower where somebody ranks by it, as of `Tower.look`."""
+        pixels = media.inputs_embeds
+        # A frozen tower keeps nothing for a backward pass that will not come.
+        trains = any(p.requires_grad for p in self.tower.parameters()) or (pixels is not None and pixels.requires_grad)
+        with torch.set_grad_enabled(trains and torch.is_grad_enabled()):
+            ranks = self.config.ranks_in_tower and self.mode != "origin"
+            return self.tower.look(media) if ranks else (self.tower(media), None)
+
+    def _compose(
+        self, batch: RaggedBatch, features: Tensor | None, mode: Mode, received: Tensor | None = None
+    ) -> Reading:
+        """Put what the tower made of images into the text, as patches or merged."""
+        assert features is not None, "a batch with images"
+        merge = self.config.merge
+        if merge is None or mode == "origin":
+            return Reading(self.splice(batch, self.projector(features)), placed(batch, received), features)
+        batch = flattened(batch)
+        text = self._text(batch)
+        merged = merge_images(merge, self.merger, batch, text, features, received)
+        short, visual = shorten(batch, text, merged, self.projector(merged.features))
+        return Reading(short, replace(visual, tower_attention=received), features)
+
+    def _text(self, batch: RaggedBatch) -> Tensor:
+        """Embeddings of text, (total_tokens, language width); those of placeholders mean nothing."""
+        if batch.inputs_embeds is not None:
+            return batch.inputs_embeds
+        assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
+        # A placeholder's id may lie outside the vocabulary; its embedding is not read.
+        ids = batch.input_ids if batch.media_index is None else batch.input_ids.index_fill(0, batch.media_index, 0)
+        return self.embed(ids)
+
+    def _pruning(self, reading: Reading) -> PrunePass | None:
+        """What removes tokens in one pass over this batch, None where nothing does; begins `given` and what
+        is kept."""
+        blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)
+        self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.at(visual.index).lengths()
+        if self.mode == "origin":
+            self.kept, self.kept_tokens = [], []
+        elif visual is None:
+            nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
+            self.kept, self.kept_tokens = [self.given] * blocks, [nothing] * blocks
+        elif self.mode == "merge_only":
+            self.kept = [self.given] * blocks
+            self.kept_tokens = [visual.source] * blocks
+        else:
+            assert self.config.prune is not None, "the mode is there with it only"
+            pruning = PrunePass(
+                self.config.prune, self.pruners, self.decoder.blocks, reading.batch, visual,
+                soft=self.mode == "soft", learns=self.training and self.mode == "soft", temperature=self.temperature,
+            )  # fmt: skip
+            self.kept, self.kept_tokens = pruning.kept, pruning.kept_tokens
+            return pruning
+        return None

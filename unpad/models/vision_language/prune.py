@@ -1,0 +1,324 @@
+"""Pruning of vision tokens: heads that learn what to keep, soft and hard removal, and rankings to compare with.
+
+Vision tokens of all samples stand end to end in one run with a layout of one sequence per sample. Soft removal hides a
+token from attention by degrees, and with probability 0 as if it were not there; hard removal takes it out of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.layout import Layout
+from unpad.errors import RecipeError, nearest
+from unpad.nn.activation import activate
+from unpad.nn.attention import _spread
+from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_sequences, received_attention
+from unpad.nn.dropout import draw_seed, dropout, mix
+from unpad.nn.linear import Linear
+from unpad.nn.norm import Norm
+from unpad.nn.segments import segment_place, segment_top_k, widened
+
+# Bias of a key that is removed. Beside any key that is not, its weight is exactly 0 even in fp64, as with -inf; but a
+# token that sees no other key, such as one at the beginning of a causal sequence, stays finite.
+REMOVED = -1e4
+
+
+# --------------------------------------------------------------------------- heads
+
+
+class PrunerHead(nn.Module):
+    """Says for every vision token at some layer how likely it is to be kept, having seen the question.
+
+    V = norm(Linear(norm(vision))), Q the same of the question; logit = MLP(norm(V + attention of V to Q)). With noise
+    on the logits `keep_probability` is a sample of the binary concrete distribution (Maddison et al. 2016, arXiv
+    1611.00712, appendix B).
+
+    Args:
+        width: channels of the hidden states.
+        inner: channels inside; an even multiple of `heads`.
+        heads: of the attention.
+        dropout: of attention weights and of the MLP's hidden values.
+        attention_weight: none takes no attention; fixed adds it to the logits, times 0.5; learned learns that factor.
+    """
+
+    attention_weight: Tensor | None
+
+    def __init__(
+        self,
+        width: int,
+        inner: int = 512,
+        heads: int = 4,
+        dropout: float = 0.1,
+        attention_weight: Literal["none", "fixed", "learned"] = "none",
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.vision_in, self.question_in = Projection(width, inner), Projection(width, inner)
+        self.attention = CrossAttention(inner, heads, dropout)
+        self.norm = Norm("layernorm", inner, EPS)
+        self.hidden, self.to_logit = Linear(inner, inner // 2), Linear(inner // 2, 1)
+        nn.init.xavier_uniform_(self.to_logit.weight)
+        nn.init.zeros_(self.to_logit.bias)
+        half = None if attention_weight == "none" else torch.tensor(0.5)
+        if attention_weight == "learned" and half is not None:
+            self.attention_weight = nn.Parameter(half)
+        else:
+            self.register_buffer("attention_weight", half)
+
+    def forward(
+        self,
+        vision: Tensor,
+        vision_layout: Layout,
+        question: Tensor,
+        question_layout: Layout,
+        attention: Tensor | None = None,
+    ) -> Tensor:
+        """Judge vision tokens.
+
+        Args:
+            vision: (num_vision, width) hidden states.
+            question: (num_question, width) hidden states; a sample may have none.
+            attention: (num_vision,), from `text_to_vision_attention`; with an attention weight only.
+
+        Returns:
+            (num_vision,) logits of being kept, fp32 or wider.
+        """
+        seen, asked = self.vision_in(vision), self.question_in(question)
+        delta, _ = self.attention(seen, asked, pair_sequences(vision_layout, question_layout))
+        hidden = activate("gelu", self.hidden(self.norm(widened(seen), delta)[1]))
+        if self.training and self.dropout:
+            hidden = dropout(hidden, self.dropout, draw_seed())
+        logits = widened(self.to_logit(hidden)[:, 0])
+        assert (attention is None) == (self.attention_weight is None), "attention goes with an attention weight"
+        if attention is not None and self.attention_weight is not None:
+            logits = logits + self.attention_weight * attention
+        return logits
+
+
+def keep_probability(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """Probability of being kept, sigmoid(logit / temperature); the same shape.
+
+    Args:
+        logits: (num_vision,), fp32 or wider, with noise where one draw is asked for.
+        temperature: above 0; a scalar tensor does as well.
+    """
+    return torch.sigmoid(logits / temperature)
+
+
+def fresh_noise(logits: Tensor) -> Tensor:
+    """Logistic noise, the difference of the two Gumbel variables of keep and drop, by torch's generator; same shape."""
+    return torch.rand_like(logits).logit(eps=torch.finfo(logits.dtype).eps)
+
+
+def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same noise as one draw that never changes: it depends on the layer and on the token's place alone.
+
+    Heads learn logits beside noise. The tokens of the highest logits are another choice than any they were trained on;
+    with this draw evaluation makes one of those choices.
+
+    Args:
+        place: (num_vision,) int64, number of the token among those that its sample began with.
+
+    Returns:
+        (num_vision,).
+    """
+    most = int(place.max()) if len(place) else 0
+    return _draw(layer, 1 << most.bit_length(), dtype, place.device).index_select(0, place)
+
+
+@lru_cache(maxsize=64)  # some twenty operations, which would be a part of reading a short prompt that can be seen
+def _draw(layer: int, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Logistic noise of the first so many places, (num,)."""
+    with torch.inference_mode(False), torch.no_grad():  # first asked for in inference, they may be trained with later
+        place = torch.arange(num, device=device)
+        # 0 hashes to 0, which would always drop the first token; -1 is before the first layer.
+        bits = mix(mix(torch.tensor(layer + 2, device=device)) ^ place)
+        return ((bits.double() + 0.5) / 2**32).logit().to(dtype)
+
+
+# --------------------------------------------------------------------------- soft removal
+
+
+def cumulative_keep(probabilities: Sequence[Tensor]) -> Tensor:
+    """Probability of being kept by every head so far, the product of theirs, (num_vision,)."""
+    return torch.stack(list(probabilities)).prod(0)
+
+
+def log_keep(probability: Tensor) -> Tensor:
+    """Logarithm of a probability, REMOVED at 0, where the gradient is 0; the same shape."""
+    present = probability >= torch.finfo(probability.dtype).tiny
+    # The inner where keeps log(0) and its infinite gradient out of the backward pass.
+    return torch.where(present, torch.where(present, probability, 1).log(), REMOVED)
+
+
+def soft_bias(probability: Tensor, is_vision: Tensor) -> Tensor:
+    """The key bias of soft removal, for `self_attention`.
+
+    A probability p multiplies the weight of a key by p before weights are divided by their sum. 1 changes nothing; with
+    0 every other token's output is as if the token were not in the run. Scaling hidden states instead would be undone
+    by the norm that follows.
+
+    Args:
+        probability: (num_vision,), of all heads so far.
+        is_vision: (total_tokens,) bool, True on num_vision tokens.
+
+    Returns:
+        (total_tokens,), log p on vision tokens, 0 elsewhere.
+    """
+    return _spread(log_keep(probability), is_vision, 0)
+
+
+# --------------------------------------------------------------------------- hard removal
+
+
+def hard_keep(probability: Tensor, layout: Layout, threshold: float) -> Tensor:
+    """The tokens to keep: those above the threshold, and the best of each sample in any case.
+
+    Args:
+        probability: (num_vision,).
+        threshold: below 1; 0 keeps all tokens, even those whose probability has underflowed to 0.
+
+    Returns:
+        (num_vision,) bool; `layout.keep` gives the layout of what is left.
+    """
+    if threshold <= 0:
+        return torch.ones_like(probability, dtype=torch.bool)
+    return (probability > threshold) | segment_top_k(probability, layout, torch.ones_like(layout.lengths()))
+
+
+def keep_top(scores: Tensor, layout: Layout, budget: Tensor) -> Tensor:
+    """The tokens of the highest scores of each sample.
+
+    Args:
+        scores: (num_vision,).
+        budget: (num_seqs,) tokens to keep, rounded up; at least 1 is kept.
+
+    Returns:
+        (num_vision,) bool.
+    """
+    # 0.1 * 30 is 3.0000000000000004; the small number gives such products their integer.
+    return segment_top_k(scores, layout, (budget.double() - 1e-9).ceil().long().clamp_min(1))
+
+
+# --------------------------------------------------------------------------- attention as a signal
+
+
+def text_to_vision_attention(
+    q: Tensor,
+    k: Tensor,
+    layout: Layout,
+    is_vision: Tensor,
+    is_text: Tensor,
+    causal: bool,
+    *,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """What each vision token receives from the text of its sample in a layer: the mean of the layer's own attention
+    weights over heads and text tokens.
+
+    FastV (Chen et al. 2024, arXiv 2403.06764) ranks by it at an early layer, with `last_tokens` as text. Ranking by the
+    class token of a vision tower is the same with that token as text (VisionZip, Yang et al. 2024, arXiv 2412.04467);
+    in a tower without one every token may stand for text and for vision at once.
+
+    Args:
+        q: (total_tokens, heads, head_dim), as the layer uses them: positions turned in.
+        k: (total_tokens, kv_heads, head_dim).
+        layout: of the whole run.
+        is_vision, is_text: (total_tokens,) bool; the keys to look at, and the queries to average over.
+        causal: a query sees itself and earlier tokens only.
+        key_bias: (total_tokens,), the layer's, if it has one.
+
+    Returns:
+        (num_vision,) in fp32 or wider; zeros in a sample without text. Weights are made for text queries only, and
+        without gradient for few sequences at a time.
+    """
+    text = is_text.nonzero().flatten()
+    pairs = pair_sequences(layout.keep(is_text), layout)
+    tokens = torch.arange(len(k), device=k.device)
+    places = (text, tokens) if causal else None
+    return received_attention(q.index_select(0, text), k, pairs, key_bias=key_bias, places=places)[is_vision]
+
+
+def last_tokens(layout: Layout) -> Tensor:
+    """True on the last token of each sequence, (total_tokens,) bool."""
+    bounds = layout.cu_seqlens.long()
+    found = torch.zeros(int(bounds[-1]), dtype=torch.bool, device=bounds.device)
+    # Before an empty sequence another one ends; before an empty first one -1 is the end of the run, an end too.
+    return found.index_fill_(0, bounds[1:] - 1, True) if len(found) else found
+
+
+# --------------------------------------------------------------------------- rankings to compare with
+
+RANKINGS = ("random", "uniform", "attention", "class_token")
+
+
+@dataclass(frozen=True)
+class VisionTokens:
+    """What a ranking may know of the vision tokens of a batch; only what it uses need be there.
+
+    Args:
+        layout: one sequence per sample.
+        sample_ids: (num_seqs,) int64, of the corpus; for random.
+        rows, columns: (num_vision,) int64, place of each token in the grid of its image, below 65536; for uniform.
+        text_attention: (num_vision,), from `text_to_vision_attention` in the language model; for attention.
+        tower_attention: (num_vision,), the same in the vision tower; for class_token.
+    """
+
+    layout: Layout
+    sample_ids: Tensor | None = None
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+    text_attention: Tensor | None = None
+    tower_attention: Tensor | None = None
+
+
+def select(name: str, tokens: VisionTokens, seed: int = 0) -> Tensor:
+    """Rank vision tokens without learning; `keep_top` keeps the best for any budget.
+
+    random orders the tokens of a sample by (seed, sample id) alone. uniform keeps an evenly spaced part of each grid,
+    whatever the budget. attention and class_token rank by the attention received.
+
+    Returns:
+        (num_vision,), higher = keep.
+
+    Raises:
+        RecipeError: there is no ranking of this name.
+    """
+    if name == "random":
+        assert tokens.sample_ids is not None, "random draws by sample ids"
+        return _random(tokens.layout, tokens.sample_ids, seed)
+    if name == "uniform":
+        assert tokens.rows is not None, "uniform needs places in the grid"
+        assert tokens.columns is not None, "uniform needs places in the grid"
+        return _evenly_spaced(tokens.rows, tokens.columns)
+    if name not in RANKINGS:
+        raise RecipeError(f"there is no ranking {name!r} of vision tokens", fix=nearest(name, [*RANKINGS]))
+    scores = tokens.text_attention if name == "attention" else tokens.tower_attention
+    assert scores is not None, f"{name} ranks by attention, and got none"
+    return scores
+
+
+def _random(layout: Layout, sample_ids: Tensor, seed: int) -> Tensor:
+    """32 bits of a hash of seed, sample and place, as fp64."""
+    sample = sample_ids.index_select(0, layout.seq_of_token())
+    low = 0xFFFFFFFF
+    bits = mix(torch.tensor(seed & low, device=sample.device))
+    for word in (sample & low, sample >> 32 & low, segment_place(layout)):
+        bits = mix(bits ^ word)
+    return bits.double()
+
+
+def _evenly_spaced(rows: Tensor, columns: Tensor, bits: int = 16) -> Tensor:
+    """Order of ordered dithering (Bayer 1973, "An optimum method for two-level rendition of continuous-tone pictures"):
+    the first 4^k-th part of a grid is every 2^k-th cell of it both ways, and what lies between is spread in turn."""
+    rank = torch.zeros_like(rows)
+    for bit in range(bits):
+        both, row = (rows ^ columns) >> bit & 1, rows >> bit & 1
+        rank = rank << 2 | both << 1 | row
+    return -rank.double()

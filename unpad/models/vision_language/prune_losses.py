@@ -1,0 +1,184 @@
+"""What pruning of vision tokens is trained with: losses on what is kept, and an adversary.
+
+Losses are (sum, count) over samples, as everywhere. `keep` is the probability of being kept by all heads together
+(`nn.prune.cumulative_keep`), since heads prune one after another; it has a gradient, and the heads learn from it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from unpad.batching.layout import Layout
+from unpad.nn.activation import activate
+from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.linear import Linear
+from unpad.nn.losses import Terms
+from unpad.nn.segments import segment_mean, segment_place, segment_sum, widened
+
+Term = tuple[Tensor, int]
+
+# --------------------------------------------------------------------------- what is kept
+
+
+def sparsity(
+    keep: Tensor, layout: Layout, target: float, unit: Literal["tokens", "ratio"], one_sided: bool = True
+) -> Term:
+    """Square of how far the share kept of each sample is from the target, (share - target)^2.
+
+    Args:
+        keep: (num_vision,).
+        target: tokens to keep per sample, all of a sample with fewer; or the share of them.
+        one_sided: keeping less than the target costs nothing.
+    """
+    mean = segment_mean(keep, layout)
+    tokens = layout.lengths().clamp_min(1).to(mean.dtype) if unit == "tokens" else torch.ones_like(mean)
+    gap = mean - (target / tokens).clamp_max(1)
+    gap = gap.clamp_min(0) if one_sided else gap
+    return _sum(gap.square(), layout)
+
+
+def token_count(keep: Tensor, layout: Layout) -> Term:
+    """Share kept of each sample; keep (num_vision,)."""
+    return _sum(segment_mean(keep, layout), layout)
+
+
+def binarisation(keep: Tensor, layout: Layout) -> Term:
+    """mean(m (1 - m)) - var(m) / 2 over the tokens of each sample: lowest where every m is 0 or 1.
+
+    The variance is that of the sample's own tokens, around their own mean.
+
+    Args:
+        keep: (num_vision,).
+    """
+    keep = widened(keep)
+    mean = segment_mean(keep, layout)
+    spread = (keep - mean.index_select(0, layout.seq_of_token())).square()
+    return _sum(segment_mean(keep * (1 - keep), layout) - segment_mean(spread, layout) / 2, layout)
+
+
+def keep_terms(keep: Tensor, layout: Layout, target: float, unit: Literal["tokens", "ratio"], one_sided: bool) -> Terms:
+    """The three terms of what is kept, by the names that recipes give them; arguments as in `sparsity`."""
+    return {
+        "sparsity": sparsity(keep, layout, target, unit, one_sided),
+        "token_count": token_count(keep, layout),
+        "binarisation": binarisation(keep, layout),
+    }
+
+
+def _sum(per_sample: Tensor, layout: Layout) -> Term:
+    """Sum over the samples that have vision tokens, and their number."""
+    present = layout.lengths() > 0
+    return torch.where(present, per_sample, 0).sum(), int(present.sum())
+
+
+# --------------------------------------------------------------------------- pooled text
+
+
+class TextPool(nn.Module):
+    """Mean of the text tokens of each sample, with weights that rise towards its end.
+
+    Training adds Gaussian noise, whose deviation changes along the same way; eval adds none. Both go linearly from the
+    sample's first token to its last.
+
+    Args:
+        start, end: weight of the first and of the last token.
+        noise_start, noise_end: deviation of the noise at the first and at the last token.
+    """
+
+    def __init__(
+        self, start: float = 0.3, end: float = 1.0, noise_start: float = 0.05, noise_end: float = 0.01
+    ) -> None:
+        super().__init__()
+        self.start, self.end, self.noise_start, self.noise_end = start, end, noise_start, noise_end
+
+    def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
+        """Pool (num_text, width) into (num_seqs, width), fp32 or wider; zeros for a sample without text."""
+        hidden = widened(hidden)
+        last = (layout.lengths() - 1).clamp_min(1).index_select(0, layout.seq_of_token())
+        way = segment_place(layout).to(hidden.dtype) / last  # 0 at the first token, 1 at the last
+        if self.training:
+            deviation = self.noise_start + (self.noise_end - self.noise_start) * way
+            hidden = hidden + deviation[:, None] * torch.randn_like(hidden)
+        weight = self.start + (self.end - self.start) * way
+        total = segment_sum(weight, layout)
+        return segment_sum(weight[:, None] * hidden, layout) / torch.where(total > 0, total, 1)[:, None]
+
+
+# --------------------------------------------------------------------------- the adversary
+
+
+class Discriminator(nn.Module):
+    """Tells pooled hidden states of the whole model, real, from those of the pruned one, fake.
+
+    Each layer's vector h becomes z + Linear(z) with z = dropout(gelu(Linear(tanh(h / 100)))); those of all layers,
+    side by side, go through two hidden layers to one logit, positive for real.
+
+    Args:
+        width: channels of hidden states.
+        layers: hidden states per sample.
+        inner: channels inside.
+        dropout: share of z that training sets to zero.
+    """
+
+    def __init__(self, width: int, layers: int = 3, inner: int = 512, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.squeeze = nn.ModuleList(Linear(width, inner) for _ in range(layers))
+        self.refine = nn.ModuleList(Linear(inner, inner) for _ in range(layers))
+        self.hidden_1, self.hidden_2 = Linear(layers * inner, inner), Linear(inner, inner)
+        self.to_logit = Linear(inner, 1)
+        self.reinitialise()
+
+    def reinitialise(self) -> None:
+        """Draw all weights anew; the caller resets the optimizer's state of them."""
+        for module in self.modules():
+            if isinstance(module, Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Judge (num_seqs, layers, width), as `TextPool` makes them: (num_seqs,) logits, fp32 or wider."""
+        parts = []
+        for h, squeeze, refine in zip(pooled.unbind(1), self.squeeze, self.refine, strict=True):
+            z = activate("gelu", squeeze(torch.tanh(h / 100)))
+            if self.training and self.dropout:
+                z = dropout(z, self.dropout, draw_seed())
+            parts.append(z + refine(z))
+        x = activate("gelu", self.hidden_1(torch.cat(parts, 1)))
+        return widened(self.to_logit(activate("gelu", self.hidden_2(x)))[:, 0])
+
+
+def discriminator_terms(discriminator: Discriminator, real: Tensor, fake: Tensor) -> Terms:
+    """What trains the discriminator, and nothing but it: `discriminator`, BCE(D(real), 1) + BCE(D(fake), 0).
+
+    `real_accuracy` and `fake_accuracy` are the samples of each kind that it judged right.
+
+    Args:
+        real, fake: (num_seqs, layers, width), the same samples pooled in the same way; no gradient flows to them.
+    """
+    on_real, on_fake = discriminator(real.detach()), discriminator(fake.detach())
+    num = len(on_real)
+    return {
+        "discriminator": (_bce(on_real, 1) + _bce(on_fake, 0), num),
+        "real_accuracy": ((on_real.detach() > 0).sum(), num),
+        "fake_accuracy": ((on_fake.detach() <= 0).sum(), num),
+    }
+
+
+def adversarial(discriminator: Discriminator, fake: Tensor) -> Term:
+    """What trains whoever made `fake` (num_seqs, layers, width) to pass for real, BCE(D(fake), 1).
+
+    Gradient flows to `fake` and not to the discriminator: one backward pass of this and of `discriminator_terms`
+    together gives each side its own gradients only.
+    """
+    frozen = {name: parameter.detach() for name, parameter in discriminator.named_parameters()}
+    return _bce(functional_call(discriminator, frozen, (fake,)), 1), len(fake)
+
+
+def _bce(logits: Tensor, label: int) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, label), reduction="sum")

@@ -1,0 +1,215 @@
+"""One pass of a language model that loses visual tokens on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout, PaddedLayout
+from unpad.models.vision_language.prune import (
+    VisionTokens,
+    cumulative_keep,
+    drawn_noise,
+    fresh_noise,
+    hard_keep,
+    keep_probability,
+    keep_top,
+    last_tokens,
+    select,
+    soft_bias,
+    text_to_vision_attention,
+)
+from unpad.models.vision_language.prune_config import PruneConfig
+from unpad.models.vision_language.visual import Visual, cells, is_last, is_question, mark
+from unpad.nn.block import Between, Block, Stream
+from unpad.nn.segments import segment_place
+
+
+class PrunePass:
+    """Removes visual tokens before and between the blocks of one pass.
+
+    Which ones a sample loses depends on nothing but the sample: its question, up to where the answer begins, and its
+    own visual tokens.
+
+    Args:
+        config: where, and by whom.
+        heads: of every layer, where they are learned; named by its number.
+        blocks: of the language model.
+        batch: as the language model reads it.
+        visual: where its visual tokens stand.
+        soft: whether tokens are hidden by the heads' probabilities, or taken out.
+        learns: whether noise and dropout of the heads are drawn anew; else they choose as in evaluation.
+        temperature: of those.
+
+    Attributes:
+        kept: visual tokens of every sample that entered each block so far, a (num_seqs,) int64 per block.
+        kept_tokens: the patch of `media` that each of those is or stands for, sample after sample, a (num_visual,)
+            int64 per block.
+        probabilities: of the heads so far, each (num_visual,); soft removal only.
+    """
+
+    def __init__(
+        self,
+        config: PruneConfig,
+        heads: nn.ModuleDict,
+        blocks: nn.ModuleList,
+        batch: RaggedBatch,
+        visual: Visual,
+        *,
+        soft: bool,
+        learns: bool,
+        temperature: Tensor,
+    ) -> None:
+        self._config, self._heads, self._blocks = config, heads, blocks
+        self._soft, self._learns, self._temperature = soft, learns, temperature
+        self._given, self._seq_ids = visual, batch.seq_ids
+        # Places in the stream of the visual tokens that are left, and which patch each of them stands for.
+        self._visual, self._source = visual.index, visual.source
+        # A prompt may end with an image; the token that something is predicted from stays, whoever judges it.
+        self._needed = (batch.loss_mask | is_last(batch.layout)).index_select(0, self._visual)  # (num_visual,) bool
+        asks, rows = is_question(batch, self._visual), cells(batch.layout)
+        self.visual_layout = rows.at(self._visual)
+        self._lengths = self.visual_layout.lengths()
+        self._place = segment_place(self.visual_layout)  # (num_visual,) among those that the sample began with
+        self._question = asks.nonzero().flatten()
+        self._question_layout = rows.at(self._question)
+        self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
+        self.probabilities: list[Tensor] = []
+        self.kept: list[Tensor] = []
+        self.kept_tokens: list[Tensor] = []
+
+    def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
+        if index in self._config.layers:
+            if self._soft:
+                left = self._soften(index, entered, left)
+            else:
+                left = self._remove(left, self._choose(index, entered, left))
+        if index + 1 < len(self._blocks):
+            self.kept.append(self._lengths)
+            self.kept_tokens.append(self._source)
+        return left
+
+    def reads(self, index: int) -> bool:
+        return index in self._config.layers
+
+    def places(self, tokens: Tensor) -> Tensor:
+        return self._places.index_select(0, tokens)
+
+    def keep(self) -> Tensor:
+        """Probability that no head so far drops a visual token, (num_visual,) in the layout of `visual_layout`."""
+        return cumulative_keep(self.probabilities)
+
+    def _judge(self, index: int, entered: Stream, left: Stream) -> Tensor:
+        """Logits of the head after a block, (num_visual,), with noise: new while heads learn, else one draw."""
+        hidden, received = left.hidden(), None
+        visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
+        if self._config.attention_weight != "none":
+            received = self._received(index, entered, self._question)
+        head = self._heads[str(index)].train(self._learns)
+        logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
+        return logits + (fresh_noise(logits) if self._learns else drawn_noise(index, self._place, logits.dtype))
+
+    def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
+        """Hide visual tokens from the blocks that follow by the probability that no head so far drops them."""
+        probability = keep_probability(self._judge(index, entered, left), self._temperature)
+        self.probabilities.append(probability.masked_fill(self._needed, 1))
+        probability, total = self.keep(), len(left.x)
+        scale = probability.new_ones(total).index_copy(0, self._visual, probability)
+        return replace(left, key_bias=soft_bias(probability, mark(self._visual, total)), value_scale=scale)
+
+    @torch.no_grad()
+    def _choose(self, index: int, entered: Stream, left: Stream) -> Tensor:
+        """Which visual tokens go on after a block, (num_visual,) bool."""
+        config = self._config
+        if config.learns:
+            scores = self._judge(index, entered, left).masked_fill(self._needed, torch.inf)
+            if config.keep is None:
+                return hard_keep(keep_probability(scores, self._temperature), self.visual_layout, config.threshold)
+        else:
+            scores = self._rank(index, entered).masked_fill(self._needed, torch.inf)
+        assert config.keep is not None, "rankings have it"
+        return keep_top(scores, self.visual_layout, config.keep * self._lengths.double())
+
+    def _rank(self, index: int, entered: Stream) -> Tensor:
+        """Scores of the visual tokens, (num_visual,), by a ranking."""
+        media, received, in_tower = self._given.media, None, self._given.tower_attention
+        assert media.grid is not None, "a batch of images says how large they are"
+        if self._config.method == "attention":
+            # The last token of the question looks, as in FastV; others may stand before the image.
+            received = self._received(index, entered, self._question[last_tokens(self._question_layout)])
+        columns = media.grid[:, 1].index_select(0, cells(media.layout).seq_of_token())
+        ids = self._seq_ids  # without ids every sample draws alike, which no neighbour changes either
+        tokens = VisionTokens(
+            self.visual_layout,
+            sample_ids=torch.zeros_like(self.visual_layout.lengths()) if ids is None else ids,
+            rows=(media.position_ids // columns).index_select(0, self._source),
+            columns=(media.position_ids % columns).index_select(0, self._source),
+            text_attention=received,
+            tower_attention=None if in_tower is None else in_tower.index_select(0, self._source),
+        )
+        return select(self._config.method, tokens)
+
+    @torch.no_grad()
+    def _received(self, index: int, entered: Stream, text: Tensor) -> Tensor:
+        """What each visual token received in block `index` from the text at these places, (num_visual,)."""
+        block, layout, bias = self._blocks[index], entered.layout, entered.key_bias
+        assert isinstance(block, Block), "the language model is a stack of blocks"
+        q, k = block.attention.queries_and_keys(block.norm_1(entered.hidden())[1], entered.rotary)
+        if isinstance(layout, PaddedLayout):
+            padding = ~layout.attention_mask.flatten()
+            nothing = torch.zeros_like(padding, dtype=torch.float32) if bias is None else bias
+            bias = nothing.masked_fill(padding, -torch.inf)
+        looked_at, looking, causal = mark(self._visual, len(q)), mark(text, len(q)), block.attention.causal
+        return text_to_vision_attention(q, k, cells(layout), looked_at, looking, causal, key_bias=bias)
+
+    def _remove(self, stream: Stream, kept: Tensor) -> Stream:
+        """Take visual tokens out of the stream; in a rectangle they become padding.
+
+        Args:
+            kept: (num_visual,) bool.
+        """
+        stays = torch.ones(len(stream.x), dtype=torch.bool, device=kept.device).index_copy_(0, self._visual, kept)
+        left = kept.nonzero().flatten()
+        self._visual, self._source, self._needed, self._place = (
+            x.index_select(0, left) for x in (self._visual, self._source, self._needed, self._place)
+        )
+        self.visual_layout = self.visual_layout.at(left)
+        self._lengths = self.visual_layout.lengths()
+        if isinstance(stream.layout, Layout):
+            places = stays.cumsum(0) - 1  # of tokens that stay; nobody asks for the others
+            self._places, self._visual, self._question = (
+                places[at] for at in (self._places, self._visual, self._question)
+            )
+        return stream.keep(stays)
+
+
+class Watch:
+    """Looks at hidden states on the way, and changes nothing about them.
+
+    Args:
+        layers: blocks after which to look.
+        tokens: (num,) int64, whose states; nothing may be removed before them.
+        inner: what is done between the blocks besides.
+
+    Attributes:
+        states: of each layer, (num, width).
+    """
+
+    def __init__(self, layers: Sequence[int], tokens: Tensor, inner: Between | None = None) -> None:
+        self._layers, self._tokens, self._inner = layers, tokens, inner
+        self.states: list[Tensor] = []
+
+    def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
+        if index in self._layers:
+            self.states.append(left.hidden().index_select(0, self._tokens))
+        return left if self._inner is None else self._inner(index, entered, left)
+
+    def reads(self, index: int) -> bool:
+        return index in self._layers or (self._inner is not None and self._inner.reads(index))
+
+    def places(self, tokens: Tensor) -> Tensor:
+        return tokens if self._inner is None else self._inner.places(tokens)

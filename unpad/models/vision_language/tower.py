@@ -1,0 +1,191 @@
+"""The vision tower: patches of images of any number, end to end, in; one feature vector per patch out.
+
+A vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929). With learned positions and a norm before the first
+block it is CLIP's (Radford et al. 2021, arXiv 2103.00020).
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
+from unpad.errors import SourceError
+from unpad.models.vision_language.prune import text_to_vision_attention
+from unpad.nn.activation import Kind
+from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.linear import Linear
+from unpad.nn.norm import Norm
+from unpad.nn.positions import GridPositions
+
+
+class TowerConfig(BlockConfig):
+    """Sizes and choices of a vision tower."""
+
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"
+    eps: float = Field(1e-5, gt=0)
+    activation: Kind = "gelu"
+    bias: bool = True
+    causal: bool = False
+    patch: int = Field(14, ge=1, description="Side of a patch, in pixels.")
+    positions: Literal["grid", "learned"] = Field(
+        "grid", description="grid: images of any size; learned: a table for one size, and a class token per image."
+    )
+    side: int = Field(24, ge=1, description="Rows and columns of patches in the one size that learned positions know.")
+    pre_norm: bool = Field(False, description="Normalise patches before the first block.")
+    feature_layer: int = Field(
+        -2, description="Block after which features are taken: 0 before the first, -1 after the last, -2 one earlier."
+    )
+
+    @model_validator(mode="after")
+    def _layer_exists(self) -> TowerConfig:
+        if not -self.blocks - 1 <= self.feature_layer <= self.blocks:
+            raise ValueError(f"feature_layer {self.feature_layer} is none of a tower with {self.blocks} blocks")
+        return self
+
+    @property
+    def num_run(self) -> int:
+        """Blocks that run; those after the feature layer are weights without work."""
+        return self.feature_layer + (self.blocks + 1 if self.feature_layer < 0 else 0)
+
+
+class Tower(nn.Module):
+    """Features of patches, without a norm after the last block, as a language model reads them.
+
+    Args:
+        config: sizes and choices.
+    """
+
+    def __init__(self, config: TowerConfig) -> None:
+        super().__init__()
+        self.config = config
+        learned = config.positions == "learned"
+        # A table of positions holds a bias already.
+        self.patch_embed = Linear(3 * config.patch**2, config.width, bias=config.bias and not learned)
+        self.class_token: nn.Parameter | None = None
+        self.positions: nn.Module
+        if learned:
+            self.class_token = nn.Parameter(torch.empty(config.width))
+            self.positions = nn.Embedding(1 + config.side**2, config.width)  # the class token's, then row by row
+        else:
+            self.positions = GridPositions(config.width)
+        self.pre_norm = Norm(config.norm, config.width, config.eps) if config.pre_norm else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        init_weights(self, config.blocks)
+        if self.class_token is not None:
+            nn.init.normal_(self.class_token, std=0.02)
+
+    def forward(self, media: RaggedBatch) -> Tensor:
+        """Features in the order of the patches, (total_patches, width), fp32 or wider; arguments and errors as in
+        `look`."""
+        return self._run(media, wants_attention=False)[0]
+
+    def look(self, media: RaggedBatch) -> tuple[Tensor, Tensor]:
+        """Features in the order of the patches, (total_patches, width), fp32 or wider, and what attention the patches
+        received in the last block that runs, (total_patches,) without gradient. At least one block must run.
+
+        Attention is that of the class token, as in VisionZip (Yang et al. 2024, arXiv 2412.04467); in a tower without
+        one the mean of all patches' of the image.
+
+        Args:
+            media: a flat run of images: `inputs_embeds` (total_patches, 3 * patch * patch), the pixels of each patch
+                by channel, then row, then column; `position_ids` row by row; `grid`.
+
+        Raises:
+            SourceError: patches of another size, or an image of another size than learned positions know.
+        """
+        features, received = self._run(media, wants_attention=True)
+        assert received is not None, "a tower without a block that runs attends to nothing"
+        return features, received
+
+    def _run(self, media: RaggedBatch, wants_attention: bool) -> tuple[Tensor, Tensor | None]:
+        """Features, and where it is wanted the attention, as in `look`."""
+        layout = media.layout
+        assert isinstance(layout, Layout), "images come as a flat run"
+        assert media.inputs_embeds is not None, "a batch of images holds their patches"
+        assert media.grid is not None, "and the size of each image"
+        self._check(media.inputs_embeds, media.grid)
+        # The weights' dtype, for the pixels because fp32 ones must not hold back an fp64 model, for the residual stream
+        # because it stays fp32 while products run in bf16.
+        dtype = self.patch_embed.weight.dtype
+        x = self.patch_embed(media.inputs_embeds.to(dtype)).to(dtype)  # (total_patches, width)
+        places = None
+        if self.class_token is None:
+            x = x + self.positions(media.position_ids, media.grid, layout).to(dtype)
+        else:
+            x, layout, places = self._with_class_tokens(x + self.positions(1 + media.position_ids), layout)
+        x, received = self._blocks(x, layout, places, wants_attention)
+        return x if places is None else x.index_select(0, places), received
+
+    def _blocks(
+        self, x: Tensor, layout: Layout, patches: Tensor | None, wants_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run the blocks; results as of `_run`, for all tokens of a run in which only `patches` are patches."""
+        if self.pre_norm is not None:
+            # Its output is the residual stream, which autocast must not round.
+            with torch.autocast(x.device.type, enabled=False):
+                x = self.pre_norm(x)[1]
+        delta, received = None, None
+        for index, block in enumerate(islice(self.blocks, self.config.num_run)):
+            if wants_attention and index == self.config.num_run - 1:
+                received = self._received(block, x if delta is None else x + delta.to(x.dtype), layout, patches)
+            x, delta = block(x, delta, layout)
+        if delta is None:
+            return x, received
+        share = self.config.dropout if self.training else 0.0
+        return x + dropout(delta, share, draw_seed() if share else 0), received
+
+    @torch.no_grad()
+    def _received(self, block: nn.Module, x: Tensor, layout: Layout, patches: Tensor | None) -> Tensor:
+        """What each patch receives in a block that reads x (total_tokens, width), (total_patches,)."""
+        assert isinstance(block, Block), "a tower is a stack of blocks"
+        q, k = block.attention.queries_and_keys(block.norm_1(x)[1], None)
+        looked_at = torch.ones(len(x), dtype=torch.bool, device=x.device)
+        looking = looked_at
+        if patches is not None:
+            looked_at = torch.zeros_like(looked_at)
+            looked_at[patches] = True
+            looking = ~looked_at
+        return text_to_vision_attention(q, k, layout, looked_at, looking, self.config.causal)
+
+    def _with_class_tokens(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout, Tensor]:
+        """Put a class token before the patches of every image.
+
+        Returns:
+            The longer run, its layout, and the place in it of every patch, (total_patches,) int64.
+        """
+        assert self.class_token is not None, "only beside a table of positions"
+        assert isinstance(self.positions, nn.Embedding), "which has its position in row 0"
+        num_images, device = layout.num_seqs, x.device
+        image = torch.repeat_interleave(layout.lengths(), output_size=len(x))  # (total_patches,)
+        places = torch.arange(1, len(x) + 1, device=device) + image
+        first = self.class_token + self.positions.weight[0]
+        run = first.expand(len(x) + num_images, -1).index_copy(0, places, x)
+        bounds = layout.cu_seqlens + torch.arange(num_images + 1, dtype=torch.int32, device=device)
+        return run, Layout(bounds, layout.max_seqlen + (num_images > 0)), places
+
+    def _check(self, patches: Tensor, grid: Tensor) -> None:
+        config = self.config
+        if patches.shape[1] != 3 * config.patch**2:
+            raise SourceError(
+                f"a patch has {patches.shape[1]} values, expected 3 x {config.patch} x {config.patch}",
+                fix="cut images into patches of vision.patch pixels a side, in three channels",
+            )
+        # On an accelerator reading the sizes would make it wait; there whoever prepares images sees to it.
+        if config.positions == "grid" or grid.device.type != "cpu":
+            return
+        wrong = (grid != config.side).any(1).nonzero().flatten().tolist()
+        if wrong:
+            rows, columns = grid[wrong[0]].tolist()
+            pixels = config.side * config.patch
+            raise SourceError(
+                f"an image has {rows} x {columns} patches; learned positions know {config.side} x {config.side} alone",
+                where=f"image {wrong[0]} of the batch",
+                fix=f"resize images to {pixels} x {pixels} pixels, or build the tower with positions=grid",
+            )

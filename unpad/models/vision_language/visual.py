@@ -1,0 +1,138 @@
+"""Where visual tokens stand in a run of text, and which text asks about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout, PaddedLayout
+from unpad.errors import SourceError
+from unpad.models.vision_language.prune import last_tokens
+
+
+@dataclass(frozen=True)
+class Visual:
+    """The visual tokens of a batch.
+
+    Args:
+        index: (num_visual,) int64, their places in the run, ascending.
+        source: (num_visual,) int64, the patch of `media` that each is or stands for.
+        media: the images.
+        tower_attention: (media.total_tokens,), what each patch received in the tower, where somebody ranks by it.
+    """
+
+    index: Tensor
+    source: Tensor
+    media: RaggedBatch
+    tower_attention: Tensor | None = None
+
+
+def placed(batch: RaggedBatch, tower_attention: Tensor | None = None) -> Visual:
+    """The visual tokens of a batch with one per patch of its images."""
+    assert batch.media is not None, "a batch without images has no visual tokens"
+    assert batch.media_index is not None, "a batch with images says where they stand"
+    index, source = batch.media_index.sort()
+    return Visual(index, source, batch.media, tower_attention)
+
+
+def mark(places: Tensor, total: int) -> Tensor:
+    """True on these places, (total,) bool."""
+    return torch.zeros(total, dtype=torch.bool, device=places.device).index_fill_(0, places, True)
+
+
+def cells(layout: Layout | PaddedLayout) -> Layout:
+    """The rows of a rectangle as sequences, their padding included; a flat run as it is."""
+    if isinstance(layout, Layout):
+        return layout
+    rows, columns = layout.attention_mask.shape
+    bounds = torch.arange(rows + 1, dtype=torch.int32, device=layout.attention_mask.device) * columns
+    return Layout(bounds, columns if rows else 0)
+
+
+def is_real(layout: Layout | PaddedLayout, total: int, device: torch.device) -> Tensor:
+    """True on tokens, False on the padding of a rectangle, (total,) bool."""
+    if isinstance(layout, PaddedLayout):
+        return layout.attention_mask.flatten()
+    return torch.ones(total, dtype=torch.bool, device=device)
+
+
+def is_last(layout: Layout | PaddedLayout) -> Tensor:
+    """True on the last token of each sequence, (total_tokens,) bool."""
+    if isinstance(layout, Layout):
+        return last_tokens(layout)
+    real = layout.attention_mask.flatten()
+    return real.masked_scatter(real, last_tokens(cells(layout).keep(real)))
+
+
+def is_question(batch: RaggedBatch, index: Tensor) -> Tensor:
+    """True on the text of each sequence up to the token that predicts its first target, on all text of a sequence
+    without targets; (total_tokens,) bool.
+
+    Args:
+        index: (num_visual,) int64, the places that hold no text.
+    """
+    if not batch.num_targets:
+        return is_text(batch, index)
+    rows = cells(batch.layout)
+    counted = F.pad(batch.loss_mask.cumsum(0), (1, 0))  # (total_tokens + 1,) targets before each token
+    first = rows.cu_seqlens[:-1].long().index_select(0, rows.seq_of_token())
+    return (counted[:-1] == counted[first]) & is_text(batch, index)
+
+
+def is_text(batch: RaggedBatch, index: Tensor) -> Tensor:
+    """True on tokens that are neither visual, those at `index` (num_visual,), nor padding; (total_tokens,) bool."""
+    return is_real(batch.layout, batch.total_tokens, index.device).index_fill(0, index, False)
+
+
+def check_places(batch: RaggedBatch, image_id: int | None) -> None:
+    """Refuse a batch whose patches are not exactly where its placeholders are.
+
+    Args:
+        image_id: of the placeholders; None: only their number is checked.
+
+    Raises:
+        SourceError: names the sequence.
+    """
+    index, device = batch.media_index, batch.position_ids.device
+    if index is None:
+        index = torch.zeros(0, dtype=torch.int64, device=device)
+    num_visual = 0 if batch.media is None else batch.media.total_tokens
+    placeholders = _placeholders(batch, image_id)
+    expected = index if placeholders is None else placeholders
+    if index.numel() == num_visual and (placeholders is None or torch.equal(placeholders, index)):
+        return
+    sequence = cells(batch.layout).seq_of_token()
+    visual = torch.zeros(batch.num_seqs, dtype=torch.int64, device=device)
+    if batch.media is not None and batch.media_seqs is not None:
+        visual = visual.index_add(0, batch.media_seqs, batch.media.layout.lengths())
+    marked, placed = (torch.bincount(sequence[at], minlength=batch.num_seqs) for at in (expected, index))
+    wrong = ((marked != visual) | (placed != visual)).nonzero().flatten().tolist()
+    if wrong:
+        short = int(placed[wrong[0]]) if marked[wrong[0]] == visual[wrong[0]] else int(marked[wrong[0]])
+        counts = f"{short} placeholders for {int(visual[wrong[0]])} visual tokens"
+    else:
+        wrong = sequence[expected[expected != index][:1]].tolist()
+        counts = "visual tokens at other places than its placeholders"
+    name = wrong[0] if batch.seq_ids is None else int(batch.seq_ids[wrong[0]])
+    raise SourceError(
+        f"a sequence has {counts}",
+        where=f"sequence {name}" + (" of the batch" if batch.seq_ids is None else ""),
+        fix="put one placeholder into the text for every patch of its images, in their order",
+    )
+
+
+def _placeholders(batch: RaggedBatch, image_id: int | None) -> Tensor | None:
+    """The places of placeholders, ascending, (num,) int64; None where they cannot be told.
+
+    On an accelerator finding them would make it wait; there whoever made the batch sees to it.
+    """
+    if image_id is None or batch.input_ids is None or batch.input_ids.device.type != "cpu":
+        return None
+    is_placeholder = batch.input_ids == image_id
+    if isinstance(batch.layout, PaddedLayout):  # padding may hold any id
+        is_placeholder &= batch.layout.attention_mask.flatten()
+    return is_placeholder.nonzero().flatten()

@@ -1,0 +1,137 @@
+"""Outputs and labels -> named terms {name: (sum, count)}.
+
+A term is a sum over targets and the number of those targets, never a mean: `step.py` divides each sum once, by its
+count over the whole optimizer step, and evaluation divides by the count over the whole data. That is why no number
+depends on how sequences were batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from unpad.nn.linear import computing_copy
+from unpad.nn.native import library
+from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
+
+Terms = dict[str, tuple[Tensor, int]]
+
+# What the logits of one chunk may take; (targets, vocabulary) never exists as a whole.
+CHUNK_BYTES = 32 << 20
+# Many targets are completed with rows of zeros to a multiple of this: matrix libraries prepare a kernel for every new
+# number of rows, and batches hardly ever have the same number of targets.
+ROUND_ROWS = 64
+UNLIKELY = 80.0  # nats
+# Logits that torch turns into losses and gradients at a time: few enough to stay in a core's cache in fp32.
+BLOCK_CELLS = 1 << 18
+
+
+def cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Sum of the cross-entropy of `hidden @ weight.T` against `labels`, made chunk by chunk.
+
+    The gradient is formed in the forward pass, so nothing of size (targets, vocabulary) is kept.
+
+    Args:
+        hidden: (num_targets, dim), at target positions only; its dtype is the one to compute in.
+        weight: (vocab_size, dim).
+        labels: (num_targets,) int64.
+        label_smoothing: share of each target spread evenly over the vocabulary (Szegedy et al. 2016, arXiv 1512.00567).
+
+    Returns:
+        The smoothed sum, which has a gradient, and the plain sum of negative log-likelihoods, which has none.
+        Both are scalars in nats, in fp32 or wider.
+    """
+    return _CrossEntropy.apply(hidden, weight, labels, label_smoothing)
+
+
+def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of every target, (num_targets,) in nats, fp32 or wider; for evaluation, without gradient.
+
+    Arguments as in `cross_entropy`.
+    """
+    low = computing_copy(weight, hidden.dtype)
+    parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
+    for x, y in _chunks(hidden, labels, weight.shape[0]):
+        parts.append(_score((x @ low.t())[: len(y)], y, 0.0, want_grad=False)[1])
+    return torch.cat(parts)
+
+
+def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of hidden states and their labels; the last of many chunks of rows may have more rows than labels."""
+    if len(hidden) >= 16 * ROUND_ROWS:
+        hidden = F.pad(hidden, (0, 0, 0, -len(hidden) % ROUND_ROWS))
+    rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size) // ROUND_ROWS * ROUND_ROWS)
+    return zip(hidden.split(rows), labels.split(rows), strict=True)
+
+
+def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    """Smoothed and plain loss of every row, both (rows,) in fp32 or wider.
+
+    With `want_grad` the logits (rows, vocab_size) are overwritten with the gradient of the smoothed losses' sum.
+    """
+    if library.runs(logits):
+        return native_cross_entropy(logits, labels, smoothing, want_grad)
+    rows = max(1, BLOCK_CELLS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    blocks = zip(logits.split(rows), labels.split(rows), strict=True)
+    parts = [_score_block(block, y, smoothing, want_grad) for block, y in blocks]
+    loss, nll = (torch.cat(column) for column in zip(*parts, strict=True))
+    return loss, nll
+
+
+def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    wide, at_label = logits.to(torch.promote_types(logits.dtype, torch.float32)), labels[:, None]
+    p = wide.softmax(-1)
+    nll = -p.gather(1, at_label)[:, 0].log()
+    if bool((unlikely := nll > UNLIKELY).any()):  # the softmax has lost digits of such a probability, or all of them
+        nll[unlikely] = -wide[unlikely].log_softmax(-1).gather(1, at_label[unlikely])[:, 0]
+    loss = nll
+    if smoothing:
+        log_z = nll + wide.gather(1, at_label)[:, 0]
+        loss = (1 - smoothing) * nll + smoothing * (log_z - wide.mean(-1))
+    if want_grad:  # the softmax minus the smoothed target
+        if smoothing:
+            p -= smoothing / p.shape[1]
+        p.scatter_add_(1, at_label, p.new_full(at_label.shape, smoothing - 1))
+        logits.copy_(p)
+    return loss, nll
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        low = computing_copy(weight, hidden.dtype)
+        grad_hidden = hidden.new_empty(len(hidden) + ROUND_ROWS, hidden.shape[1]) if need_hidden else None
+        grad_weight: Tensor | None = None
+        loss, nll = hidden.new_zeros((), dtype=wide), hidden.new_zeros((), dtype=wide)
+        at = 0
+        for x, y in _chunks(hidden, labels, weight.shape[0]):
+            grad = x @ low.t()  # logits, (rows, vocab_size); _score puts their gradient in their place
+            row_loss, row_nll = _score(grad[: len(y)], y, smoothing, need_hidden or need_weight)
+            grad[len(y) :] = 0
+            loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
+            if grad_hidden is not None:
+                torch.matmul(grad, low, out=grad_hidden[at : at + len(x)])
+            if need_weight:
+                part = grad.t() @ x
+                # One chunk stays in low precision; several are summed in a wider one.
+                grad_weight = part if grad_weight is None else grad_weight.to(wide).add_(part)
+            at += len(y)
+        if need_weight and grad_weight is None:
+            grad_weight = torch.zeros_like(low)
+        ctx.save_for_backward(None if grad_hidden is None else grad_hidden[: len(hidden)], grad_weight)
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return (*(None if saved is None else saved * grads[0] for saved in ctx.saved_tensors), None, None)

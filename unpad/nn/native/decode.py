@@ -1,0 +1,90 @@
+"""The torch side of decode.cpp: one operator that stores a new token per row and attends to all of its row."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unpad.nn.native.attention import WIDE, Sizes
+from unpad.nn.native.library import DTYPES, library, pointer
+
+
+def supports(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the kernel knows this kind of heads; ask `library.enabled` besides."""
+    return dtype == torch.float64 or (dtype == torch.bfloat16 and head_dim % 16 == 0)
+
+
+def decode_attention(
+    qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, heads: int, rotary: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Write each row's new key and value into the cache and attend to all keys of the row; no gradient.
+
+    Args:
+        qkv: (num_rows, heads + 2 * kv_heads, head_dim) bf16 or fp64, one token per row: queries, keys, values.
+        keys, values: (num_rows, kv_heads, capacity, head_dim) of qkv's type, changed at [row, :, lengths[row]].
+        lengths: (num_rows,) int64, earlier tokens of each row, below capacity.
+        rotary: cosines and sines of `rotary_table`, which turn queries and keys first.
+
+    Returns:
+        (num_rows, heads, head_dim).
+    """
+    cos, sin = rotary if rotary is not None else (None, None)
+    return _decode_attention(qkv, keys, values, lengths, heads, cos, sin)
+
+
+_library = torch.library.Library("unpad", "FRAGMENT")
+_library.define(
+    "decode_attention(Tensor qkv, Tensor(a!) keys, Tensor(b!) values, Tensor lengths, int heads, Tensor? cos,"
+    " Tensor? sin) -> Tensor"
+)
+_decode_attention = torch.ops.unpad.decode_attention.default
+
+
+@cache
+def _function() -> Any:
+    function = library().unpad_decode_attention
+    function.argtypes = [ctypes.c_int, ctypes.POINTER(Sizes), ctypes.c_int64, *[ctypes.c_void_p] * 7]
+    function.restype = None
+    return function
+
+
+def _decode(
+    qkv: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    heads: int,
+    cos: Tensor | None,
+    sin: Tensor | None,
+) -> Tensor:
+    qkv = qkv.contiguous()
+    num_rows, _, head_dim = qkv.shape
+    _, kv_heads, capacity, _ = keys.shape
+    assert keys.shape == values.shape == (num_rows, kv_heads, capacity, head_dim), "the cache has other rows"
+    assert qkv.shape[1] == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
+    assert keys.dtype == values.dtype == qkv.dtype, "mixed dtypes"
+    assert supports(qkv.dtype, head_dim), (qkv.dtype, head_dim)
+    assert lengths.dtype == torch.int64, "lengths are int64"
+    assert lengths.shape == (num_rows,), "one length per row"
+    assert num_rows == 0 or int(lengths.max()) < capacity, "the cache is full"
+    wide = WIDE[qkv.dtype]
+    tables = (None if table is None else table.to(wide).contiguous() for table in (cos, sin))
+    out = qkv.new_empty((num_rows, heads, head_dim))
+    sizes = Sizes(num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, True, torch.get_num_threads())
+    _function()(
+        DTYPES[qkv.dtype], sizes, capacity, pointer(lengths), pointer(qkv), *map(pointer, tables), pointer(keys),
+        pointer(values), pointer(out),
+    )  # fmt: skip
+    return out
+
+
+def _fake(qkv: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, heads: int, *rotary: Any) -> Tensor:
+    return qkv.new_empty((qkv.shape[0], heads, qkv.shape[2]))
+
+
+_library.impl("decode_attention", _decode, "CPU")
+torch.library.register_fake("unpad::decode_attention", _fake, lib=_library)

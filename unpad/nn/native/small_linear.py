@@ -1,0 +1,61 @@
+"""The torch side of small_linear.cpp: a linear layer for the few rows that decoding computes at a time."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unpad.nn.native.library import DTYPES, library, pointer
+
+MAX_ROWS = 32  # beyond, torch's own product is as fast; benchmarks/generation.md has the figures
+
+
+def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias without gradient; a row's result does not depend on the rows beside it.
+
+    Args:
+        x: (num_rows, in) bf16 or fp64. Any number of rows is right, up to MAX_ROWS fast.
+        weight: (out, in) of x's type.
+        bias: (out,) of x's type.
+
+    Returns:
+        (num_rows, out) of x's type; sums are kept in fp32 or wider.
+    """
+    return _small_linear(x, weight, bias)
+
+
+_library = torch.library.Library("unpad", "FRAGMENT")
+_library.define("small_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+_small_linear = torch.ops.unpad.small_linear.default
+
+
+@cache
+def _function() -> Any:
+    function = library().unpad_small_linear
+    function.argtypes = [ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_int, *[ctypes.c_void_p] * 4]
+    function.restype = None
+    return function
+
+
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    x, y = x.contiguous(), x.new_empty((x.shape[0], weight.shape[0]))
+    assert x.dtype == weight.dtype == (x if bias is None else bias).dtype, "mixed dtypes"
+    assert x.shape[1] == weight.shape[1], (tuple(x.shape), tuple(weight.shape))
+    assert bias is None or bias.shape == weight.shape[:1], "the bias has other outputs"
+    _function()(
+        DTYPES[x.dtype], *x.shape, weight.shape[0], torch.get_num_threads(), pointer(x), pointer(weight),
+        pointer(bias), pointer(y),
+    )  # fmt: skip
+    return y
+
+
+def _fake(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+_library.impl("small_linear", _forward, "CPU")
+torch.library.register_fake("unpad::small_linear", _fake, lib=_library)

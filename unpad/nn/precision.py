@@ -1,0 +1,32 @@
+"""Numeric precision: which one to compute in, and the context that does."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+Precision = str  # "fp32", "bf16" or "fp16": what matrix products run in; weights and optimizer stay fp32
+
+
+def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
+    """Return the precision to compute in, and why.
+
+    auto takes bf16 where the hardware multiplies it natively, and fp32 elsewhere: emulated bf16 is slower than fp32.
+    """
+    if asked != "auto":
+        return asked, "as the recipe says"
+    if device.type == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("bf16", "the GPU has it") if native else ("fp32", "this GPU has no bf16")
+    capability = torch.backends.cpu.get_cpu_capability()
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        return "bf16", f"the processor multiplies it natively ({capability})"
+    return "fp32", f"the processor has no bf16 products ({capability})"
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Context in which matrix products run in `precision`."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)

@@ -1,0 +1,110 @@
+"""Recipe: everything a run depends on.
+
+Its sections are those of `recipe_data.py` and `recipe_training.py`. Every field has a default, so a recipe states only
+what it changes. Model sections are validated by the model's own file (`models/<kind>.py`), because only that file knows
+its sizes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from unpad.recipes.data import KINDS, Augment, Data, EventSettings, ImageSettings, Tokenizer
+from unpad.recipes.section import Section
+from unpad.recipes.training import Checkpoint, CollapseSettings, Generate, Optim, PlanSettings, Train, Weight
+
+STAGE_TRAIN_KEYS = {
+    "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning", "weights",
+}  # fmt: skip
+
+Model = Annotated[dict[str, Any], AfterValidator(lambda section: {"kind": "decoder", **section})]
+
+
+class Stage(Section):
+    """One stage of a run: which data it uses, and what it changes of plan, optim, losses and train."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
+    use: list[Literal[KINDS]] | None = Field(  # type: ignore[valid-type]  # names that are known when it runs
+        None, description="Which of the run's data; default all."
+    )
+    plan: dict[str, Any] = Field({})
+    optim: dict[str, Any] = Field({})
+    losses: dict[str, Weight] = Field({})
+    train: dict[str, Any] = Field({})
+
+
+class StageError(ValueError):
+    """A field of a stage does not fit its section; `path` leads to it from the top of the recipe."""
+
+    def __init__(self, index: int, error: ValidationError) -> None:
+        self.first = error.errors()[0]
+        section = {"PlanSettings": "plan", "Optim": "optim", "Train": "train"}[error.title]
+        self.path = ("stages", index, section, *self.first["loc"])
+        super().__init__(self.first["msg"])
+
+
+class Recipe(Section):
+    """Everything a run depends on."""
+
+    data: Data = Data()
+    tokenizer: Tokenizer = Tokenizer()
+    augment: Augment = Augment()
+    images: ImageSettings = ImageSettings()
+    events: EventSettings = EventSettings()
+    model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
+    plan: PlanSettings = PlanSettings()
+    optim: Optim = Optim()
+    losses: dict[str, Weight] = Field(
+        {}, description="Weight of each loss term of the model, or a ramp; default what the model says."
+    )
+    stages: list[Stage] = Field([])
+    train: Train = Train()
+    collapse: CollapseSettings = CollapseSettings()
+    checkpoint: Checkpoint = Checkpoint()
+    generate: Generate = Generate()
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    profile: Literal["standard", "low_power"] = Field(
+        "standard", description="low_power: one thread, micro-batches of 512 tokens, fp32, for small machines."
+    )
+
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Recipe:
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) != len(names):
+            raise ValueError(f"stages share a name: {names}")
+        for index, stage in enumerate(self.stages):
+            wrong = [f"train.{key}" for key in sorted(set(stage.train) - STAGE_TRAIN_KEYS)]
+            wrong += ["plan.cross_documents"] if "cross_documents" in stage.plan else []
+            if wrong:
+                raise ValueError(f"stage {stage.name}: {wrong[0]} belongs to the whole run, not to a stage")
+            try:
+                self.for_stage(stage)
+            except ValidationError as error:
+                raise StageError(index, error) from None
+        return self
+
+    def for_stage(self, stage: Stage) -> Recipe:
+        """Return this recipe with the stage's own plan, optim, losses and train fields put in, and without stages.
+
+        `train.max_epochs` of the run is a limit on every stage: the smaller of the two holds.
+        """
+        merged = {
+            name: {**getattr(self, name).model_dump(), **getattr(stage, name)} for name in ("plan", "optim", "train")
+        }
+        limits = [n for n in (self.train.max_epochs, stage.train.get("max_epochs")) if n is not None]
+        merged["train"]["max_epochs"] = min(limits, default=None)
+        return self.model_copy(
+            update={
+                "plan": PlanSettings(**merged["plan"]),
+                "optim": Optim(**merged["optim"]),
+                "losses": {**self.losses, **stage.losses},
+                "train": Train(**merged["train"]),
+                "stages": [],
+            }
+        )
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)

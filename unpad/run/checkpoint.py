@@ -1,0 +1,283 @@
+"""Checkpoints: weights, optimizer, counters and plan position, in safetensors and JSON.
+
+    checkpoints/step-00000120/   model.safetensors  optim.safetensors  state.json  MANIFEST.json
+    checkpoints/best/            the same four files
+
+A folder is complete or absent, and is verified by sha256 whenever it is read. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch, fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
+from torch import Tensor
+
+from unpad import storage
+from unpad.errors import CheckpointError, NonFiniteError
+from unpad.run import checkpoint
+from unpad.storage import check_space
+
+__all__ = ["State", "load", "load_newest", "save", "save_named"]
+
+MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
+STATE_FORMAT = 1
+_STEP_FOLDER = re.compile(r"(\.old-)?(step-(\d{8,18}))")
+
+
+@dataclass
+class State:
+    """Everything a run needs to continue.
+
+    Args:
+        step: optimizer updates done.
+        tensors: flat names: "model.<parameter>", and any other ("optim.<parameter>.exp_avg") beside them.
+        values: JSON values: stage, epoch, position in the plan, counters, fingerprints. Numbers are finite, keys text.
+    """
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, Any]
+
+
+# --------------------------------------------------------------------------- save
+
+
+def save(folder: Path, state: State, keep: int) -> Path:
+    """Write `folder/step-<step>` and then delete the oldest checkpoints, so that the newest `keep` up to it remain.
+
+    Oldest is by number, never by time of change. Checkpoints of later steps, which a run that fell back to an earlier
+    one leaves, are neither counted nor deleted.
+
+    Args:
+        folder: the run's checkpoints folder; made if missing.
+        keep: checkpoints that remain, the new one included; at least 1.
+
+    Returns:
+        The new folder.
+
+    Raises:
+        NonFiniteError: a parameter is NaN or infinite, or a value of the state is; nothing is written.
+        DiskError: it does not fit or cannot be written; the older checkpoints are untouched.
+    """
+    assert keep >= 1, keep
+    target = folder / f"step-{state.step:08d}"
+    _write(target, state)
+    steps = _step_folders(folder)
+    done = sorted(step for step in steps if step <= state.step)
+    for step in done[:-keep]:
+        for path in (steps[step], storage.replaced(steps[step])):
+            if path.exists():
+                storage.remove_folder(path)
+    return target
+
+
+def save_named(folder: Path, name: str, state: State) -> Path:
+    """Write `folder/<name>`, such as "best", in place of the one before.
+
+    At every instant the old or the new one can be loaded by `load(folder / name)`.
+
+    Raises:
+        NonFiniteError, DiskError: as `save`; the one before is untouched.
+    """
+    target = folder / name
+    _write(target, state)
+    return target
+
+
+def _write(target: Path, state: State) -> None:
+    files = _to_files(state)
+    storage.make_folder(target.parent)
+    storage.clean_leftovers(target.parent)
+    check_space(target, sum(map(len, files.values())))
+    storage.replace_folder(target, files)
+
+
+def _to_files(state: State) -> dict[str, bytes]:
+    """Serialize, on the processor, each tensor with memory of its own."""
+    parts: dict[str, dict[str, torch.Tensor]] = {MODEL: {}, OPTIM: {}}
+    seen: set[int] = set()
+    for name, tensor in state.tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:  # tied weights: the format refuses two names for one memory
+            tensor = tensor.clone()
+        seen.add(memory)
+        if not name.startswith("model."):
+            parts[OPTIM][name] = tensor
+            continue
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise NonFiniteError(
+                f"the parameter {name.removeprefix('model.')} holds NaN or infinite values; it is not saved",
+                where=f"step {state.step}",
+                fix="start again from the checkpoint before with train.init_from=RUN and a lower optim.lr",
+            )
+        parts[MODEL][name.removeprefix("model.")] = tensor
+    record = {"format": STATE_FORMAT, "step": state.step, "values": state.values}
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=1)
+    except ValueError as error:
+        raise NonFiniteError(
+            f"the training state holds a number that JSON cannot: {error}",
+            where=f"step {state.step}",
+            fix="resume from the checkpoint before",
+        ) from None
+    return {**{name: tensors_to_bytes(part) for name, part in parts.items()}, STATE: (text + "\n").encode()}
+
+
+# --------------------------------------------------------------------------- load
+
+
+def load_newest(folder: Path) -> tuple[State, list[str]] | None:
+    """Load the newest checkpoint that verifies.
+
+    Returns:
+        The state and a message for each newer one that is damaged; None when there is no checkpoint at all.
+
+    Raises:
+        CheckpointError: there are checkpoints and all are damaged; names each.
+    """
+    found = sorted(_step_folders(folder).items(), reverse=True)
+    damages: list[str] = []
+    for step, path in found:
+        try:
+            state = load(path)
+            if state.step != step:
+                raise CheckpointError(f"it holds step {state.step}", where=str(path))
+        except CheckpointError as error:
+            damages.append(f"checkpoint {path.name} is damaged: {error.what}")
+        else:
+            return state, [f"{damage}; using {path.name}" for damage in damages]
+    if not found:
+        return None
+    raise CheckpointError("; ".join(damages), where=str(folder), fix="restore a copy, or start a new run with --out")
+
+
+def load(path: Path, names: Iterable[str] | None = None) -> State:
+    """Load one checkpoint folder, verified.
+
+    Safe beside a run that is writing: a folder replaced while it is read is read again.
+
+    Args:
+        path: the folder, such as checkpoints/best.
+        names: patterns of tensor names to load, default all. Where all start with "model." the optimizer's file is
+            not read, and may be missing.
+
+    Raises:
+        CheckpointError: missing, damaged or written by a newer version; names the file.
+    """
+    patterns = None if names is None else list(names)
+    while True:
+        identity = _identity(path)
+        try:
+            return _read(storage.replaced(path) if identity is None else path, patterns)
+        except CheckpointError as error:
+            if _identity(path) != identity:
+                continue
+            if identity is None and not storage.replaced(path).exists():
+                raise CheckpointError(
+                    "there is no checkpoint here", where=str(path), fix="check the path, or let the run save one first"
+                ) from None
+            raise error
+
+
+def _read(path: Path, patterns: list[str] | None) -> State:
+    only_model = patterns is not None and all(pattern.startswith("model.") for pattern in patterns)
+    files = storage.read_folder(path, [MODEL, STATE] if only_model else [MODEL, OPTIM, STATE])
+    record = storage.parse_json(files[STATE], path / STATE)
+    if not isinstance(record, dict) or type(record.get("format")) is not int:
+        raise CheckpointError(f"{STATE} has no format number", where=str(path), fix="use another copy")
+    if record["format"] != STATE_FORMAT:
+        raise CheckpointError(
+            f"{STATE} has format {record['format'] % 10**9}, this version reads {STATE_FORMAT}",
+            where=str(path),
+            fix="install the version of unpad that wrote it, or a newer one",
+        )
+    step, values = record.get("step"), record.get("values")
+    if type(step) is not int or not 0 <= step < 1 << 60 or not isinstance(values, dict):
+        raise CheckpointError(f"{STATE} holds no step and values", where=str(path), fix="use another copy")
+    tensors = {f"model.{name}": tensor for name, tensor in _tensors(path, MODEL, files).items()}
+    if not only_model:
+        tensors |= _tensors(path, OPTIM, files)
+    if patterns is not None:
+        tensors = {name: t for name, t in tensors.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return State(step, tensors, values)
+
+
+def _tensors(path: Path, name: str, files: dict[str, bytes]) -> dict[str, torch.Tensor]:
+    try:
+        return tensors_from_bytes(files[name])
+    # A file somebody made by hand fails in the parser, in the dtype table or when torch makes the shape.
+    except (SafetensorError, ValueError, TypeError, KeyError, AssertionError, RuntimeError, OverflowError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise CheckpointError(f"{name} is not usable: {reason}", where=str(path), fix="use another copy") from None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _step_folders(folder: Path) -> dict[int, Path]:
+    """The checkpoints by step. One whose replacement was cut short counts under its own name, where `load` finds it."""
+    if not folder.is_dir():
+        return {}
+    matches = (_STEP_FOLDER.fullmatch(path.name) for path in folder.iterdir())
+    return {int(match[3]): folder / match[2] for match in matches if match}
+
+
+def newest_weights(folder: Path) -> tuple[dict[str, Tensor], checkpoint.State]:
+    """The best weights by held-out value, or the newest where nothing was held out; also their checkpoint."""
+    checkpoints = folder / "checkpoints"
+    if (checkpoints / "best").exists() or (checkpoints / ".old-best").exists():
+        state = checkpoint.load(checkpoints / "best", ["model.*"])
+    else:
+        loaded = checkpoint.load_newest(checkpoints)
+        if loaded is None:
+            raise CheckpointError(
+                "the run has no checkpoint yet", where=str(checkpoints), fix="let it train for longer"
+            )
+        state = loaded[0]
+    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    return weights, state
+
+
+def put_weights(
+    model: torch.nn.Module, weights: dict[str, Tensor], where: str, additions: Sequence[str] = ()
+) -> list[str]:
+    """Load weights that must fit the model name for name and shape for shape.
+
+    Args:
+        additions: name patterns (fnmatch) of parameters that may be missing, and then stay as they are in the model.
+
+    Returns:
+        The names of those.
+
+    Raises:
+        CheckpointError: names the first parameter that does not fit.
+    """
+    own = model.state_dict()
+    fresh = [name for name in own if name not in weights and any(fnmatch(name, pattern) for pattern in additions)]
+    expected = {name: tuple(p.shape) for name, p in own.items() if name not in fresh}
+    found = {name: tuple(p.shape) for name, p in weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            raise CheckpointError(
+                f"parameter {name}: {found.get(name, 'missing')} there, {expected.get(name, 'missing')} in the model",
+                where=where,
+                fix="use the model section and the tokenizer that these weights were trained with",
+            )
+    model.load_state_dict({**{name: own[name] for name in fresh}, **weights})
+    return fresh

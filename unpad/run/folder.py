@@ -1,0 +1,81 @@
+"""A run directory: find it, open it, list what has run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import CheckpointError, RecipeError, UnpadError, nearest
+from unpad.run.report.history import read_rows, run_state
+
+RUNS = Path("runs")
+RECIPE, COMMAND = "recipe.yaml", "run.json"
+
+
+def find_run(name: str | Path) -> Path:
+    """Find a run by directory or by its name under runs/.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    for folder in (Path(name), RUNS / name):
+        if (folder / RECIPE).is_file():
+            return folder
+    known = [folder.name for folder in list_runs()]
+    fix = nearest(str(name), known) if known else "train one first: unpad train zh_chat"
+    raise RecipeError(f'there is no run "{name}"', where=f"neither {name} nor {RUNS / name} holds a {RECIPE}", fix=fix)
+
+
+def list_runs(root: Path = RUNS) -> list[Path]:
+    """Run directories under `root`, newest first."""
+    folders = [path.parent for path in root.glob(f"*/{RECIPE}")]
+    return sorted(folders, key=lambda folder: (folder / RECIPE).stat().st_mtime, reverse=True)
+
+
+def read_command(folder: Path) -> dict[str, Any]:
+    """The recipe name and overrides that started the run."""
+    try:
+        command: dict[str, Any] = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+        return command
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{COMMAND} cannot be read: {error}", where=str(folder), fix="copy it from a backup"
+        ) from None
+
+
+def describe_runs() -> list[str]:
+    """One line per run under runs/, newest first."""
+    lines = []
+    for folder in list_runs():
+        try:
+            saved = read_command(folder)
+            command = " ".join([saved["recipe"], *saved["overrides"]])
+            state = run_state(folder, list(read_rows(folder / "events.jsonl")))
+        except UnpadError as error:
+            state, command = "damaged", error.what
+        lines.append(f"{folder.name:<24}{state:<10}{command}")
+    return lines or ["nothing has run here yet; start with: unpad train zh_chat"]
+
+
+CHECKPOINTS = "checkpoints"
+
+
+def free_folder(name: str, resume: bool) -> Path:
+    """The next free runs/<recipe>-<n>, or the newest run there when resuming.
+
+    Raises:
+        RecipeError: there is no run to resume.
+    """
+    stem = Path(name).stem
+    taken = {
+        int(p.name.removeprefix(stem + "-")): p
+        for p in RUNS.glob(f"{stem}-*")
+        if p.name.removeprefix(stem + "-").isdigit()
+    }
+    if not resume:
+        return RUNS / f"{stem}-{max(taken, default=0) + 1}"
+    begun = [number for number, path in taken.items() if (path / RECIPE).is_file()]
+    if not begun:
+        raise RecipeError(f"there is no run of {stem} to resume", where=str(RUNS), fix="name its directory with --out")
+    return taken[max(begun)]

@@ -1,0 +1,349 @@
+"""What a run says while it trains: the progress line, metrics and timing files, TensorBoard and the report page.
+
+`metrics.jsonl` and `metrics.csv` hold only what data and seeds determine, so that a run and the same run killed and
+resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `events.jsonl` is a log.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+
+from unpad.errors import SourceError
+from unpad.run.report.history import load_metrics as load_metrics
+from unpad.run.report.history import read_rows
+from unpad.run.report.page import write_report
+from unpad.run.screen import RECENT_STEPS, Screen
+from unpad.storage import LineLog, write_atomic
+
+COLUMNS = (
+    "step", "stage", "kind", "epoch", "loss", "perplexity", "heldout_loss", "lr", "grad_norm", "sequences", "tokens",
+    "padded_tokens", "targets", "pad_share", "skipped", "best", "values",
+)  # fmt: skip
+WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
+# The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
+REPORT_PAUSE = 50
+SHOWN_EVENTS = ("collapse", "early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
+SHOWN_ON_TERMINAL = (*SHOWN_EVENTS, "checkpoint")
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer update.
+
+    Args:
+        step: 1-based, counted over all stages.
+        micros: micro-batches of this process.
+        tokens: real tokens.
+        padded_tokens: all cells that were computed, real ones included.
+        loss: mean negative log-likelihood per target, in nats.
+        grad_norm: global L2 norm before clipping.
+        terms: the loss terms by name, each a mean.
+        weights: of the terms that were trained.
+        skipped: the update was not applied because the loss or a gradient was not finite.
+    """
+
+    step: int
+    stage: str
+    epoch: int
+    micros: int
+    sequences: int
+    tokens: int
+    padded_tokens: int
+    targets: int
+    loss: float
+    lr: float
+    grad_norm: float
+    terms: dict[str, float]
+    weights: dict[str, float]
+    skipped: bool = False
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); infinite where that overflows."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+class Monitor:
+    """Writes a run's files and shows its progress; the screen may vanish at any time, the files may not.
+
+    At a step the loop calls `step`, then `evaluation` and `epoch` where they are due, then `sync`, and only then saves
+    its checkpoint: what a checkpoint counts on is on the device before it. `event("finished")` comes before `close`.
+
+    Args:
+        folder: the run directory; it exists.
+        log_every: updates between lines where there is no terminal.
+        grad_norm_warning: a larger gradient norm is marked and warned of.
+        total_steps: last step of the whole run, None while unknown.
+        verbose: a line for every step and every log entry.
+
+    Raises:
+        DiskError: a file cannot be opened, or later written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        log_every: int,
+        grad_norm_warning: float,
+        console: Console,
+        total_steps: int | None,
+        verbose: bool = False,
+    ) -> None:
+        self.folder = folder
+        self._grad_norm_warning = grad_norm_warning
+        self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
+        self._metrics, self._timing, self._events = (
+            LineLog(folder / f"{name}.jsonl") for name in ("metrics", "timing", "events")
+        )
+        self._board: Any = None
+        self._purge_step: int | None = None
+        self._known: set[tuple[Any, ...]] = set()
+        self._forget()
+        self._num_large, self._warned_at = 0, -math.inf
+        self._seconds, self._waited = 0.0, 0.0  # of this process's steps
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
+        self._report_due = -math.inf
+        self._closed = False
+
+    def _forget(self) -> None:
+        self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
+        self._nll, self._targets = 0.0, 0  # of the epoch so far
+        self._heldout: dict[str, Any] | None = None  # newest held-out row
+
+    # ----------------------------------------------------------------------- the run's course
+
+    def start(self, message_lines: list[str]) -> None:
+        """Show what the run is about to do, and from here on the live bar where there is a terminal."""
+        for line in message_lines:
+            self._screen.line(line)
+        self._screen.start()
+
+    def resume(self, step: int) -> None:
+        """Cut metrics, timing and TensorBoard back to the records of steps up to `step`; the log keeps everything.
+
+        A row of exactly `step` that is reported again is not written twice, so it does not matter on which side of the
+        checkpoint an evaluation fell.
+        """
+
+        def keep(row: dict[str, Any]) -> bool:
+            return row["step"] <= step
+
+        self._metrics.truncate(keep)
+        self._timing.truncate(keep)
+        self._purge_step = step + 1
+        self._forget()
+        for row in load_metrics(self.folder):
+            self._absorb(row)
+            if row["step"] == step:
+                self._known.add(_identity(row))
+        self._write_csv()
+
+    def stage(self, name: str, total_steps: int | None, **fields: Any) -> None:
+        """Begin a stage; `total_steps` is the last step of the whole run as known now."""
+        self._screen.stage(name, total_steps)
+        self.event("stage", name=name, total_steps=total_steps, **fields)
+
+    def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
+        """Record one update.
+
+        Args:
+            seconds: duration of the update, waiting for its batches included; no evaluation, no saving.
+            waited: seconds of it spent waiting for batches.
+            memory_bytes: in use after the update.
+        """
+        row = _train_row(record)
+        self._write(row)
+        self._seconds, self._waited = self._seconds + seconds, self._waited + waited
+        self._recent.append((seconds, waited))
+        rates = {
+            "tokens_per_second": record.tokens / seconds if seconds > 0 else 0.0,
+            "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
+        }
+        waiting = {"waited": waited, "waited_share": waited / seconds if seconds > 0 else 0.0}
+        times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "micros": record.micros}
+        self._timing.append({"step": record.step, "stage": record.stage, **times})
+        names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
+        self._scalars("train", {name: row[name] for name in names} | rates, record.step)
+        large = record.grad_norm > self._grad_norm_warning
+        if large:
+            self._warn_of_norm(record)
+        numbers = (
+            f"loss {record.loss:.3f}  ppl {row['perplexity']:.4g}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
+        )
+        recent_seconds, recent_waited = (sum(column) for column in zip(*self._recent, strict=True))
+        usage = f"pad {row['pad_share']:.1%}  wait {recent_waited / max(recent_seconds, 1e-9):.1%}"
+        usage += f"  mem {memory_bytes / 1e9:.2f} GB" + ("  skipped" if record.skipped else "")
+        if self._screen.verbose:
+            cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
+            usage += f"  micros {record.micros}  {cells}"
+        self._screen.step(
+            record.step, record.stage, record.epoch, numbers + ("!" if large else ""), usage,
+            seconds=seconds, tokens=record.tokens, sequences=record.sequences,
+        )  # fmt: skip
+
+    @property
+    def waited_share(self) -> float:
+        """Share of the time of this process's steps in which they waited for their batches; 0 before the first."""
+        return self._waited / self._seconds if self._seconds > 0 else 0.0
+
+    def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
+        """Record a held-out evaluation; `values` holds "loss" (nats per target) and whatever else was measured."""
+        values = {name: float(value) for name, value in values.items()}
+        row = _row(
+            "eval",
+            step,
+            stage,
+            self._epoch_of(stage),
+            values.pop("loss", None),
+            targets=num_targets,
+            best=best,
+            values=values,
+        )
+        self._write(row)
+        measured = {name: row[name] for name in ("loss", "perplexity") if row[name] is not None} | values
+        self._scalars("heldout", measured, step)
+        shown = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
+        self._screen.line(f"held out at step {step}  {stage}  {shown}{'  best so far' if best else ''}")
+        if perf_counter() >= self._report_due:
+            self._report()
+
+    def latent(self, step: int, stage: str, values: dict[str, Any]) -> None:
+        """Record a reading of a model's latent, as `collapse.Verdict.to_row` gives it."""
+        self._write(_row("latent", step, stage, self._epoch_of(stage), None, values=values))
+        self._scalars("latent", {name: value for name, value in values.items() if isinstance(value, float)}, step)
+
+    def epoch(self, step: int, stage: str, epoch: int) -> None:
+        """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""
+        newest = self._heldout["loss"] if self._heldout and self._heldout["stage"] == stage else None
+        loss = self._nll / self._targets if self._targets else None
+        self._write(_row("epoch", step, stage, epoch, loss, heldout_loss=newest, targets=self._targets))
+
+    def _epoch_of(self, stage: str) -> int | None:
+        """The epoch of the newest step, where it is of this stage."""
+        return self._epoch[1] if self._epoch and self._epoch[0] == stage else None
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Write down what happened and when; fields are JSON values. A field `message` is what the screen shows."""
+        self._events.append(
+            {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
+        )
+        if self._screen.verbose or kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_EVENTS):
+            flat = {name: value for name, value in fields.items() if not isinstance(value, dict | list)}
+            details = fields.get("message") or "  ".join(f"{name} {value}" for name, value in flat.items())
+            self._screen.line(f"{kind.replace('_', ' ')}  {details}")
+
+    def sync(self) -> None:
+        """Flush metrics and timing to the device; before a checkpoint that counts on them."""
+        self._metrics.sync()
+        self._timing.sync()
+
+    def close(self) -> None:
+        """Leave the screen, draw the report a last time and close the files. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._screen.close()
+        self.sync()
+        self._report()
+        if self._board:
+            self._board.close()
+        for log in (self._metrics, self._timing, self._events):
+            log.close()
+
+    # ----------------------------------------------------------------------- files
+
+    def _write(self, row: dict[str, Any]) -> None:
+        if _identity(row) not in self._known:
+            self._metrics.append(row)
+            self._absorb(row)
+
+    def _absorb(self, row: dict[str, Any]) -> None:
+        """Follow the sums of the epoch; resume feeds the rows of the file, so the sums come out equal to the bit."""
+        if row["kind"] == "eval":
+            self._heldout = row
+        elif row["kind"] == "epoch":
+            self._nll, self._targets = 0.0, 0
+        elif row["kind"] == "train":
+            if self._epoch != (row["stage"], row["epoch"]):
+                self._epoch, self._nll, self._targets = (row["stage"], row["epoch"]), 0.0, 0
+            if not row["skipped"]:
+                self._nll += row["loss"] * row["targets"]
+                self._targets += row["targets"]
+
+    def _write_csv(self) -> None:
+        """Write metrics.csv anew from metrics.jsonl."""
+        table = io.StringIO()
+        writer = csv.writer(table, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for row in read_rows(self.folder / "metrics.jsonl"):
+            writer.writerow([_cell(row[name]) for name in COLUMNS])
+        write_atomic(self.folder / "metrics.csv", table.getvalue())
+
+    def _report(self) -> None:
+        began = perf_counter()
+        try:
+            self._write_csv()
+            write_report(self.folder)
+        except SourceError as error:  # no step taken yet, or someone deleted a file: no reason to end a training
+            self.event("report_skipped", message=error.what)
+        now = perf_counter()
+        self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
+        if self._board:
+            self._board.flush()
+
+    def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
+        if self._board is None:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
+
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._purge_step)
+        for name, value in values.items():
+            self._board.add_scalar(f"{group}/{name}", value, step)
+
+    def _warn_of_norm(self, record: StepRecord) -> None:
+        self._num_large += 1
+        if record.step - self._warned_at >= WARNING_STEPS:
+            self._warned_at = record.step
+            message = f"step {record.step}: gradient norm {record.grad_norm:.3g} is above {self._grad_norm_warning:g}"
+            self.event("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
+
+
+def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None, **rest: Any) -> dict[str, Any]:
+    """A row with every column, in the order of the columns."""
+    first = {"step": step, "stage": stage, "kind": kind, "epoch": epoch, "loss": loss, "values": {}}
+    return dict.fromkeys(COLUMNS) | first | {"perplexity": None if loss is None else perplexity(loss)} | rest
+
+
+def _train_row(record: StepRecord) -> dict[str, Any]:
+    same = ("lr", "grad_norm", "sequences", "tokens", "padded_tokens", "targets", "skipped")
+    pad_share = 1 - record.tokens / record.padded_tokens if record.padded_tokens else 0.0
+    values = dict(record.terms)
+    if len(record.weights) > 1:
+        values |= {f"{name}_weight": weight for name, weight in record.weights.items()}
+    rest = {name: getattr(record, name) for name in same} | {"pad_share": pad_share, "values": values}
+    return _row("train", record.step, record.stage, record.epoch, record.loss, **rest)
+
+
+def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["kind"], row["stage"], row["step"]
+
+
+def _cell(value: Any) -> Any:
+    """A value as a table shows it; the csv module writes numbers to their last digit, as JSON does."""
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value

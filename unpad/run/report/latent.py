@@ -1,0 +1,120 @@
+"""The part of a run's page that shows its latent: the readings of `collapse.py`, as the log holds them."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import numpy as np
+import yaml
+
+from unpad.run.report.history import Array
+from unpad.run.report.svg import Line, plot
+
+FLOOR = 1e-6  # what smaller values are drawn as on a logarithmic axis
+MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
+# From how many nats on a cell of the map is how opaque.
+SHADES = ((0.0, 0.06), (0.001, 0.16), (0.01, 0.4), (0.1, 0.7), (1.0, 1.0))
+
+
+def latent_section(rows: list[dict[str, Any]], recipe: str) -> str:
+    """Draw the readings of a run.
+
+    Args:
+        rows: of `metrics.jsonl`, in the order of the file.
+        recipe: the text of `recipe.yaml`, where the thresholds are.
+
+    Returns:
+        HTML; empty where nothing was read.
+    """
+    if not rows:
+        return ""
+    levels, newest = _levels(recipe), rows[-1]
+    steps = np.array([row["step"] for row in rows], float)
+
+    def column(name: str, scale: float = 1.0) -> Array:
+        return scale * np.array([row["values"][name] for row in rows], float)
+
+    kl = np.array([row["values"]["kl"] for row in rows], float)  # (readings, latent)
+    variance = np.array([row["values"]["variance"] for row in rows], float)
+    loss = [
+        Line("main", [(steps, column("reconstruction"))], "from its own latent"),
+        Line("held", [(steps, column("shuffled"))], "from another set's"),
+    ]
+    figures = [
+        _spread("KL per dimension", steps, kl, "nats, mean over sets", levels.get("dead_kl")),
+        _over(steps, "Active units", column("active_share", 100), "% of dimensions", levels.get("active_share"), 100),
+        _spread("Variance of posterior means", steps, variance, "over sets", levels.get("active_variance")),
+        _over(steps, "Dead dimensions", column("dead_share", 100), "% of dimensions", levels.get("dead_share"), 100),
+        _over(steps, "Probe gap", column("probe_gap", 100), "% a wrong latent costs", levels.get("probe_gap"), 100),
+        plot("Reconstruction", loss, unit="mean over sets"),
+        _dimensions(newest["step"], kl[-1], variance[-1]),
+        _map(steps, kl),
+    ]
+    light = escape(str(newest["values"]["light"]))
+    note = f"<small>{light} at step {newest['step']:,}, read on {newest['values']['num_sets']:,} sets</small>"
+    return f"<h2>Latent {note}</h2><div class=plots>{''.join(figures)}</div>"
+
+
+def _levels(recipe: str) -> dict[str, float]:
+    """The thresholds of the recipe; none where it is missing or another's, and then no line is drawn."""
+    try:
+        section = yaml.safe_load(recipe)["collapse"]
+        return {name: float(value) for name, value in section.items() if isinstance(value, int | float)}
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float) -> str:
+    lines = [Line("main", [(steps, values)], dots=len(steps) <= 60), *_threshold(steps, limit, scale)]
+    return plot(title, lines, unit=unit, zero=bool(values.min() >= 0))
+
+
+def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | None) -> str:
+    """Draw (readings, latent) as the median dimension, the largest and the smallest, and the quarters between."""
+    values = np.maximum(values, FLOOR)
+    outer = [(steps, np.quantile(values, share, axis=1)) for share in (0.0, 0.25, 0.75, 1.0)]
+    lines = [
+        Line("raw", outer, "smallest, quarters, largest"),
+        Line("main", [(steps, np.median(values, axis=1))], "median dimension"),
+        *_threshold(steps, limit),
+    ]
+    return plot(title, lines, size=(1060, 340) if title.startswith("KL") else (520, 220), unit=unit, log=True)
+
+
+def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Line]:
+    """A line that the axis makes room for, and not only a mark where there is some."""
+    return (
+        [] if limit is None else [Line("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]
+    )
+
+
+def _dimensions(step: int, kl: Array, variance: Array) -> str:
+    """The newest reading, the dimension with the most KL first, and how many of them carry nearly all of it."""
+    order = np.argsort(-kl, kind="stable")
+    place = np.arange(1.0, len(kl) + 1)
+    total = kl[order].cumsum()
+    carried = [int(np.searchsorted(total, share * total[-1])) + 1 for share in (0.9, 0.95)]
+    unit = f"{carried[0]} of {len(kl)} carry 90 % of the KL, {carried[1]} carry 95 %" if total[-1] > 0 else "no KL"
+    lines = [
+        Line("main", [(place, np.maximum(kl[order], FLOOR))], "KL", dots=True),
+        Line("held", [(place, np.maximum(variance[order], FLOOR))], "variance", dots=True),
+    ]
+    return plot(f"Dimensions at step {step:,}", lines, unit=unit, over="dimension", log=True)
+
+
+def _map(steps: Array, kl: Array) -> str:
+    """KL of every dimension (rows) at every reading (columns); the rows with the most at the end come first."""
+    rows = np.argsort(-kl[-1], kind="stable")[:MAX_ROWS]
+    columns = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_COLUMNS)).round().astype(int))
+    shade = np.searchsorted([level for level, _ in SHADES], kl[np.ix_(columns, rows)], side="right") - 1
+    body = f'<g transform="translate(8 4) scale({504 / len(columns):.4f} {190 / len(rows):.4f})">'
+    for index, (_, opacity) in enumerate(SHADES):
+        cells = zip(*np.nonzero(shade == index), strict=True)
+        path = "".join(f"M{column} {row}h1v1h-1z" for column, row in cells)
+        body += f'<path style="fill:var(--main);fill-opacity:{opacity}" d="{path}"/>' if path else ""
+    body += f"</g><text x=8 y=210>step {steps[0]:,.0f}</text><text class=end x=512 y=210>{steps[-1]:,.0f}</text>"
+    shown = f"{len(rows)} of {kl.shape[1]} dimensions" if len(rows) < kl.shape[1] else "a row per dimension"
+    unit = f"{shown}; darker from 0.001, 0.01, 0.1 and 1 nats on"
+    head = f"<figcaption><b>KL by dimension</b><small>{unit}</small></figcaption>"
+    return f'<figure>{head}<svg viewBox="0 0 520 220" role=img aria-label="KL by dimension">{body}</svg></figure>'

@@ -1,0 +1,283 @@
+"""A run's report page: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
+
+Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `events.jsonl` and `recipe.yaml`; nothing is
+made up where a file is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from unpad import storage
+from unpad.run.report import svg
+from unpad.run.report.history import Array, History, read_history, run_state
+from unpad.run.report.images import _images
+from unpad.run.report.latent import latent_section
+from unpad.run.report.patients import STYLE as EVENTS_STYLE
+from unpad.run.report.patients import describe_events
+from unpad.run.report.svg import Line, plot, running_mean, short, span
+from unpad.run.report.vqa import STYLE as VQA_STYLE
+from unpad.run.report.vqa import describe_vqa
+
+MAX_ROWS = 200  # of a table; the page says how many it leaves out
+EVALUATION = "evaluation.json"  # what `unpad eval` leaves for the page
+
+STYLE = """
+:root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#1b1c1e;--soft:#696d74;--line:#e6e5e0;
+--main:#2563eb;--held:#c2570c;--good:#15803d;--bad:#b42318}
+@media(prefers-color-scheme:dark){:root{--page:#111214;--card:#1a1c1f;--ink:#ececea;--soft:#9ba0a8;--line:#2d3035;
+--main:#78acff;--held:#f0a05a;--good:#5fc985;--bad:#ff8a7a}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font-variant-numeric:tabular-nums;
+font:15px/1.5 system-ui,-apple-system,"Segoe UI","Noto Sans","Liberation Sans","Noto Sans CJK SC",sans-serif}
+main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
+header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom:24px}
+h1{font-size:28px;line-height:1.2;margin:0;letter-spacing:-.02em}
+h2,summary{font-size:16px;font-weight:600;margin:36px 0 10px}
+summary{cursor:pointer}
+header p{margin:0;color:var(--soft);flex-basis:100%}
+.state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
+.state.finished{color:var(--good)}
+.state.stopped,.state.killed{color:var(--bad)}
+.tiles,.plots{display:grid;gap:14px}
+.tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
+.plots{grid-template-columns:repeat(2,minmax(0,1fr))}
+.plots figure:first-child{grid-column:1/-1}
+@media(max-width:760px){.plots{grid-template-columns:1fr}.plots figure:first-child text{font-size:22px}}
+.tile,figure,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0}
+.tile{padding:14px 18px}
+.tile span,.tile small{display:block;color:var(--soft);font-size:13px}
+.tile b{display:block;font-size:26px;line-height:1.3;font-weight:600;letter-spacing:-.01em}
+.box{overflow:auto;max-height:440px}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th,td{padding:6px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
+th{position:sticky;top:0;background:var(--card);border:0;font-weight:500;color:var(--soft)}
+th.l,td.l{text-align:left}
+td.l:last-child{white-space:normal;width:100%}
+tr.best td{font-weight:600}
+pre{margin:0;padding:14px 18px;font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
+"""
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{float(value):#.4g}" if abs(float(value)) < 1e3 else f"{float(value):,.0f}"
+
+
+def _tiles(run: History) -> str:
+    train, timing = run.train, run.timing
+    tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
+    held = [row for row in run.evals if row["stage"] == run.last["stage"] and row["loss"] is not None]
+    best = min(held, key=lambda row: float(row["loss"]), default=None)
+    note = f"best of {len(held)}, step {best['step']:,}" if best else "not evaluated yet"
+    busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
+    perplexity = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the loss per target")
+    tiles = [
+        ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
+        ("Real tokens trained", short(tokens), f"{short(train['targets'].sum())} of them targets"),
+        ("Held-out loss", _number(best["loss"]) if best else "–", note),
+        *([] if _of_patients(run.recipe) else [perplexity]),
+        (
+            "Speed",
+            f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
+            "real tokens per second, median",
+        ),
+        ("Padding", f"{1 - tokens / cells:.1%}" if cells else "–", "share of computed cells"),
+        ("Peak memory", f"{timing['memory_bytes'].max() / 1e9:.2f} GB" if busy else "–", "largest after a step"),
+        ("Waiting for data", f"{timing['waited'].sum() / busy:.1%}" if busy else "–", f"of {span(busy)} in steps"),
+    ]
+    return "".join(
+        f"<div class=tile><span>{name}</span><b>{value}</b><small>{note}</small></div>" for name, value, note in tiles
+    )
+
+
+def _plots(run: History, limit: float | None) -> str:
+    train, timing, step = run.train, run.timing, run.train["step"]
+    starts = [index for _, index in run.stage_starts]
+    parts = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(step)], strict=True)]
+    bounds = [(name, float(step[index])) for name, index in run.stage_starts]
+    width = max(1, len(step) // 50) | 1
+
+    def smooth(at: Array, values: Array, weights: Array, pieces: list[slice]) -> list[Line]:
+        """Every step faintly and the mean of its neighbours over it; short runs need no mean."""
+        if width == 1:
+            return [Line("main", [(at[p], values[p]) for p in pieces])]
+        means = [(at[p], running_mean(values[p], weights[p], width)) for p in pieces]
+        return [Line("raw", [(at[p], values[p]) for p in pieces]), Line("main", means)]
+
+    held = [[r for r in run.evals if r["stage"] == name and r["loss"] is not None] for name, _ in run.stage_starts]
+    held_lines = [(np.array([r["step"] for r in h], float), np.array([float(r["loss"]) for r in h])) for h in held if h]
+    loss = smooth(step, train["loss"], train["targets"], parts)
+    names = ["every step", f"mean of {width} steps"] if width > 1 else ["training"]
+    loss = [replace(line, label=label) for line, label in zip(loss, names, strict=True)]
+    if held_lines:
+        loss.append(Line("held", held_lines, "held out", dots=sum(map(len, held)) <= 60))
+    pad = 100 * np.where(train["padded_tokens"] > 0, 1 - train["tokens"] / np.maximum(train["padded_tokens"], 1), 0.0)
+
+    def timed(name: str, scale: float = 1.0) -> list[Line]:
+        return smooth(timing["step"], scale * timing[name], np.ones(len(timing["step"])), [slice(None)])
+
+    rate, memory, waited = timed("tokens_per_second"), timed("memory_bytes", 1e-9), timed("waited", 1e3)
+    # The mean of logarithms: one spike does not lift its neighbours.
+    logs = smooth(step, np.log(np.maximum(train["grad_norm"], 1e-12)), 1 - train["skipped"], parts)
+    norm = [replace(line, segments=[(x, np.exp(y)) for x, y in line.segments]) for line in logs]
+    padding = smooth(step, pad, train["padded_tokens"], parts)
+    figures = [
+        plot("Loss", loss, size=(1060, 340), unit="nats per target", bounds=bounds),
+        plot(
+            "Learning rate",
+            [Line("main", [(step[part], train["lr"][part]) for part in parts])],
+            zero=True,
+            bounds=bounds,
+        ),
+        plot("Gradient norm", norm, unit="before clipping", bounds=bounds, limit=limit),
+        plot("Speed", rate, zero=True, unit="real tokens per second", bounds=bounds),
+        plot("Memory", memory, zero=True, unit="GB", bounds=bounds),
+        plot("Padding", padding, zero=True, unit="% of computed cells", bounds=bounds),
+        plot("Waiting for data", waited, zero=True, unit="ms per step", bounds=bounds),
+    ]
+    return f"<div class=plots>{''.join(figures)}</div>"
+
+
+def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
+    """Lay out a table whose first `text` columns are words; of too many rows only the newest, and the title says so."""
+    if not rows:
+        return ""
+    note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""
+    css = [" class=l" if column < text else "" for column in range(len(heads))]
+    head = "".join(f"<th{c}>{escape(name)}</th>" for c, name in zip(css, heads, strict=True))
+    body = "".join(
+        f"<tr{' class=best' if row[-1] == '★' else ''}>"
+        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(css, row, strict=True))
+        + "</tr>"
+        for row in rows[-MAX_ROWS:]
+    )
+    return f"<h2>{escape(title)}{note}</h2><div class=box><table><tr>{head}</tr>{body}</table></div>"
+
+
+def _evaluations(run: History) -> str:
+    names = list(dict.fromkeys(name for row in run.evals for name in row["values"]))
+    newest_best = {row["stage"]: index for index, row in enumerate(run.evals) if row["best"]}
+    measures = ["loss"] if _of_patients(run.recipe) else ["loss", "perplexity"]
+    heads = [
+        "Stage",
+        "Step",
+        "Epoch",
+        *map(str.capitalize, measures),
+        *(name.replace("_", " ") for name in names),
+        "Targets",
+        "Best",
+    ]
+    rows = [
+        [
+            row["stage"],
+            f"{row['step']:,}",
+            "" if row["epoch"] is None else str(row["epoch"]),
+            *(_number(value) for value in (*map(row.get, measures), *map(row["values"].get, names))),
+            f"{row['targets']:,}",
+            "★" if newest_best.get(row["stage"]) == index else "✓" if row["best"] else "",
+        ]
+        for index, row in enumerate(run.evals)
+    ]
+    return _table("Held-out evaluations", heads, rows, 1)
+
+
+def _evaluation(folder: Path, recipe: str) -> str:
+    """What `unpad eval` found of images, patients or visual tokens, if it has been asked; pages of patients say how."""
+    families = {"events": describe_events, "vqa": describe_vqa}
+    try:
+        found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        return families.get(found.get("family"), _images)(found)
+    except (OSError, ValueError, KeyError):  # KeyError: an earlier version wrote it
+        ask = f"unpad eval {folder.resolve().name}"
+        hint = f"<p class=none>{escape(ask)} adds calibration, curves and the course of some patients.</p>"
+        return f"<h2>Held-out patients</h2>{hint}" if _of_patients(recipe) else ""
+
+
+def _log(run: History) -> str:
+    """Tables of where the time went, of the environment, and of everything else that happened."""
+    known = {entry["kind"]: entry for entry in run.events}
+    timers = [
+        [row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"]
+        for row in known.get("timers", {"rows": []})["rows"]
+    ]
+    log = [entry for entry in run.events if entry["kind"] not in ("environment", "timers")]
+    rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
+    return (
+        _table("Where the time went", ["Part", "Seconds", "Share"], timers, 1)
+        + _table("Log", ["Time", "Entry", "Details"], rows, 3)
+        + _table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
+    )
+
+
+def _clock(time: str) -> str:
+    return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _pairs(entry: dict[str, Any]) -> list[list[str]]:
+    def text(value: Any) -> str:
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+    return [[key, text(value)] for key, value in entry.items() if key not in ("time", "kind")]
+
+
+def _details(entry: dict[str, Any]) -> str:
+    """The entry's message, or its fields; nested ones, such as a ledger, are left to events.jsonl."""
+    flat = {key: value for key, value in entry.items() if not isinstance(value, dict | list)}
+    return entry.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
+
+
+def _warning_level(recipe: str) -> float | None:
+    try:
+        return float(yaml.safe_load(recipe)["train"]["grad_norm_warning"])
+    except (yaml.YAMLError, KeyError, TypeError, ValueError):
+        return None  # a run of someone else's loop has another recipe, or none
+
+
+def _of_patients(recipe: str) -> bool:
+    """Whether a run learned from patients, whose loss has no meaning as a perplexity."""
+    try:
+        return bool(yaml.safe_load(recipe)["data"]["events"])
+    except (yaml.YAMLError, KeyError, TypeError):
+        return False
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` from the run's files and return its path.
+
+    Raises:
+        SourceError: a file is missing or damaged, or no step has been taken yet.
+        DiskError: the page cannot be written.
+    """
+    run = read_history(folder)
+    name, state = escape(folder.resolve().name), run_state(folder, run.events)
+    stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
+    written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
+    started = f"started {_clock(run.events[0]['time'])} · " if run.events else ""
+    recipe = escape(run.recipe) or "There is no recipe.yaml in this run directory."
+    page = f"""<!doctype html>
+<html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
+<title>{name} · unpad</title>
+<style>{STYLE}{svg.STYLE}{EVENTS_STYLE}{VQA_STYLE}</style>
+<main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
+<div class=tiles>{_tiles(run)}</div>
+{_plots(run, _warning_level(run.recipe))}
+{latent_section(run.latent, run.recipe)}
+{_evaluations(run)}
+{_evaluation(folder, run.recipe)}
+{_log(run)}
+<details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
+</main></html>
+"""
+    path = folder / "report.html"
+    storage.write_atomic(path, page)
+    return path

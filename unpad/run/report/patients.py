@@ -1,0 +1,185 @@
+"""Pictures of what `unpad eval` found of a model of patients: calibration, curves, and a few patients over time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from unpad.run.report.history import Array
+from unpad.run.report.svg import Line, plot, tick_labels, ticks
+
+WIDTH, RIGHT = 1060, 1042
+CHART, ROW = 110, 20  # heights: of the probability, and of one code
+MAX_CODES = 14  # of one patient; the caption says how many more there are
+MAX_LETTERS = 24
+STYLE = """
+.courses{display:grid;gap:14px}
+figure.course text.end{dominant-baseline:middle}
+circle.high{fill:var(--main);stroke:var(--main)}
+circle.low{fill:var(--held);stroke:var(--held)}
+circle.bare{fill:var(--card);stroke:var(--soft);stroke-width:1.4}
+path.weight{stroke:var(--held);stroke-width:4;opacity:.45}
+i.low{color:var(--held)}
+i.high{color:var(--main)}
+i.weight{color:var(--held);opacity:.45}
+i.bare{color:var(--soft)}
+"""
+
+
+def describe_events(found: dict[str, Any]) -> str:
+    """The part of the page on held-out patients.
+
+    Args:
+        found: `evaluation.json` as `evaluate/events.py` leaves it.
+    """
+    counts = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in found["counts"].items())
+    figures = [
+        *([_calibration(found["calibration"])] if "calibration" in found else []),
+        *(_curves(found["roc"], found["precision_recall"], found["counts"]) if "roc" in found else []),
+    ]
+    patients = "".join(course(f"patient {place}", one) for place, one in enumerate(found.get("courses", []), 1))
+    drawn = f"<div class=plots>{''.join(figures)}</div>" if figures else ""
+    chosen = "of each outcome the one of highest and the one of lowest probability; others lie between"
+    head = f"<h2>Held-out patients over time <small>{chosen}</small></h2>"
+    over_time = f"{head}<div class=courses>{patients}</div>" if patients else ""
+    return f"<h2>Held-out patients <small>{escape(counts)}</small></h2>{drawn}{over_time}"
+
+
+def _calibration(bins: list[dict[str, float]]) -> str:
+    """Observed against predicted share of patients with the outcome, in bins of equally many patients."""
+    columns = {name: 100 * np.array([b[name] for b in bins]) for name in ("predicted", "observed", "low", "high")}
+    x = columns["predicted"]
+    ranges = [(np.array([x[i], x[i]]), np.array([columns["low"][i], columns["high"][i]])) for i in range(len(x))]
+    even = np.array([np.floor(x.min()), np.floor(x.max()) + 1])
+    lines = [
+        Line("stage", [(even, even)], "as predicted"),
+        Line("raw", ranges, "95 %"),
+        # Dots without a line: bins are apart, and what lies between them was not measured.
+        Line("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
+    ]
+    unit = "patients with the outcome, % by predicted probability, %"
+    return plot("Calibration", lines, size=(WIDTH, 340), zero=True, unit=unit, over="predicted", begin=even[0])
+
+
+def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts: dict[str, int]) -> list[str]:
+    false, true = 100 * np.array(roc).T
+    recall, precision = 100 * np.array(precision_recall).T
+    whole = np.array([0.0, 100.0])
+    share = 100 * counts["with_outcome"] / (counts["with_outcome"] + counts["without_outcome"])
+    chance = [Line("stage", [(whole, whole)], "chance"), Line("stage", [(whole, np.full(2, share))], "chance")]
+    return [
+        plot(
+            "Receiver operating characteristic",
+            [chance[0], Line("main", [(false, true)], "model")],
+            size=(520, 360),
+            zero=True,
+            unit="sensitivity, % by false alarms, %",
+            over="false alarms",
+        ),
+        plot(
+            "Precision and recall",
+            [chance[1], Line("main", [(recall, precision)], "model")],
+            size=(520, 360),
+            zero=True,
+            unit="precision, % by recall, %",
+            over="recall",
+        ),
+    ]
+
+
+def course(title: str, one: dict[str, Any]) -> str:
+    """One patient over time: the probability after every set and its weight in the last one, and every event.
+
+    Args:
+        one: of `evaluate/courses.py`.
+    """
+    days = _places(one["days"])
+    codes = [code for code, _ in Counter(code for _, code, _ in one["events"]).most_common()]
+    rows = {code: place for place, code in enumerate(codes[:MAX_CODES])}
+    names = [code if len(code) <= MAX_LETTERS else code[: MAX_LETTERS - 1] + "…" for code in rows]
+    left = max(52, 20 + 7 * max(map(len, names), default=0))
+    top, below = 10, 10 + CHART + 18
+    height = below + ROW * len(rows) + 30
+    marks = ticks(min(days.min(), -1.0), max(days.max(), 0.0), 8)
+    low, high = marks[0], marks[-1]
+    levels = ticks(0.0, max([*one["probability"], 0.01]), 3)  # of a rare outcome all of them are small
+
+    def across(day: float) -> float:
+        return left + (day - low) / (high - low) * (RIGHT - left)
+
+    body = _frame(marks, levels, across, left, top, below, names)
+    body += _probability(one, days, levels[-1], across, top)
+    body += _dots(one, days, rows, across, below)
+    rarer = len(codes) - len(rows)
+    more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
+    outcome = "the outcome came" if one["outcome"] else "the outcome did not come"
+    unit = f"{one['p']:.1%} in the end; {outcome}{more}"
+    legend = "".join(
+        f'<span><i class="{css}"></i>{label}</span>'
+        for css, label in (("main", "probability"), ("weight", "attention"), ("high", "above its mean"),
+                           ("low", "below"), ("bare", "no value"))
+    )  # fmt: skip
+    head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
+    frame = f'viewBox="0 0 {WIDTH} {height}" role=img aria-label="{escape(title)}"'
+    return f"<figure class=course>{head}<svg {frame}>{body}</svg></figure>"
+
+
+def _places(days: list[float | None]) -> Array:
+    """The day at which each set is drawn, (num_sets,): facts without a time stand where the first set with one does."""
+    first = next((day for day in days if day is not None), 0.0)
+    return np.array([first if day is None else day for day in days])
+
+
+def _when(day: float | None) -> str:
+    return "facts" if day is None else f"day {day:,.3g}" if abs(day) < 100 else f"day {day:,.0f}"
+
+
+def _frame(
+    marks: list[float], levels: list[float], across: Any, left: int, top: int, below: int, names: list[str]
+) -> str:
+    """Axes, the names of the codes and the days under them."""
+    body = ""
+    for level in levels:
+        y = top + CHART * (1 - level / levels[-1])
+        body += f'<path class=grid d="M{left} {y:.1f}H{RIGHT}"/>'
+        body += f"<text class=end x={left - 8} y={y:.1f}>{100 * level:.3g}%</text>"
+    for place, name in enumerate(names):
+        y = below + ROW * (place + 0.5)
+        body += f'<path class=grid d="M{left} {y:.1f}H{RIGHT}"/>'
+        body += f"<text class=end x={left - 8} y={y:.1f}>{escape(name)}</text>"
+    bottom = below + ROW * len(names)
+    for mark, label in zip(marks, tick_labels(marks), strict=True):
+        body += f'<path class=grid d="M{across(mark):.1f} {top}V{bottom}"/>'
+        body += f"<text class=mid x={across(mark):.1f} y={bottom + 18}>{label}</text>"
+    return body + f"<text class=end x={left - 30} y={bottom + 14}>day</text>"
+
+
+def _probability(one: dict[str, Any], places: Array, highest: float, across: Any, top: int) -> str:
+    """A step after every set, and what each set weighs in the end, the heaviest over the whole height."""
+    values, weights = one["probability"], one["attention"]
+    heaviest = max([*weights, 1e-12])
+    body, path = "", ""
+    for day, place, value, weight in zip(one["days"], places, values, weights, strict=True):
+        x, y = across(place), top + CHART * (1 - value / highest)
+        body += f'<path class=weight d="M{x:.1f} {top + CHART}V{top + CHART * (1 - weight / heaviest):.1f}">'
+        body += f"<title>{_when(day)}: attention {weight:.1%}, probability {value:.1%}</title></path>"
+        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
+    return body + f'<path class=main d="{path}H{across(max(places[-1], 0.0)):.1f}"/>'
+
+
+def _dots(one: dict[str, Any], places: Array, rows: dict[str, int], across: Any, below: int) -> str:
+    """Every event on the row of its code, the stronger coloured the further its value is from the mean."""
+    body = ""
+    for at, code, value in one["events"]:
+        if code not in rows:
+            continue
+        x, y = across(places[at]), below + ROW * (rows[code] + 0.5)
+        css = "bare" if value is None else "high" if value > 0 else "low"
+        strength = 1.0 if value is None else min(1.0, 0.15 + abs(value) / 2)
+        words = "no value" if value is None else f"{value:+.2f} standard deviations"
+        body += f'<circle class={css} cx={x:.1f} cy={y:.1f} r=4 fill-opacity="{strength:.2f}">'
+        body += f"<title>{escape(code)}, {_when(one['days'][at])}: {words}</title></circle>"
+    return body

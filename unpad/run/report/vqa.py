@@ -1,0 +1,137 @@
+"""What `unpad eval` found of a model that makes visual tokens fewer: how many are left, what its modes are worth, and
+which patches stayed of a few images."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from unpad.run.report.kept_patches import Kept, to_svg
+from unpad.run.report.svg import Line, plot
+
+STYLE = """
+.kept{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr))}
+.kept svg{max-height:420px}
+.kept p{margin:0;padding:0 4px 6px;color:var(--soft);font-size:13px}
+path.bar{stroke:var(--main);stroke-width:14}
+path.interval{stroke:var(--ink);stroke-width:1.4}
+"""
+PREFIX, PATCHES, BLOCK = "accuracy_", "visual_tokens", "kept_block_"
+MODES = {
+    "origin": "all patches", "merge_only": "merged", "soft": "hidden by degrees", "hard": "removed",
+}  # fmt: skip
+LEFT, WIDTH, ROW = 180, 520, 34  # of the bars, in pixels
+
+
+class Measured(Protocol):
+    """A value, and its interval or its extremes."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float: ...
+    @property
+    def high(self) -> float: ...
+
+
+def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
+    """What the page draws, for `evaluation.json`.
+
+    Args:
+        metrics: `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
+        pictures: of questions about one image, each with the right answer.
+    """
+
+    def three(name: str) -> list[float]:
+        return [metrics[name].value, metrics[name].low, metrics[name].high]
+
+    blocks = sum(name.startswith(BLOCK) for name in metrics)
+    return {
+        "family": "vqa",
+        "accuracy": {mode: three(PREFIX + mode) for mode in MODES if PREFIX + mode in metrics},
+        "patches": metrics[PATCHES].value if blocks else 0.0,
+        "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
+        "pictures": [_to_json(one, right) for one, right in pictures],
+    }
+
+
+def _to_json(one: Kept, right: str) -> dict[str, Any]:
+    out = io.BytesIO()
+    Image.fromarray(one.pixels).save(out, "PNG")
+    return {
+        "question": one.question, "answer": one.answer, "right": right, "patch": one.patch,
+        "image": base64.b64encode(out.getvalue()).decode(),
+        "stays": {str(block): np.flatnonzero(stays).tolist() for block, stays in one.stays.items()},
+    }  # fmt: skip
+
+
+def _from_json(found: dict[str, Any]) -> Kept:
+    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(found["image"]))).convert("RGB"))
+    total = pixels.shape[0] * pixels.shape[1] // found["patch"] ** 2
+    stays = {int(block): np.isin(np.arange(total), places) for block, places in found["stays"].items()}
+    return Kept(pixels, found["patch"], stays, found["question"], found["answer"])
+
+
+def describe_vqa(found: dict[str, Any]) -> str:
+    """The part of the page on visual tokens.
+
+    Args:
+        found: `evaluation.json`, as of `to_json`.
+    """
+    figures = [
+        *([_kept(np.array(found["kept"], float), found.get("patches"))] if found["kept"] else []),
+        *([_accuracies(found["accuracy"])] if found["accuracy"] else []),
+    ]
+    drawn = f"<h2>Held-out questions</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
+    pictures = "".join(_picture(one) for one in found["pictures"])
+    return drawn + (f"<h2>Patches that stayed</h2><div class=kept>{pictures}</div>" if pictures else "")
+
+
+def _kept(kept: np.ndarray, patches: float | None) -> str:
+    """Visual tokens that enter each block, (blocks, 3): the mean, the least and the most of a question.
+
+    Args:
+        patches: of the images of a question, on average; None in evaluations of before they were noted.
+    """
+    block = np.arange(len(kept), dtype=float)
+    mean, least, most = kept.T
+    lines = [] if patches is None else [Line("held", [(block, np.full_like(block, patches))], "patches of the images")]
+    lines += [
+        Line("main", [(block, mean)], "mean", dots=True),
+        Line("raw", [(block, least), (block, most)], "least and most"),
+    ]
+    return plot(
+        "Visual tokens", lines, size=(1060, 260), zero=True, unit="of a question, by block they enter", over="block"
+    )
+
+
+def _accuracies(accuracy: dict[str, list[float]]) -> str:
+    """A bar per mode with its 95 % interval."""
+    body = "".join(
+        f'<path class=grid d="M{LEFT + share * (WIDTH - LEFT - 60):.0f} 4V{ROW * len(accuracy) + 4}"/>'
+        f"<text class=mid x={LEFT + share * (WIDTH - LEFT - 60):.0f} y={ROW * len(accuracy) + 22}>{share:.0%}</text>"
+        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
+    )
+    for row, (mode, (value, low, high)) in enumerate(accuracy.items()):
+        y, (at, left, right) = ROW * (row + 0.5) + 4, (LEFT + x * (WIDTH - LEFT - 60) for x in (value, low, high))
+        body += f"<text class=end x={LEFT - 10} y={y + 4:.1f}>{escape(MODES[mode])} ({escape(mode)})</text>"
+        body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{low:.1%} to {high:.1%}</title></path>'
+        body += f'<path class=interval d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
+        body += f"<text x={max(at, right) + 8:.1f} y={y + 4:.1f}>{value:.1%}</text>"
+    head = (
+        "<figcaption><b>Accuracy</b><small>by what happens to visual tokens, with 95 % intervals</small></figcaption>"
+    )
+    frame = f'viewBox="0 0 {WIDTH} {ROW * len(accuracy) + 30}" role=img aria-label="Accuracy"'
+    return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
+
+
+def _picture(found: dict[str, Any]) -> str:
+    right = found["answer"] == found["right"]
+    note = "right" if right else f"the answer is {found['right']}"
+    return f"<figure>{to_svg(_from_json(found))}<p>{escape(note)}</p></figure>"

@@ -1,0 +1,131 @@
+"""A run's progress on the screen: a live bar on a terminal, plain lines elsewhere. Nothing here may end a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from unpad.run.report.svg import short, span
+
+RECENT_STEPS = 50  # rates and time left are of these
+REFRESH_SECONDS = 0.1
+
+
+class Screen:
+    """Shows steps and lines on a console.
+
+    Args:
+        log_every: updates between lines where there is no terminal.
+        total_steps: last step of the whole run, None while unknown.
+        verbose: a line for every step, on a terminal too.
+    """
+
+    def __init__(self, console: Console, *, log_every: int, total_steps: int | None, verbose: bool) -> None:
+        self.console, self.verbose = console, verbose
+        self._log_every, self._total = log_every, total_steps
+        self._live: Live | None = None
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(None), TextColumn("{task.fields[at]}")
+        )
+        self._task = self._progress.add_task("", total=total_steps, at="")
+        self._status = Text()
+        self._shown_at = 0.0
+        self._start_clock()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a live bar is on a terminal."""
+        return self._live is not None
+
+    def start(self) -> None:
+        """Begin the live bar if the console is a terminal that can move its cursor."""
+        if self.console.is_terminal and not self.console.is_dumb_terminal:
+            with self._unbreakable():
+                # Drawn from `step` alone: a thread of its own would have to survive a vanished terminal too.
+                live = Live(Group(self._progress, self._status), console=self.console, auto_refresh=False)
+                live.start()
+                self._live = live
+
+    def stage(self, name: str, total_steps: int | None) -> None:
+        """Begin a stage: rates and time left start anew."""
+        self._total = total_steps
+        self._progress.update(self._task, description=name, total=total_steps)
+        self._start_clock()
+
+    def step(
+        self,
+        step: int,
+        stage: str,
+        epoch: int,
+        numbers: str,
+        usage: str,
+        *,
+        seconds: float,
+        tokens: int,
+        sequences: int,
+    ) -> None:
+        """Show a step: `numbers` and `usage` as they are, between them the rates, last the time left."""
+        self._recent.append((seconds, tokens, sequences))
+        self._busy += seconds
+        where = f"{step}/{self._total}" if self._total else f"{step}"
+        due = step % self._log_every == 0 or step == self._total
+        if self.verbose or (due and not self._live):
+            tokens_rate, sequences_rate = self._rates()
+            rates = f"{tokens_rate:,.0f} tok/s  {sequences_rate:,.0f} seq/s"
+            self.line(f"step {where}  {stage} epoch {epoch}  {numbers}  {rates}  {usage}{self._left(step)}")
+        if self._live and (step == self._total or perf_counter() - self._shown_at >= REFRESH_SECONDS):
+            with self._unbreakable():
+                name, at = f"{stage} epoch {epoch}", f"{where}{self._left(step)}"
+                self._progress.update(self._task, description=name, completed=step, at=at)
+                self._status.plain = f"{numbers}  {short(self._rates()[0])} tok/s  {usage}"
+                self._live.refresh()
+            self._shown_at = perf_counter()
+
+    def line(self, line: str) -> None:
+        """Show a line, above the bar if there is one."""
+        # Control characters in file names and messages are not for the terminal to obey.
+        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+        with self._unbreakable():
+            # Soft wrap would hold for the bar below as well, and a terminal that wraps it itself miscounts its lines.
+            self.console.print(shown, markup=False, highlight=False, soft_wrap=not self._live)
+
+    def close(self) -> None:
+        """Leave the bar as it stands and give the terminal back."""
+        if self._live:
+            with self._unbreakable():
+                self._live.stop()
+
+    def _start_clock(self) -> None:
+        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)  # seconds, tokens, sequences
+        self._busy, self._began = 0.0, perf_counter()
+
+    def _rates(self) -> tuple[float, float]:
+        """Real tokens and sequences per second of the recent steps."""
+        seconds, tokens, sequences = (sum(column) for column in zip(*self._recent, strict=True))
+        return tokens / max(seconds, 1e-9), sequences / max(seconds, 1e-9)
+
+    def _left(self, step: int) -> str:
+        """Recent seconds per step, times what evaluations and saving have added in this stage so far."""
+        if not self._total:
+            return ""
+        per_step = sum(seconds for seconds, _, _ in self._recent) / len(self._recent)
+        added = max(1.0, (perf_counter() - self._began) / max(self._busy, 1e-9))
+        return f"  left {span(max(0, self._total - step) * per_step * added)}"
+
+    @contextmanager
+    def _unbreakable(self) -> Iterator[None]:
+        """A closed or full screen falls silent and the run goes on; rich answers a broken pipe with SystemExit."""
+        try:
+            yield
+        except (OSError, ValueError):
+            self.console.quiet = True
+        except SystemExit:
+            if not self.console.quiet:
+                raise

@@ -1,0 +1,167 @@
+"""What the latent of a model is on sets that stay the same, read in evaluation mode and without gradient.
+
+A latent is used when its posterior means vary over sets (Burda et al. 2016, arXiv 1509.00519), its KL is more than next
+to nothing, in nats as it is, neither weighted nor held up by free bits, and the decoder does worse with the latents of
+other sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro
+from unpad.data import Data
+from unpad.recipes.training import CollapseSettings
+
+SEED = 77  # keeps the draw of the sample apart from others of the run's seed
+
+
+class LatentModel(Protocol):
+    """What a model with a latent offers: everything here is in evaluation mode and per set."""
+
+    training: bool
+
+    def train(self, mode: bool = True) -> Any: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+    def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, log variance and raw KL per dimension in nats, each (num_sets, latent)."""
+        ...
+
+    def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
+        """Reconstruction loss (num_sets,) from `latents` (num_sets, latent), default each set's own."""
+        ...
+
+
+# --------------------------------------------------------------------------- the sample
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The sets that every reading of a stage rests on: all those of some patients."""
+
+    batches: list[RaggedBatch]
+    held_out: bool
+
+    @property
+    def num_sets(self) -> int:
+        return sum(_num_sets(batch) for batch in self.batches)
+
+    @property
+    def num_seqs(self) -> int:
+        return sum(batch.num_seqs for batch in self.batches)
+
+
+def draw_sample(
+    data: Data, held_out: np.ndarray, train: np.ndarray, num_sets: int, *, tokens: int, seed: int, device: torch.device
+) -> Sample:
+    """Draw patients by the seed until they have `num_sets` sets; of the training part where too few are held out.
+
+    Args:
+        held_out, train: ids of sequences, (n,) int.
+        tokens: positions loaded at once. Patients with more of them come last, so that one of them does not make every
+            reading expensive.
+    """
+    sample = Sample(_draw(data, held_out, num_sets, tokens, seed, device), True)
+    if sample.num_sets < num_sets:
+        other = Sample(_draw(data, train, num_sets, tokens, seed, device), False)
+        sample = max(sample, other, key=lambda one: one.num_sets)
+    return sample
+
+
+def _draw(
+    data: Data, ids: np.ndarray, num_sets: int, tokens: int, seed: int, device: torch.device
+) -> list[RaggedBatch]:
+    drawn = np.random.default_rng([seed, SEED]).permutation(ids[data.positions[ids] > 0])
+    drawn = drawn[np.argsort(data.positions[drawn] > tokens, kind="stable")]
+    batches: list[RaggedBatch] = []
+    while num_sets > 0 and drawn.size:
+        positions = data.positions[drawn]
+        first = max(int(np.searchsorted(positions.cumsum(), tokens, side="right")), 1)
+        chosen, stops, drawn = drawn[:first], positions[:first].astype(np.int32), drawn[first:]
+        batch = data.load(Micro(chosen, np.zeros_like(stops), stops, np.zeros_like(stops), 0, 0))
+        assert batch.events is not None, "a model with a latent per set reads batches of sets"
+        before = batch.events.history.cu_seqlens[:-1]  # (num_seqs,) sets of the patients before
+        needed = int((before < num_sets).sum())
+        batches.append((batch.select(range(needed)) if needed < batch.num_seqs else batch).to(device))
+        num_sets -= _num_sets(batches[-1])
+    return batches
+
+
+def _num_sets(batch: RaggedBatch) -> int:
+    assert batch.events is not None, "a model with a latent per set reads batches of sets"
+    return batch.events.num_sets
+
+
+# --------------------------------------------------------------------------- one reading
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the posterior and the decoder do on the sample.
+
+    Args:
+        kl: mean over sets of each dimension's KL, (latent,) nats.
+        variance: variance over sets of each dimension's posterior mean, (latent,).
+        active_share: share of dimensions whose variance is above `active_variance`.
+        dead_share: share of dimensions whose KL is below `dead_kl`.
+        reconstruction, shuffled: mean reconstruction loss from each set's own posterior mean, and from that of another.
+        probe_gap: how much more the other one costs, as a share of its own.
+    """
+
+    num_sets: int
+    kl: list[float]
+    variance: list[float]
+    active_share: float
+    dead_share: float
+    reconstruction: float
+    shuffled: float
+    probe_gap: float
+
+
+@torch.no_grad()
+def read_latent(model: LatentModel, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> Reading:
+    """Read a model on batches with two sets or more; how they are cut into batches makes no difference.
+
+    The other set is the one half the sample away: of another patient, nearly always.
+    """
+    was_training = model.training
+    model.train(False)
+    try:
+        found = [model.posterior(batch) for batch in batches]
+        means = [mean for mean, _, _ in found]  # (num_sets, latent) of each batch
+        all_means = torch.cat(means)
+        others = all_means.roll(len(all_means) // 2, 0).split([len(mean) for mean in means])
+        own_loss, other_loss = (
+            float(torch.cat([model.reconstruct(b, z) for b, z in zip(batches, latents, strict=True)]).double().mean())
+            for latents in (means, others)
+        )
+    finally:
+        model.train(was_training)
+    kl = torch.cat([kl for _, _, kl in found]).double().mean(0)
+    variance = all_means.double().var(0, correction=0)
+    return Reading(
+        num_sets=len(all_means),
+        kl=_rounded(kl),
+        variance=_rounded(variance),
+        active_share=float((variance > settings.active_variance).double().mean()),
+        dead_share=float((kl < settings.dead_kl).double().mean()),
+        reconstruction=own_loss,
+        shuffled=other_loss,
+        probe_gap=(other_loss - own_loss) / max(abs(own_loss), 1e-12),
+    )
+
+
+def _rounded(values: Tensor) -> list[float]:
+    """Six digits: two numbers per dimension go into every row of the log."""
+    return [float(f"{value:.6g}") for value in values.tolist()]

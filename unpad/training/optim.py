@@ -1,0 +1,212 @@
+"""Parameter groups, the optimizer, and learning rates as a function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unpad.errors import RecipeError
+from unpad.recipes.training import Optim, ParameterGroup
+
+
+def freeze(model: nn.Module, patterns: list[str]) -> int:
+    """Stop training of parameters whose name matches any pattern, and train all others.
+
+    Returns:
+        Number of frozen values.
+
+    Raises:
+        RecipeError: a pattern matches nothing, or nothing is left to train.
+    """
+    _check_patterns(model, patterns, "train.freeze")
+    frozen = 0
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(fnmatch(name, pattern) for pattern in patterns))
+        frozen += 0 if parameter.requires_grad else parameter.numel()
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RecipeError("every parameter is frozen", where="train.freeze", fix="leave something to train")
+    return frozen
+
+
+def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            fix = "names are such as " + ", ".join(names[:3])
+            raise RecipeError(f'"{pattern}" matches no parameter', where=where, fix=fix)
+
+
+def make_optimizer(model: nn.Module, settings: Optim) -> torch.optim.AdamW:
+    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
+
+    Biases, norms and embeddings keep their scale: decay would pull rare words, whose rows get few gradients, to zero.
+    The parameters of one of `settings.groups` are those that no earlier group names.
+
+    Raises:
+        RecipeError: a pattern of a group matches no parameter.
+    """
+    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    groups: list[dict[str, Any]] = []
+    for part, group in enumerate([*settings.groups, ParameterGroup(parameters=["*"])]):
+        _check_patterns(model, group.parameters, f"optim.groups.{part}")
+        names = [name for name in named if any(fnmatch(name, pattern) for pattern in group.parameters)]
+        mine = [named.pop(name) for name in names]
+        decay = [p for p in mine if p.dim() >= 2 and id(p) not in embeddings]
+        keep = [p for p in mine if p.dim() < 2 or id(p) in embeddings]
+        weight_decay = settings.weight_decay if group.weight_decay is None else group.weight_decay
+        shared = {"lr_scale": group.lr_scale, "clip": group.clip, "part": part}
+        groups += [
+            {"params": decay, "weight_decay": weight_decay, **shared},
+            {"params": keep, "weight_decay": 0.0, **shared},
+        ]
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def set_rate(optimizer: torch.optim.AdamW, rate: float) -> None:
+    """Give every group its learning rate: `rate` times its own factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_scale"]
+
+
+def forget(optimizer: torch.optim.AdamW, parameters: Iterable[nn.Parameter]) -> None:
+    """Drop the state of parameters that were drawn anew."""
+    for parameter in parameters:
+        optimizer.state.pop(parameter, None)
+
+
+def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> None:
+    """Clip the gradients and take the optimizer's step.
+
+    Args:
+        norm: global norm of all gradients.
+        clip: largest norm of the gradients of all groups without a limit of their own.
+    """
+    parts: dict[int, list[dict[str, Any]]] = {}
+    for group in optimizer.param_groups:
+        parts.setdefault(-1 if group.get("clip") is None else group["part"], []).append(group)
+    for groups in parts.values():
+        parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+        limit = groups[0].get("clip") or clip
+        if limit is not None and parameters:
+            own = norm if len(parts) == 1 else nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
+            nn.utils.clip_grads_with_norm_(parameters, limit, own)
+    optimizer.step()
+    # torch's fused optimizers do not count as a write, and copies of weights (nn/linear.py) would outlive the update.
+    torch.autograd.graph.increment_version(p for group in optimizer.param_groups for p in group["params"])
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """The optimizer's state as flat names, `optim.<parameter>.<field>`; fields are exp_avg, exp_avg_sq and step."""
+    return {
+        f"optim.{name}.{field}": value
+        for name, parameter in model.named_parameters()
+        for field, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+    """Put back what `optimizer_tensors` returned."""
+    for name, parameter in model.named_parameters():
+        prefix = f"optim.{name}."
+        state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        if state:
+            optimizer.state[parameter] = {
+                key: value.to(parameter.device if key != "step" else value.device, copy=True)
+                for key, value in state.items()
+            }
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """How many updates the epochs of a stage have.
+
+    Args:
+        first: epochs from which on another number holds, counted from 0 and ascending; the first is 0.
+        steps: those numbers.
+    """
+
+    first: tuple[int, ...]
+    steps: tuple[int, ...]
+
+    def before(self, epoch: int) -> int:
+        """Updates of all epochs before one, counted from 0."""
+        ends = (*self.first[1:], epoch)
+        return sum(
+            max(min(end, epoch) - first, 0) * steps
+            for first, end, steps in zip(self.first, ends, self.steps, strict=True)
+        )
+
+    def at(self, step: int) -> float:
+        """How many epochs are over before an update of the stage, counted from 0."""
+        part = max(i for i, first in enumerate(self.first) if i == 0 or self.before(first) <= step)
+        return self.first[part] + (step - self.before(self.first[part])) / max(self.steps[part], 1)
+
+
+def learning_rate(settings: Optim, step: int, total_steps: int, epochs: Epochs) -> float:
+    """Learning rate of one update.
+
+    Args:
+        step: update within the stage, from 0.
+        total_steps: updates planned for the stage.
+        epochs: updates of each; with `per: epoch` the rate changes only between epochs.
+
+    cosine and restarts: Loshchilov and Hutter 2017, arXiv 1608.03983; each cycle of two steps or more starts at the
+    peak and reaches the floor at its last step, and so does the stage.
+    """
+    peak = settings.lr * settings.lr_scale
+    epoch = epochs.at(step)
+    if settings.per == "epoch":
+        at, total = int(epoch), max(math.ceil(epochs.at(total_steps)), 1)
+        epoch = at
+    else:
+        at, total = step, max(total_steps, 1)
+    if settings.schedule == "constant":
+        return peak
+    if settings.schedule == "exponential":
+        return peak * settings.decay ** (epoch / settings.decay_epochs)
+    warmup = math.ceil(settings.warmup * total)
+    if settings.schedule != "restarts" and at < warmup:
+        return peak * (at + 1) / warmup
+    if settings.schedule == "warmup":
+        return peak
+    if at >= total - 1 > 0:
+        return peak * settings.floor
+    if settings.schedule == "restarts":
+        return peak * _restarts(at, total, settings)
+    return peak * _cosine(at - warmup, total - warmup, settings.floor)
+
+
+def check_schedule(settings: Optim, total_steps: int, epochs: Epochs) -> None:
+    """Refuse a schedule that does not fit the run.
+
+    Raises:
+        RecipeError: as many restarts as there are steps, or more.
+    """
+    total = math.ceil(epochs.at(total_steps)) if settings.per == "epoch" else total_steps
+    if settings.schedule == "restarts" and settings.restarts >= total > 0:
+        raise RecipeError(
+            f"{settings.restarts} restarts do not fit into {total} {settings.per}s",
+            where="optim.restarts",
+            fix=f"use at most {total - 1}",
+        )
+
+
+def _cosine(at: int, length: int, floor: float) -> float:
+    """1 at the first of `length` steps, `floor` at the last."""
+    progress = min(at / (length - 1), 1.0) if length > 1 else 0.0
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def _restarts(at: int, total: int, settings: Optim) -> float:
+    """Cycles of equal length; when the total does not divide, their lengths differ by one."""
+    cycles = settings.restarts + 1
+    bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]
+    cycle = max(i for i in range(cycles) if bounds[i] <= at)
+    return _cosine(at - bounds[cycle], bounds[cycle + 1] - bounds[cycle], settings.floor)

@@ -1,0 +1,195 @@
+"""Where a run stands, what it saves of that, and how it goes on from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unpad import storage
+from unpad.errors import ResumeError
+from unpad.recipes.changes import differences, may_change_on_resume
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe, Stage
+from unpad.run import checkpoint
+from unpad.run.checkpoint import put_weights
+from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, read_command
+from unpad.training.collapse import CollapseState
+from unpad.training.optim import optimizer_tensors
+from unpad.training.setup import Setup, resolved, stage_sequences
+from unpad.training.step import LossScaler
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Together with weights and optimizer this is all a checkpoint holds: every random number is
+    drawn from (seed, epoch) or (seed, step), so there is no generator state to keep."""
+
+    step: int = 0  # updates of the whole run
+    stage: int = 0
+    stage_step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0  # updates done within the epoch
+    best: float | None = None  # held-out loss, per stage
+    best_step: int = 0
+    checks_without_progress: int = 0
+    num_skipped: int = 0
+    scaler: LossScaler = field(default_factory=LossScaler)
+    collapse: CollapseState = field(default_factory=CollapseState)  # of a model with a latent
+
+    @classmethod
+    def from_values(cls, values: dict[str, Any]) -> Progress:
+        parts = {"scaler": LossScaler(**values["scaler"]), "collapse": CollapseState(**values.get("collapse", {}))}
+        return cls(**{**values, **parts})
+
+    def next_stage(self) -> None:
+        self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
+        self.best, self.best_step, self.checks_without_progress = None, 0, 0
+        self.collapse = CollapseState.at(self.step)
+
+
+# --------------------------------------------------------------------------- save
+
+
+def save_checkpoint(
+    setup: Setup, progress: Progress, optimizer: torch.optim.AdamW, kept: dict[str, torch.Tensor]
+) -> Path:
+    """Write everything the run needs to continue from here; `kept` is what else it holds, by names of its own."""
+    state = _state(setup, progress)
+    state.tensors |= optimizer_tensors(setup.model, optimizer) | kept
+    return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
+
+
+def save_best(setup: Setup, progress: Progress) -> None:
+    """Write the model's weights as those that the stage the run is in ends with; the last stage's are the run's."""
+    stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
+    checkpoint.save_named(setup.folder / CHECKPOINTS, best_name(setup, stage), _state(setup, progress))
+
+
+def best_name(setup: Setup, stage: Stage) -> str:
+    return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
+
+
+def keeps_best(setup: Setup, stage: Stage) -> bool:
+    """Whether the stage ends with the weights of its best held-out check; its last ones where nothing is held out."""
+    return setup.recipe.for_stage(stage).train.weights == "best" and stage_sequences(setup, stage, 1).size > 0
+
+
+def end_stage(setup: Setup, stage: Stage, progress: Progress) -> None:
+    """Leave the weights that the stage ends with in the model and in its `best` folder.
+
+    The newest checkpoint still holds the end of the stage: a resume comes back here, or goes on if the end has moved.
+    """
+    if keeps_best(setup, stage):
+        if progress.best is not None:
+            _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), ["model.*"]))
+    else:
+        save_best(setup, progress)
+
+
+def _state(setup: Setup, progress: Progress) -> checkpoint.State:
+    tensors = {f"model.{name}": value for name, value in setup.model.state_dict().items()}
+    values = {
+        "progress": asdict(progress),
+        "data": setup.data.fingerprint(),
+        "files": dict(setup.data.file_hashes),
+        "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision", "kernels")},
+    }
+    return checkpoint.State(progress.step, tensors, values)
+
+
+def _put(setup: Setup, state: checkpoint.State) -> None:
+    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
+    put_weights(setup.model, weights, str(setup.folder))
+
+
+def write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
+    for file, content in setup.data.files.items():
+        storage.write_atomic(setup.folder / file, content)
+    command = {"recipe": name, "overrides": list(overrides)}
+    storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+    storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
+
+
+# --------------------------------------------------------------------------- resume
+
+
+def resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[list[str], Recipe, list[str]]:
+    """The overrides and recipe of a resumed run: those of the command that began it, the new ones after them.
+
+    Returns:
+        Overrides, recipe, and a line for each field that changed.
+
+    Raises:
+        ResumeError: a field differs that a run cannot change on its way.
+    """
+    saved = resolved(load_recipe(str(folder / RECIPE)))  # of an earlier version, fields may be missing
+    given = {override.partition("=")[0] for override in overrides}
+    together = [*(o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given), *overrides]
+    recipe = resolved(load_recipe(name, together))
+    changed = differences(saved, recipe)
+    refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
+    if refused:
+        listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
+        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start anew with train.init_from")
+    ends = ("max_steps", "max_epochs")
+    notes = [
+        f"{key} is {new}, was {old}" + (": schedule recomputed" if key.endswith(ends) else "")
+        for key, (old, new) in changed.items()
+    ]
+    return together, recipe, notes
+
+
+def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
+    """Put the weights of the newest sound checkpoint into the model.
+
+    Returns:
+        Where the run stands, its checkpoint (None when it stopped before its first), and what to warn of.
+
+    Raises:
+        ResumeError: the data changed since the run began.
+        CheckpointError: no checkpoint is sound.
+    """
+    loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS)
+    if loaded is None:
+        return Progress(), None, []
+    state, warnings = loaded
+    if state.values["data"] != setup.data.fingerprint():
+        changed = _changed_files(state.values["files"], dict(setup.data.file_hashes))
+        raise ResumeError(
+            f"the data changed since the run began: {changed}",
+            where=str(setup.folder),
+            fix="put the files back, or start anew with train.init_from",
+        )
+    for key, value in state.values["environment"].items():
+        if setup.environment.get(key) != value:
+            warnings.append(
+                f"{key} is {setup.environment.get(key)}, was {value}: the run continues, but not bit for bit as before"
+            )
+    _put(setup, state)
+    progress = Progress.from_values(state.values["progress"])
+    _mend_best(setup, progress)
+    return progress, state, warnings
+
+
+def _mend_best(setup: Setup, progress: Progress) -> None:
+    """Make `best` agree with the checkpoint, whose weights the model now holds.
+
+    The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. Where
+    a stage ends with its last weights, `best` is the end of a run that now goes on.
+    """
+    current, last = setup.stages[min(progress.stage, len(setup.stages) - 1)], setup.stages[-1]
+    if keeps_best(setup, current) and progress.best is not None and progress.best_step == progress.step:
+        save_best(setup, progress)
+    best = setup.folder / CHECKPOINTS / "best"
+    if best.exists() and not keeps_best(setup, last):
+        storage.remove_folder(best)
+
+
+def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:
+    names = [path for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+    return ", ".join(names[:5]) or "the split or the encoding differs"

@@ -1,0 +1,169 @@
+"""One optimizer step: accumulate, divide by counts, clip, update.
+
+A token's loss is divided here and nowhere else: each named sum by its own count over all micro-batches of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.errors import NonFiniteError, OutOfMemoryError
+from unpad.nn.losses import Terms
+from unpad.nn.precision import Precision, autocast
+from unpad.training.memory import peak_memory
+from unpad.training.optim import update
+
+
+class Trainable(Protocol):
+    """What a model offers to the step: terms of a batch, and their counts without computing them."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def losses(self, batch: RaggedBatch) -> Terms: ...
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
+
+
+@dataclass
+class LossScaler:
+    """Dynamic loss scale for fp16 (Micikevicius et al. 2018, arXiv 1710.03740): halves on overflow, doubles after
+    `growth_interval` good steps. Its two numbers are part of a checkpoint."""
+
+    scale: float = 2.0**16
+    good_steps: int = 0
+    growth_interval: int = 2000
+
+    def update(self, finite: bool) -> None:
+        if not finite:
+            self.scale, self.good_steps = max(self.scale / 2, 1.0), 0
+            return
+        self.good_steps += 1
+        if self.good_steps >= self.growth_interval:
+            self.scale, self.good_steps = self.scale * 2, 0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step measured.
+
+    Args:
+        terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
+        num_targets: labels that count, of all micro-batches.
+        grad_norm: global L2 norm before clipping.
+        updated: False when nothing was updated because a loss or gradient was not finite; a step without targets has
+            nothing to update and is no fault.
+    """
+
+    terms: dict[str, float]
+    num_targets: int
+    grad_norm: float
+    updated: bool
+
+
+def accumulate(
+    model: Trainable, micros: Sequence[RaggedBatch], weights: dict[str, float], precision: Precision, scale: float = 1.0
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Add the gradients of one step to the parameters' `.grad`.
+
+    Args:
+        micros: the step's micro-batches; empty ones are legal.
+        weights: weight of every trained term; a term without a weight is only reported.
+        scale: factor on the loss, for fp16.
+
+    Returns:
+        Sums of all terms over the step, detached, and their counts.
+    """
+    sums: dict[str, Tensor] = {}
+    counts: dict[str, int] = {}
+    # Counts are known from the batches, so every divisor is right before the first backward pass.
+    per_micro = [model.count_targets(batch) for batch in micros]
+    totals = {name: sum(micro[name] for micro in per_micro) for name in weights}
+    for batch, present in zip(micros, per_micro, strict=True):
+        if not any(present[name] for name in weights):
+            continue
+        with autocast(precision, batch.position_ids.device):
+            terms = model.losses(batch)
+        trained = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
+        (torch.stack(trained).sum() * scale).backward()
+        for name, (total, count) in terms.items():
+            sums[name] = sums[name] + total.detach() if name in sums else total.detach()
+            counts[name] = counts.get(name, 0) + count
+    return sums, counts
+
+
+def train_step(
+    model: Trainable,
+    micros: Sequence[RaggedBatch],
+    optimizer: torch.optim.AdamW,
+    *,
+    weights: dict[str, float],
+    precision: Precision,
+    clip: float | None,
+    scaler: LossScaler | None = None,
+) -> StepResult:
+    """Run one optimizer update over the micro-batches of a step.
+
+    The caller sets learning rates and decides what follows a step that was not `updated`. Gradients stay in `.grad`, as
+    clipping left them.
+
+    Raises:
+        OutOfMemoryError: names the step's largest micro-batch and the setting to lower.
+    """
+    for parameter in model.parameters():
+        parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
+    scale = scaler.scale if scaler else 1.0
+    try:
+        sums, counts = accumulate(model, micros, weights, precision, scale)
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if scale != 1.0:
+            torch._foreach_mul_(gradients, 1.0 / scale)
+        norm = nn.utils.get_total_norm(gradients)
+        loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
+        updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
+        if updated and gradients:
+            update(optimizer, norm, clip)
+    except RuntimeError as error:
+        raise _out_of_memory(error, micros) from None
+    if scaler:
+        scaler.update(updated)
+    terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
+    return StepResult(terms, sum(batch.num_targets for batch in micros), float(norm), updated)
+
+
+def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> Exception:
+    """Turn torch's two ways of saying "no memory" into ours; return any other error as it is."""
+    text = str(error)
+    if not (
+        isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
+    ):
+        return error
+    largest = max(micros, key=lambda batch: batch.total_tokens)
+    longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0
+    return OutOfMemoryError(
+        f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
+        f"does not fit: {text.splitlines()[0][:200]}",
+        where=f"peak memory {_peak_memory() / 2**30:.2f} GiB",
+        fix="lower plan.tokens_per_micro; it changes memory and never the result. "
+        "For one long sequence lower plan.max_tokens",
+    )
+
+
+def _peak_memory() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()
+
+
+def non_finite(result: StepResult, step: int, names: list[str]) -> NonFiniteError:
+    """The error for a step whose loss or gradient is NaN or infinite, naming the step and its examples."""
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return NonFiniteError(
+        f"loss {result.terms.get('nll', float('nan')):.4g}, gradient norm {result.grad_norm:.4g} at step {step}",
+        where=f"examples {shown}",
+        fix="start anew from these weights: train.init_from=RUN with a lower optim.lr or optim.clip, precision=fp32, "
+        "or train.on_nonfinite=skip",
+    )

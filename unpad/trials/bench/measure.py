@@ -1,0 +1,226 @@
+"""Measuring rates fairly: sides take turns in one process, round after round, beside the ceiling of the same minutes.
+
+A machine that slows down or speeds up then does so for every side, and what is compared is the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from unpad.training.memory import available_memory
+
+CEILING_SIZE = 4096  # rows, columns and depth of the product that stands for what the machine can do
+CEILING_REPEATS = 3
+COMING_BACK = 0.3  # untimed work that a turn begins with, as a share of its seconds
+
+
+class Work(NamedTuple):
+    """What one step did: real tokens, never padding, and the operations those tokens need."""
+
+    tokens: int
+    operations: int
+
+
+class Turn(NamedTuple):
+    """What one side did in one round."""
+
+    steps: int
+    tokens: int
+    operations: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Real tokens per second."""
+        return self.tokens / self.seconds
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to do the work.
+
+    Args:
+        step: does one step, all of it: waiting for data, computing, updating. It returns when the step is done.
+        cycle: a turn holds a multiple of so many steps; for a side whose steps cost unequal time in an order that
+            repeats, so that every round sees the cheap and the dear ones alike.
+    """
+
+    step: Callable[[], Work]
+    cycle: int = 1
+
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn:
+        """Work until `seconds` are over, `min_steps` are done and the cycle is complete.
+
+        Args:
+            untimed: seconds of work before that; a side with a cycle goes without, as its turns are long.
+        """
+        began = time.perf_counter()
+        while self.cycle == 1 and time.perf_counter() - began < untimed:
+            self.step()
+        steps = tokens = operations = 0
+        began = time.perf_counter()
+        while steps < min_steps or steps % self.cycle or time.perf_counter() - began < seconds:
+            work = self.step()
+            tokens, operations, steps = tokens + work.tokens, operations + work.operations, steps + 1
+        return Turn(steps, tokens, operations, time.perf_counter() - began)
+
+
+class TakesTurns(Protocol):
+    """A `Side`, or what stands for one in another process."""
+
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn: ...
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles over the rounds."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """All turns.
+
+    Args:
+        turns: for every side its turns, one per round.
+        ceilings: operations per second of the reference product before every round and after the last,
+            (rounds + 1,); empty when it was not measured.
+    """
+
+    turns: dict[str, list[Turn]]
+    ceilings: list[float]
+
+    def rates(self, name: str) -> list[float]:
+        """Real tokens per second of a side, one per round."""
+        return [turn.rate for turn in self.turns[name]]
+
+    def ratios(self, name: str, other: str) -> list[float]:
+        """How many times as fast as another side, one per round."""
+        return [mine / theirs for mine, theirs in zip(self.rates(name), self.rates(other), strict=True)]
+
+    def shares(self, name: str) -> list[float]:
+        """Operations per second of a side over the best ceiling of the whole run, one per round."""
+        ceiling = max(self.ceilings)
+        return [turn.operations / turn.seconds / ceiling for turn in self.turns[name]]
+
+
+def spread(values: Sequence[float]) -> Spread:
+    low, median, high = np.percentile(values, [25, 50, 75])
+    return Spread(float(median), float(low), float(high))
+
+
+def measure_rounds(
+    sides: Mapping[str, TakesTurns],
+    rounds: int,
+    seconds: float,
+    *,
+    min_steps: int = 1,
+    warm_steps: int = 2,
+    warm_seconds: float = 0.0,
+    ceiling: Callable[[], float] | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Rounds:
+    """Measure all sides in turn, forwards and backwards by turns; every side goes on where its last turn ended.
+
+    Each turn begins with untimed work: others have filled the caches, in one process the heap and the prepared products
+    of the matrix library too, and what it costs to come back is owed to taking turns, not to a side.
+
+    Args:
+        seconds, min_steps: as `turn`.
+        warm_steps, warm_seconds: untimed work of every side before the first round: first products of every shape,
+            optimizer state.
+        ceiling: measures what the machine can do, in operations per second; called before every round and at the end.
+        report: is told what a round gave, one line each.
+    """
+    turns: dict[str, list[Turn]] = {name: [] for name in sides}
+    ceilings: list[float] = []
+    for side in sides.values():
+        side.turn(warm_seconds, warm_steps)
+    for number in range(rounds):
+        names = list(sides)[:: 1 if number % 2 == 0 else -1]
+        if ceiling is not None:
+            ceilings.append(ceiling())
+        for name in names:
+            turns[name].append(sides[name].turn(seconds, min_steps, seconds * COMING_BACK))
+            report(f"round {number + 1}: {name}: {turns[name][-1].rate:,.0f} tokens/s, {turns[name][-1].steps} steps")
+    if ceiling is not None:
+        ceilings.append(ceiling())
+    return Rounds(turns, ceilings)
+
+
+def matrix_ceiling(
+    dtype: torch.dtype = torch.bfloat16, device: torch.device | None = None, size: int = CEILING_SIZE
+) -> float:
+    """Operations per second of a square matrix product, the best of a few."""
+    a = torch.full((size, size), 0.5, dtype=dtype, device=device)
+    b, out = a.t().contiguous(), torch.empty_like(a)
+    best = float("inf")
+    for _ in range(CEILING_REPEATS):
+        _wait(a.device)
+        began = time.perf_counter()
+        torch.mm(a, b, out=out)
+        _wait(a.device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
+    """Processor, cores, memory, load, and versions; nothing that names the machine or its users.
+
+    Args:
+        packages: whose versions to state besides Python's and torch's; one that is not installed is None.
+    """
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu,
+        "memory_gib": round(_memory() / 2**30, 1), "load": load_average(), "system": platform.system(),
+        "python": platform.python_version(), "torch": torch.__version__,
+        "packages": {name: _version(name) for name in packages},
+    }  # fmt: skip
+
+
+def load_average() -> float | None:
+    """Runnable processes, mean of the last minute; None where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _memory() -> int:
+    """Bytes of the machine's memory; where it does not say, what is available."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return available_memory()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def processor() -> str:
+    """The processor's name; family and model tell apart what clouds give the same name."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name

@@ -1,0 +1,121 @@
+"""Memory of every way to batch, in a process each, and the line through them that tells what fits into a card."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.trials.bench.speed import MIB, Row
+from unpad.trials.bench.variants import Trainer, Variant, prepare, size_variants, strategy_variants
+
+CARDS = (8, 16, 32)  # GiB
+GIB = 2**30
+
+
+def peaks(name: str, overrides: Sequence[str], variants: Sequence[Variant]) -> list[tuple[int, int]]:
+    """Bytes at the peak of every variant's largest update, and before it: `Row.peak_bytes` and `base_bytes`.
+
+    Each in a process of its own; on a GPU in this one, where its allocator counts exactly.
+    """
+    if variants[0].setup.device.type == "cuda":
+        return [_peak(variant) for variant in variants]
+    return _in_children(_peak_of, [(name, list(overrides), row) for row in range(len(variants))])
+
+
+def _in_children(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Results of calling a function of this module, each in a new process, two at a time."""
+    # Not forked: threads of a parallel product do not live on in a fork, and what waits for them never ends.
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        return [future.result() for future in [pool.submit(function, *call) for call in calls]]
+
+
+def _peak_of(name: str, overrides: list[str], row: int) -> tuple[int, int]:
+    setup = prepare(name, overrides)
+    return _peak((strategy_variants(setup) + size_variants(setup))[row])
+
+
+def _peak(variant: Variant) -> tuple[int, int]:
+    """Bytes at the peak of an update with the largest micro-batch of the first epoch, and bytes before it."""
+    setup, made = variant.setup, variant.plan
+    on_gpu = setup.device.type == "cuda"
+    Trainer(setup).update([_micro(variant, int(np.argmin(made.micro_cells)))])  # libraries load what they need
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(setup.device)
+    return_freed_memory()
+    base = torch.cuda.memory_allocated(setup.device) if on_gpu else process_memory()
+    restart_peak()
+    Trainer(setup).update([_micro(variant, int(np.argmax(made.micro_cells)))])
+    return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
+
+
+def _micro(variant: Variant, index: int) -> RaggedBatch:
+    """One micro-batch of the first epoch, numbered through all its steps."""
+    setup, offsets = variant.setup, variant.plan.step_offsets
+    step = int(np.searchsorted(offsets, index, side="right")) - 1
+    micro = variant.plan.step(step)[index - int(offsets[step])]
+    return setup.data.load(micro).to(setup.device)
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Memory of training with padded batches: fixed_bytes + bytes_per_token * padded tokens of the largest pass.
+
+    Least squares over the rows of batch sizes. All of them hold the corpus's longest sequence, so that the tokens of
+    a pass are a number of sequences times that length.
+
+    Args:
+        process_bytes: what the libraries take before training adds anything.
+        worst_error: largest share by which the line through the other rows misses a row.
+    """
+
+    fixed_bytes: float
+    bytes_per_token: float
+    process_bytes: int
+    worst_error: float
+
+    def predict(self, tokens: int) -> float:
+        """Bytes that training adds, for passes of so many padded tokens."""
+        return self.fixed_bytes + self.bytes_per_token * tokens
+
+    def fitting_tokens(self, total_bytes: int) -> int:
+        """Padded tokens of a pass that fit into a memory of this size, libraries included."""
+        free = total_bytes - self.process_bytes - self.fixed_bytes
+        return max(int(free / self.bytes_per_token), 0)
+
+
+def fit_memory(rows: Sequence[Row]) -> MemoryModel | None:
+    """The line through rows of batch sizes; None where larger passes did not measure as larger."""
+    tokens = np.array([row.largest_pass for row in rows], np.float64)
+    measured = np.array([row.memory_bytes for row in rows], np.float64)
+    slope, fixed = np.polyfit(tokens, measured, 1)
+    if slope <= 0 or fixed <= 0:
+        return None
+    errors = []
+    for left_out in range(len(rows)):
+        others = np.arange(len(rows)) != left_out
+        line = np.polyfit(tokens[others], measured[others], 1)
+        errors.append(abs(np.polyval(line, tokens[left_out]) / measured[left_out] - 1))
+    return MemoryModel(float(fixed), float(slope), max(row.base_bytes for row in rows), float(max(errors)))
+
+
+def memory_lines(model: MemoryModel | None, longest: int) -> list[str]:
+    """The line as text, and what fits into `CARDS` of sequences as long as the `longest`."""
+    if model is None:
+        return ["memory by batch size: too little data to tell a pass's memory from the rest"]
+    lines = [
+        f"memory of padded batches: {model.fixed_bytes / MIB:,.0f} MiB + {model.bytes_per_token / 1024:,.1f} KiB per "
+        f"token of the largest pass; every row predicted from the others, at worst {model.worst_error:.0%} off",
+        f"{'card':<8}{'tokens a pass':>16}{f'sequences of {longest}':>20}",
+    ]
+    for size in CARDS:
+        tokens = model.fitting_tokens(size * GIB)
+        lines.append(f"{size:>3} GiB {tokens:>16,}{tokens // longest:>20,}")
+    return lines

@@ -1,0 +1,61 @@
+"""What equal numbers of updates learn with batches of several sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from unpad.evaluation.metrics import held_out
+from unpad.training.setup import stage_sequences
+from unpad.trials.bench.speed import MIB
+from unpad.trials.bench.variants import Trainer, Variant, every_update
+
+TRAINED_SIZES = (1, 4, 8)  # of the table of equal updates
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One batch size after a number of updates that is the same for all.
+
+    Args:
+        tokens: real tokens trained on.
+        seconds: of all updates, the loader included.
+        heldout_loss: nats per target after the last update; None where nothing is held out.
+    """
+
+    name: str
+    updates: int
+    tokens: int
+    seconds: float
+    heldout_loss: float | None
+    memory_bytes: int
+
+
+def train(variant: Variant, updates: int, memory_bytes: int) -> Trained:
+    """Train a fresh copy for some updates at the recipe's learning rate, and look at the held-out loss."""
+    setup = variant.setup
+    trainer = Trainer(setup)
+    tokens, began = 0, time.perf_counter()
+    for micros in islice(every_update(setup, variant.stage), updates):
+        trainer.update(micros)
+        tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
+    seconds = time.perf_counter() - began
+    heldout = stage_sequences(setup, variant.stage, 1)
+    loss = None
+    if heldout.size:
+        loss = held_out(trainer.model, setup.data, heldout, setup.recipe.plan, setup.device).loss
+    return Trained(variant.name, updates, tokens, seconds, loss, memory_bytes)
+
+
+def trained_lines(trained: Sequence[Trained]) -> list[str]:
+    """Rows as lines of text."""
+    title = f"after {trained[0].updates} updates"
+    width = max(len(title), *(len(row.name) for row in trained))
+    lines = [f"{title:<{width}}{'held-out loss':>15}{'tokens':>12}{'seconds':>10}{'memory':>11}"]
+    for row in trained:
+        loss = "-" if row.heldout_loss is None else f"{row.heldout_loss:.4f}"
+        memory = f"{row.memory_bytes / MIB:,.0f} MiB"
+        lines.append(f"{row.name:<{width}}{loss:>15}{row.tokens:>12,}{row.seconds:>10.1f}{memory:>11}")
+    return lines

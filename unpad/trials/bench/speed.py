@@ -1,0 +1,203 @@
+"""The speed of every way to batch: turns of training, and the tables made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from unpad.nn.flops import sizes_of, training_operations
+from unpad.nn.native import library as native
+from unpad.training.setup import Setup
+from unpad.trials.bench.measure import CEILING_SIZE, Rounds, Side, Spread, Work, matrix_ceiling, measure_rounds, spread
+from unpad.trials.bench.variants import Trainer, Variant, every_update
+
+FAR = 1 << 20  # epochs that no bench reaches
+WARM_UPDATES = 2  # of every side, before the first round
+WITHOUT_NATIVE = ", torch"  # ends the name of the side that measures a row without native kernels
+MIB = 2**20
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # of matrix products
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a bench measures.
+
+    Args:
+        rounds: how often every row has its turn.
+        seconds: timed part of a turn; an update that has begun is finished.
+        updates: of every row of the table of equal updates.
+        ceiling_size: rows of the matrices whose product stands for what the machine can do.
+    """
+
+    rounds: int = 3
+    seconds: float = 1.5
+    updates: int = 100
+    ceiling_size: int = CEILING_SIZE
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to batch.
+
+    Args:
+        plan: the plan settings that make it.
+        tokens_per_update, tokens_per_pass: real tokens of an update and of a forward pass, means over an epoch.
+        sequence_tokens, padded_length: tokens of a sequence before and after padding, means over an epoch.
+        pad_share: share of the computed tokens that is padding, over an epoch.
+        largest_pass: tokens of the epoch's largest forward pass, padding included.
+        rates: real tokens per second as a run of the recipe computes, one per round.
+        torch_rates: the same with the native kernels switched off; empty where a run does not use them anyway.
+        shares: operations that real tokens need over those of a large matrix product in the same time, one per round.
+        updates: timed updates, all rounds together.
+        peak_bytes: memory at the peak of an update with the epoch's largest micro-batch: of a process that does
+            nothing else, or allocated on the GPU.
+        base_bytes: the same before model, gradients and optimizer state were made.
+    """
+
+    name: str
+    plan: dict[str, Any]
+    tokens_per_update: float
+    tokens_per_pass: float
+    sequence_tokens: float
+    padded_length: float
+    pad_share: float
+    largest_pass: int
+    rates: list[float]
+    torch_rates: list[float]
+    shares: list[float]
+    updates: int
+    peak_bytes: int
+    base_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """What training adds: model, gradients, optimizer state and the activations of the largest micro-batch."""
+        return self.peak_bytes - self.base_bytes
+
+    def rate(self) -> Spread:
+        """Real tokens per second."""
+        return spread(self.rates)
+
+    def times(self, other: Row) -> Spread:
+        """How many times as fast as another row, round by round."""
+        return spread([mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)])
+
+    def native_gain(self) -> Spread | None:
+        """How many times as fast the native kernels make it, round by round; None where they are not used."""
+        if not self.torch_rates:
+            return None
+        return spread([fast / slow for fast, slow in zip(self.rates, self.torch_rates, strict=True)])
+
+    def ceiling_share(self) -> Spread:
+        """Share of the machine's ceiling that goes into what the model needs."""
+        return spread(self.shares)
+
+
+def measure(setup: Setup, variants: Sequence[Variant], effort: Effort) -> Rounds:
+    """Let all variants take turns; where a run uses native kernels, each of them also without."""
+    trainer = Trainer(setup)  # one for all: a large model would not fit into memory once per row
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = 0.0  # the same work, and weights that no row spoils for the next
+    sides = {}
+    for variant in variants:
+        sides[variant.name] = _side(trainer, variant, True)
+        if native.enabled():
+            sides[variant.name + WITHOUT_NATIVE] = _side(trainer, variant, False)
+    dtype = DTYPES[setup.precision]
+    return measure_rounds(
+        sides, effort.rounds, effort.seconds, warm_steps=WARM_UPDATES,
+        ceiling=lambda: matrix_ceiling(dtype, setup.device, effort.ceiling_size),
+    )  # fmt: skip
+
+
+def _side(trainer: Trainer, variant: Variant, as_run: bool) -> Side:
+    # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
+    updates = every_update(variant.setup, variant.stage, 0 if as_run else FAR)
+    sizes = sizes_of(trainer.model.config, variant.setup.data.num_outputs)
+
+    def step() -> Work:
+        with nullcontext() if as_run else native.switched_off():
+            micros = next(updates)
+            trainer.update(micros)
+        lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
+        return Work(sum(lengths), training_operations(sizes, lengths, sum(batch.num_targets for batch in micros)))
+
+    return Side(step)
+
+
+def to_row(variant: Variant, measured: Rounds, memory: tuple[int, int]) -> Row:
+    """The row of a way to batch from what was measured of it; `memory` is `bench_memory.peaks` of it."""
+    made, settings = variant.plan, variant.setup.recipe.plan
+    fields = ("strategy", "tokens_per_step", "tokens_per_micro", "batch_size", "bucket_width")
+    both = [name for name in (variant.name, variant.name + WITHOUT_NATIVE) if name in measured.turns]
+    return Row(
+        variant.name,
+        plan={field: getattr(settings, field) for field in fields},
+        tokens_per_update=made.real_tokens / made.num_steps,
+        tokens_per_pass=made.real_tokens / made.num_micros,
+        sequence_tokens=made.real_tokens / len(made.order),
+        padded_length=made.padded_tokens / len(made.order),
+        pad_share=made.pad_share,
+        largest_pass=int(made.micro_cells.max()),
+        rates=measured.rates(variant.name),
+        torch_rates=measured.rates(both[1]) if len(both) == 2 else [],
+        shares=measured.shares(variant.name),
+        updates=sum(turn.steps for name in both for turn in measured.turns[name]),
+        peak_bytes=memory[0],
+        base_bytes=memory[1],
+    )
+
+
+# --------------------------------------------------------------------------- tables
+
+
+def row_values(row: Row, first: Row) -> dict[str, Any]:
+    """A row as JSON values, with what is derived from it; `first` is the row it is compared with."""
+    gain = row.native_gain()
+    return {
+        **asdict(row),
+        "memory_bytes": row.memory_bytes,
+        "tokens_per_second": asdict(row.rate()),
+        "sequences_per_second": row.rate().median / row.sequence_tokens,
+        "times_first": asdict(row.times(first)),
+        "native_gain": None if gain is None else asdict(gain),
+        "ceiling_share": asdict(row.ceiling_share()),
+    }
+
+
+COLUMNS = {
+    "tokens/s": 10, "quartiles": 17, "times": 8, "torch": 9, "gain": 7, "ceiling": 9, "seqs/s": 9, "length": 8,
+    "padding": 9, "per pass": 10, "per update": 12, "memory": 11,
+}  # fmt: skip
+
+
+def table(title: str, rows: list[Row]) -> list[str]:
+    """Rows as lines of text, compared with the first."""
+    width = max(len(title), *(len(row.name) for row in rows))
+    lines = [f"{title:<{width}}" + "".join(f"{name:>{size}}" for name, size in COLUMNS.items())]
+    for row in rows:
+        cells = zip(_cells(row, rows[0]), COLUMNS.values(), strict=True)
+        lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>{size}}" for cell, size in cells))
+    return lines
+
+
+def _cells(row: Row, first: Row) -> list[str]:
+    rate, gain = row.rate(), row.native_gain()
+    return [
+        f"{rate.median:,.0f}",
+        f"{rate.low:,.0f} to {rate.high:,.0f}",
+        f"{row.times(first).median:.1f}x",
+        f"{spread(row.torch_rates).median:,.0f}" if row.torch_rates else "-",
+        f"{gain.median:.2f}x" if gain else "-",
+        f"{row.ceiling_share().median:.1%}",
+        f"{rate.median / row.sequence_tokens:,.0f}",
+        f"{row.padded_length:.1f}",
+        f"{row.pad_share:.1%}",
+        f"{row.tokens_per_pass:,.0f}",
+        f"{row.tokens_per_update:,.0f}",
+        f"{row.memory_bytes / MIB:,.0f} MiB",
+    ]

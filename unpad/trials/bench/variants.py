@@ -1,0 +1,113 @@
+"""What `unpad bench` compares: recipes that differ in how they batch and in nothing else, and training by one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.loader import load_steps
+from unpad.batching.plan import Plan
+from unpad.errors import PlanError, RecipeError
+from unpad.nn.objective import Objective
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Stage
+from unpad.run.timers import Timers
+from unpad.training.optim import freeze, make_optimizer
+from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequences
+from unpad.training.step import LossScaler, train_step
+
+BATCH_SIZES = (1, 2, 4, 8, 16)
+
+
+def prepare(name: str, overrides: Sequence[str]) -> Setup:
+    """The recipe's data and model, as a run of it starts.
+
+    Raises:
+        RecipeError: its model is no decoder, or no stage has data to train on.
+    """
+    recipe = load_recipe(name, list(overrides))
+    if recipe.model["kind"] != "decoder":
+        what = f"bench counts the operations of decoders, and this recipe trains a {recipe.model['kind']}"
+        raise RecipeError(what, where="model.kind", fix="`unpad plan` measures memory and time of any recipe")
+    setup = prepare_setup(recipe, Path(), None, Timers())
+    freeze(setup.model, recipe.train.freeze)
+    setup.model.label_smoothing = recipe.train.label_smoothing
+    if not stage_sequences(setup, all_data(setup), 0).size:
+        raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
+    return setup
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to batch, as a recipe that differs from the user's in its plan alone, and its first epoch."""
+
+    name: str
+    setup: Setup
+    stage: Stage
+    plan: Plan
+
+
+def strategy_variants(setup: Setup) -> list[Variant]:
+    """One sequence per forward pass, then as many as each strategy takes; no sequence alone is ever padded."""
+    size = setup.recipe.plan.batch_size
+    alone: dict[str, Any] = {"strategy": "pack", "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
+    return [
+        _variant(setup, "one at a time", **alone, tokens_per_step=1),
+        _variant(setup, "one at a time, accumulated", **alone),
+        _variant(setup, f"padded to the context, batches of {size}", strategy="fixed"),
+        _variant(setup, f"dynamic padding, batches of {size}", strategy="dynamic"),
+        _variant(setup, f"buckets, batches of {size}", strategy="bucket"),
+        _variant(setup, "packed, no padding", strategy="pack"),
+    ]
+
+
+def size_variants(setup: Setup) -> list[Variant]:
+    """Padded batches of every size of `BATCH_SIZES`, each an update of its own."""
+    fields: dict[str, Any] = {"strategy": "dynamic", "tokens_per_step": 1}
+    return [_variant(setup, f"batch size {size}", **fields, batch_size=size) for size in BATCH_SIZES]
+
+
+def _variant(setup: Setup, name: str, **fields: Any) -> Variant:
+    recipe = setup.recipe.model_copy(update={"plan": setup.recipe.plan.model_copy(update={"grow": {}, **fields})})
+    stage = all_data(setup)
+    changed = replace(setup, recipe=recipe)
+    made = epoch_plan(changed, stage, 0)
+    if made.num_steps == 0:
+        fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
+        raise PlanError(f"{name}: the plan drops every token", where="plan", fix=fix)
+    return Variant(name, changed, stage, made)
+
+
+def all_data(setup: Setup) -> Stage:
+    """One stage of everything that any stage of the recipe trains on."""
+    used = {kind for stage in setup.stages for kind in stage.use or setup.data.kinds}
+    return Stage.model_validate({"name": "bench", "use": [kind for kind in setup.data.kinds if kind in used]})
+
+
+def every_update(setup: Setup, stage: Stage, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
+    """The micro-batches of one update after the other, epoch after epoch."""
+    for epoch in count(first_epoch):
+        yield from load_steps(setup.data.load, epoch_plan(setup, stage, epoch), setup.device)
+
+
+class Trainer:
+    """A copy of the run's model with a new optimizer."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.model = copy.deepcopy(setup.model).train()
+        self.optimizer = make_optimizer(self.model, setup.recipe.optim)
+        self.weights = Objective.of(self.model, setup.recipe.losses).final(self.model)
+        self.scaler = LossScaler() if setup.precision == "fp16" else None
+
+    def update(self, micros: list[RaggedBatch]) -> None:
+        """One update. It reads results back from the device, so that its time is the time it took."""
+        train_step(
+            self.model, micros, self.optimizer, weights=self.weights, precision=self.setup.precision,
+            clip=self.setup.recipe.optim.clip, scaler=self.scaler,
+        )  # fmt: skip

@@ -1,0 +1,304 @@
+"""`unpad plan`: what every batching strategy would cost on the user's own data and machine, before anything trains."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from unpad import storage
+from unpad.batching.ledger import Ledger
+from unpad.batching.plan import Micro, Plan, plan
+from unpad.data import family_of
+from unpad.errors import RecipeError
+from unpad.nn.objective import Objective
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Stage
+from unpad.recipes.training import PlanSettings
+from unpad.run.timers import Timers
+from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.optim import make_optimizer
+from unpad.training.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
+from unpad.training.step import train_step
+from unpad.trials.strategy_table import StrategyRow, Units, compare, histogram_lines, plot, to_json
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one step of a strategy took, and its largest micro-batch.
+
+    Args:
+        tokens: tokens the step computed, padding included.
+        seconds: of its forward, backward and update.
+        largest_tokens: tokens of the plan's largest micro-batch, padding included.
+        peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
+        base_bytes: resident memory before it.
+    """
+
+    tokens: int
+    seconds: float
+    largest_tokens: int
+    peak_bytes: int
+    base_bytes: int
+
+
+@dataclass(frozen=True)
+class StagePreview:
+    """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for.
+
+    Args:
+        units: what a sequence and its tokens are.
+        attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
+            cut, and one target each is learned.
+    """
+
+    name: str
+    lengths: np.ndarray
+    rows: list[StrategyRow]
+    trials: dict[str, Trial]
+    epochs: int
+    settings: PlanSettings
+    lr: float
+    units: Units
+    attends: bool
+
+    def estimated_seconds(self, row: StrategyRow) -> float:
+        """Time of the stage's epochs: computed tokens at the trial's rate."""
+        trial = self.trials[row.name]
+        return trial.seconds / max(trial.tokens, 1) * row.padded_tokens * self.epochs
+
+
+@dataclass(frozen=True)
+class Preview:
+    setup: Setup
+    stages: list[StagePreview]
+
+    def to_json(self) -> dict[str, Any]:
+        """`strategies` and `ledger` cover all stages together; `stages` holds each on its own."""
+        recipe = self.setup.recipe
+        stages = []
+        for stage in self.stages:
+            part = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)
+            for row, values in zip(stage.rows, part["strategies"], strict=True):
+                if not row.refused:
+                    trial = stage.trials[row.name]
+                    values |= {"peak_bytes": trial.peak_bytes, "seconds": stage.estimated_seconds(row)}
+            stages.append({"name": stage.name, "epochs": stage.epochs, **part})
+        rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
+        lengths = np.concatenate([stage.lengths for stage in self.stages])
+        whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
+        positions = self.setup.data.positions
+        corpus = {"tokens": int(positions.sum()), "documents": len(positions)}
+        return {**whole, "corpus": corpus, "stages": stages}
+
+    def show(self, console: Console) -> None:
+        for line in describe(self.setup):
+            console.print(line, markup=False)
+        for stage in self.stages:
+            _show_stage(console, stage, self.setup)
+
+
+def preview(name: str, overrides: Sequence[str], picture: Path | None = None) -> Preview:
+    """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
+
+    Args:
+        picture: where to write a PNG of lengths, padding and attention cells.
+    """
+    recipe = load_recipe(name, list(overrides))
+    setup = prepare_setup(recipe, Path(), None, Timers())
+    stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, 0).size]
+    if not stages:
+        fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
+        raise RecipeError("no stage has data to train on", where="stages", fix=fix)
+    if picture is not None:
+        rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
+        lengths = np.concatenate([stage.lengths for stage in stages])
+        storage.write_atomic(picture, plot(rows, lengths, stages[0].attends, stages[0].units))
+    return Preview(setup, stages)
+
+
+def _stage(setup: Setup, stage: Stage) -> StagePreview:
+    recipe = setup.recipe.for_stage(stage)
+    lengths, settings, known = plan_inputs(setup, stage, 0)
+    rows = compare(lengths, settings, **known)
+    trials = {}
+    for row in rows:
+        if not row.refused:
+            chosen = settings.model_copy(update={"strategy": row.name})
+            trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
+    epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
+    lr = recipe.optim.lr * recipe.optim.lr_scale
+    units, attends = Units(*family_of(recipe).UNITS), setup.data.attended is None
+    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, units, attends)
+
+
+def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
+    """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
+    recipe = setup.recipe.for_stage(stage)
+    model = copy.deepcopy(setup.model).train()
+    optimizer = make_optimizer(model, recipe.optim)
+    weights = Objective.of(model, recipe.losses).final(model)
+
+    def update(micros: list[Micro]) -> tuple[int, float]:
+        batches = [setup.data.load(micro).to(setup.device) for micro in micros]
+        began = time.perf_counter()
+        train_step(model, batches, optimizer, weights=weights, precision=setup.precision, clip=recipe.optim.clip)
+        return sum(batch.total_tokens for batch in batches), time.perf_counter() - began
+
+    return_freed_memory()
+    base = process_memory()
+    if made.num_steps == 0:  # every token is dropped, as the ledger says
+        return Trial(0, 0.0, 0, base, base)
+    index = int(np.argmax(made.micro_cells))
+    step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
+    restart_peak()
+    largest, _ = update([made.step(step)[index - int(made.step_offsets[step])]])
+    peak = max(peak_memory(), base)
+    tokens, seconds = update(made.step(0))
+    return Trial(tokens, seconds, largest, peak, base)
+
+
+def _together(rows: list[StrategyRow]) -> StrategyRow:
+    """One strategy over several stages."""
+    first = rows[0]
+    refused = next((row.refused for row in rows if row.refused), "")
+    if len(rows) == 1 or refused:
+        return replace(first, refused=refused)
+    names = ("real_tokens", "padded_tokens", "steps", "micros", "attention_cells_needed", "attention_cells_computed")
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
+    return StrategyRow(
+        first.name,
+        pad_share=1 - sums["real_tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 0.0,
+        micro_tokens_mean=sums["real_tokens"] / max(sums["micros"], 1),
+        micro_tokens_min=min(row.micro_tokens_min for row in rows),
+        micro_tokens_max=max(row.micro_tokens_max for row in rows),
+        ledger=sum((row.ledger for row in rows), Ledger()),
+        **sums,
+    )
+
+
+# --------------------------------------------------------------------------- the screen
+
+
+def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
+    units, num_tokens = stage.units, int(stage.lengths.sum())
+    console.print(
+        f"\n{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}", markup=False
+    )
+    for line in histogram_lines(stage.lengths):
+        console.print("  " + line, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*units, "dropped")
+    for title in ("strategy", "padding", "steps", *own, "corr", "memory", f"{stage.epochs} ep."):
+        table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
+    for row in stage.rows:
+        table.add_row(*_cells(stage, row))
+    Console(file=console.file, width=max(console.width, 96), highlight=False).print(table)
+    for line in _notes(stage, setup):
+        console.print(line, markup=False)
+
+
+def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
+    if row.refused:
+        return [row.name, "refused"]
+    trial = stage.trials[row.name]
+    ledger = row.ledger
+    if stage.attends:
+        own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
+        own.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
+    else:
+        counts = [*_trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
+        own = [_short(count) for count in counts]
+    return [
+        row.name + (" *" if row.name == stage.settings.strategy else ""),
+        f"{row.pad_share:.1%}",
+        f"{row.steps:,}",
+        *own,
+        "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
+        f"{trial.peak_bytes / 2**30:.1f} GiB",
+        _duration(stage.estimated_seconds(row)),
+    ]
+
+
+def _trained_whole(ledger: Ledger) -> tuple[int, int]:
+    """Sequences that are trained on and their tokens: with one target each, all their other tokens are context."""
+    return ledger.sequences.get("whole", 0), ledger.tokens("trained") + ledger.tokens("context")
+
+
+def _short(count: int) -> str:
+    """A count in at most six characters; the ledger below the table has it to the token."""
+    if count < 10_000:
+        return f"{count:,}"
+    return f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _notes(stage: StagePreview, setup: Setup) -> list[str]:
+    chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
+    advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)["advice"]
+    size, width, rate = advice["batch_size"], advice["bucket_width"], advice["lr"]
+    shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
+    measured = "memory and time: measured on one micro-batch and one step of each."
+    if stage.attends:
+        lines = [
+            "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
+            f"lengths of neighbouring steps. {measured}",
+            *_token_lines(chosen.ledger, setup, stage.units),
+        ]
+    else:
+        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
+        lines += _sequence_lines(chosen.ledger, setup, stage.units)
+    lines += [
+        f"batch size for padded strategies: {size['value']} ({size['why']})"
+        + ("" if size["helps"] else "; batching will not help here"),
+        f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
+        f"learning rate for batches of {stage.settings.batch_size}: {rate['low']:.1e} to {rate['high']:.1e}"
+        f" ({rate['why']})",
+        _memory_advice(stage.trials[chosen.name], stage.units),
+    ]
+    return lines
+
+
+def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
+    lines = []
+    for column, reason, tokens, share, sequences, first in ledger.rows():
+        where = ", ".join(setup.data.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
+        counts = f"{tokens:>12,} {units.tokens} {share:6.1%} of {sequences:,} {units.sequences}"
+        lines.append(f"  {column:<10}{reason:<15}{counts}  {where}")
+    return lines
+
+
+def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
+    """Sequences by fate, each with all its tokens."""
+    sequences, tokens = units
+    num, inside = _trained_whole(ledger)
+    lines = [f"  {'trained':<10}{'whole':<15}{num:>12,} {sequences} with {inside:,} {tokens}"] if num else []
+    for column, reason, inside, _, num, first in ledger.rows():
+        if column == "dropped":
+            where = ", ".join(setup.data.where(i) for i in first[:3])
+            lines.append(f"  {column:<10}{reason:<15}{num:>12,} {sequences} with {inside:,} {tokens}  {where}")
+    return lines
+
+
+def _memory_advice(trial: Trial, units: Units) -> str:
+    per_token = max(trial.peak_bytes - trial.base_bytes, 0) / max(trial.largest_tokens, 1)
+    if per_token == 0:
+        return f"a micro-batch of {trial.largest_tokens:,} {units.tokens} needs no memory beyond what is in use"
+    free = available_memory()
+    largest = int(0.8 * free / per_token)
+    return (
+        f"{units.tokens} of a micro-batch take {per_token / 1024:.0f} KiB each: with {free / 2**30:.1f} GiB free, "
+        f"plan.tokens_per_micro can be up to about {largest:,}"
+    )

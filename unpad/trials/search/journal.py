@@ -1,0 +1,50 @@
+"""Where a search of parameters is kept: optuna's study, as lines of JSON in the directory of the search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.storages.journal import BaseJournalBackend
+
+from unpad.run.report.history import read_rows
+from unpad.storage import LineLog
+
+STUDY = "search"
+FIRST_CHECK, KEPT_SHARE = 2, 3  # halving compares at checks 2, 6, 18, ... and lets a third go on
+
+
+class Journal(BaseJournalBackend):
+    """Records of a study, written as a run writes its own: a line that a kill cut short goes when the file is opened.
+
+    Only one process may hold it, the one with the directory's lock, so what was read once is all there is.
+
+    Raises:
+        SourceError: a line is damaged; DiskError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._log = LineLog(path)
+        self._rows = list(read_rows(path))
+
+    def read_logs(self, log_number_from: int) -> list[dict[str, Any]]:
+        return self._rows[log_number_from:]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        for record in logs:
+            self._log.append(record)
+        self._log.sync()
+        self._rows += logs
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def open_study(journal: Journal) -> optuna.Study:
+    """The study of a journal, a new one where that is empty."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(FIRST_CHECK, KEPT_SHARE, 0)
+    storage = optuna.storages.JournalStorage(journal)
+    begun = optuna.get_all_study_names(storage)  # asked first: what is refused later leaves no line
+    return (optuna.load_study if begun else optuna.create_study)(study_name=STUDY, storage=storage, pruner=pruner)

@@ -1,0 +1,341 @@
+"""`unpad search`: train a recipe with many values of some of its fields, and find the best.
+
+Every trial is a run of its own. Values are drawn by the tree-structured Parzen estimator (Bergstra et al. 2011), all
+keys together (Falkner et al. 2018, arXiv 1807.01774), after random ones; runs that fall behind at their held-out checks
+end early by asynchronous successive halving (Li et al. 2018, arXiv 1810.05934).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from unpad.errors import (
+    DiskError,
+    Interrupted,
+    RecipeError,
+    ResumeError,
+    RunInUseError,
+    Stopped,
+    Terminated,
+    UnpadError,
+)
+from unpad.evaluation.metrics import HeldOut
+from unpad.evaluation.run import evaluate_run
+from unpad.recipes.changes import differences
+from unpad.recipes.file import parse_recipe
+from unpad.run.folder import RECIPE
+from unpad.storage import RunLock, make_folder, write_atomic
+from unpad.training.loop import train
+from unpad.training.setup import resolved, stages_of
+from unpad.trials.search.metric import direction, judge
+from unpad.trials.search.space import Choice, Space, check_space, split_fields, written
+
+try:
+    import optuna
+    from optuna.trial import FrozenTrial, Trial, TrialState
+
+    from unpad.trials.search.journal import Journal, open_study
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "optuna":
+        raise
+    raise RecipeError("unpad search needs optuna, which is not installed", fix='pip install "optuna>=4"') from None
+
+JOURNAL, BEST = "search.jsonl", "best.yaml"
+RANDOM_TRIALS = 15  # before the estimator has enough to go by
+SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Search:
+    """What stays the same during a search.
+
+    Args:
+        fixed: overrides of every trial.
+        metric: what `evaluate_run` says of a trial, or `score`.
+        sign: 1 where less of it is better, -1 where more is; the study minimises their product.
+        last_stage: its held-out checks are compared; those of stages before it may be of other data.
+    """
+
+    name: str
+    folder: Path
+    space: Space
+    fixed: list[str]
+    metric: str
+    sign: int
+    last_stage: str
+    seed: int
+    study: optuna.Study
+    console: Console
+    verbose: bool
+
+    def place(self, number: int) -> Path:
+        """The run directory of a trial, counted from 0."""
+        return self.folder / f"trial-{number + 1:04d}"
+
+
+# --------------------------------------------------------------------------- the search
+
+
+def search(
+    name: str,
+    folder: Path,
+    fields: Sequence[str],
+    *,
+    trials: int,
+    metric: str | None = None,
+    resume: bool = False,
+    console: Console | None = None,
+    verbose: bool = False,
+) -> list[str]:
+    """Train and judge runs with values drawn from ranges and choices, or go on with such a search.
+
+    Args:
+        name: packaged recipe or YAML file.
+        folder: gets the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
+        fields: ranges and choices as `split_fields` reads them, and `key=value`. None: those it began with.
+        trials: of the whole search.
+        metric: default `loss`, or what the search began with.
+
+    Returns:
+        Lines: the best trials, how many there were, and what to type next.
+
+    Raises:
+        RecipeError: a range does not fit, the metric is unknown, or no trial could be judged.
+        ResumeError: another recipe, field or metric than the search began with.
+        Interrupted, Terminated: Ctrl-C or SIGTERM, after saving.
+    """
+    if metric is not None:
+        direction(metric)
+    begun = (folder / JOURNAL).is_file()
+    if (begun or any(folder.glob("trial-*"))) and not resume:
+        fix = "continue it with --resume, or choose another --out"
+        raise RecipeError("the directory holds a search already", where=str(folder), fix=fix)
+    if resume and not begun:
+        raise RecipeError("there is no search to resume", where=str(folder), fix="leave out --resume, or mend --out")
+    settings = None if begun else _settings(name, fields, metric or "loss")  # refused before a folder is made
+    make_folder(folder)
+    with RunLock(folder), closing(Journal(folder / JOURNAL)) as journal:
+        study = open_study(journal)
+        settings = settings or _agreed(study, name, fields, metric, folder)
+        if study.user_attrs.get("settings") != settings:
+            study.set_user_attr("settings", settings)
+        found = _begin(study, settings, folder, console or Console(), verbose)
+        _run_trials(found, trials)
+        return _summary(found)
+
+
+def _settings(name: str, fields: Sequence[str], metric: str) -> dict[str, Any]:
+    """What must not change while a search goes on, as it stands in the journal."""
+    space, fixed = split_fields(fields)
+    if not space:
+        fix = "give a range or a choice, such as optim.lr=1e-4..1e-2:log or model.blocks=2,4,6"
+        raise RecipeError("there is nothing to search for", where="command line", fix=fix)
+    recipe = check_space(name, fixed, space)
+    return {"name": name, "fields": list(fields), "metric": metric, "recipe": recipe.model_dump(mode="json")}
+
+
+def _agreed(study: optuna.Study, name: str, fields: Sequence[str], metric: str | None, folder: Path) -> dict[str, Any]:
+    """The settings of the search: those it began with, which what is given now must equal.
+
+    Another metric is taken while nothing has been judged by the first.
+    """
+    began = study.user_attrs.get("settings")
+    if began is None:  # it ended before its first trial
+        return _settings(name, fields, metric or "loss")
+    now = _settings(name, fields or began["fields"], metric or began["metric"])
+    changed = differences(*(resolved(parse_recipe(one["recipe"])) for one in (began, now)))
+    changed |= {"what is searched": (began["fields"], now["fields"])} if _space(began) != _space(now) else {}
+    judged = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    changed |= {"--for": (began["metric"], now["metric"])} if judged and began["metric"] != now["metric"] else {}
+    if changed:
+        listing = "; ".join(f"{key}: {old!r} in the search, {new!r} now" for key, (old, new) in changed.items())
+        raise ResumeError(listing, where=str(folder), fix="undo these changes, or choose another --out")
+    return now
+
+
+def _space(settings: dict[str, Any]) -> Space:
+    return split_fields(settings["fields"])[0]
+
+
+def _begin(study: optuna.Study, settings: dict[str, Any], folder: Path, console: Console, verbose: bool) -> Search:
+    space, fixed = split_fields(settings["fields"])
+    recipe, metric = parse_recipe(settings["recipe"]), settings["metric"]
+    last, seed = stages_of(recipe)[-1].name, recipe.train.seed
+    return Search(
+        settings["name"], folder, space, fixed, metric, direction(metric), last, seed, study, console, verbose
+    )
+
+
+def _run_trials(search: Search, trials: int) -> None:
+    """Finish the trial that an interrupted search left, then begin others until there are as many as asked for."""
+    try:
+        for frozen in search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            search.study.sampler = _sampler(search, frozen.number)
+            _run_trial(search, Trial(search.study, frozen._trial_id))
+        while (number := len(search.study.get_trials(deepcopy=False))) < trials:
+            search.study.sampler = _sampler(search, number)
+            _run_trial(search, search.study.ask())
+    except KeyboardInterrupt:
+        raise _stopped(search, Interrupted, "Ctrl-C") from None
+    except Interrupted:
+        raise _stopped(search, Interrupted, "Ctrl-C") from None
+    except Terminated:
+        raise _stopped(search, Terminated, "SIGTERM") from None
+
+
+def _stopped(search: Search, kind: type[Interrupted] | type[Terminated], name: str) -> UnpadError:
+    what = f"the search was stopped by {name}; everything up to here is saved"
+    return kind(what, where=str(search.folder), fix="continue with --resume")
+
+
+def _sampler(search: Search, number: int) -> optuna.samplers.TPESampler:
+    """Draws of one trial follow from the seed, its number and the trials before it: a resumed search draws the same."""
+    [seed] = np.random.SeedSequence([search.seed, number]).generate_state(1).tolist()
+    return optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed)
+
+
+# --------------------------------------------------------------------------- one trial
+
+
+def _run_trial(search: Search, trial: Trial) -> None:
+    """Train with the values of one trial, or go on with that; judge it, and write down how it ended."""
+    values = {key: _draw(trial, key, of) for key, of in search.space.items()}
+    overrides = [*search.fixed, *(f"{key}={value}" for key, value in values.items())]
+    folder = search.place(trial.number)
+    console = search.console if search.verbose else Console(quiet=True)
+    try:
+        train(
+            search.name, folder, overrides, resume=(folder / RECIPE).is_file(), console=console,
+            after_check=lambda stage, step, found: _falls_behind(search, trial, stage, step, found),
+        )  # fmt: skip
+        metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
+    except Stopped:
+        _say(search, trial.number)
+        return
+    except (Interrupted, Terminated, DiskError, RunInUseError):
+        raise
+    except UnpadError as error:
+        _fail(search, trial, error.what)
+        return
+    value = judge(metrics, search.metric, folder)
+    if not math.isfinite(value):
+        _fail(search, trial, f"its {search.metric} is {value}")
+        return
+    search.study.tell(trial, search.sign * value)
+    _write_best(search)
+    _say(search, trial.number)
+
+
+def _draw(trial: Trial, key: str, of: Any) -> str:
+    """The value of one key as text; of a trial that was begun before, the one it has."""
+    if isinstance(of, Choice):
+        return str(trial.suggest_categorical(key, of.options))
+    if of.whole:
+        return written(trial.suggest_int(key, int(of.low), int(of.high), log=of.log))
+    return written(trial.suggest_float(key, of.low, of.high, log=of.log))
+
+
+def _falls_behind(search: Search, trial: Trial, stage: str, step: int, found: HeldOut) -> bool:
+    """Compare a held-out check with those of other trials; whether this trial ends with it.
+
+    Compared is what the search is for where a check measures it and less is better, else the held-out loss.
+    """
+    if stage != search.last_stage:
+        return False
+    value = found.values.get(search.metric, found.loss) if search.sign > 0 else found.loss
+    steps: list[int] = trial.user_attrs.get("checks", [])
+    if step not in steps:
+        steps = [*steps, step]
+        trial.set_user_attr("checks", steps)
+    if not math.isfinite(value):
+        trial.set_user_attr("error", f"its held-out loss is {value}")
+        search.study.tell(trial, state=TrialState.FAIL)
+        return True
+    number = steps.index(step) + 1
+    if number not in search.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
+        trial.report(value, number)  # once: a resumed run measures again what came after its last checkpoint
+    if trial.should_prune():
+        search.study.tell(trial, state=TrialState.PRUNED)
+        return True
+    return False
+
+
+def _fail(search: Search, trial: Trial, message: str) -> None:
+    trial.set_user_attr("error", message)
+    search.study.tell(trial, state=TrialState.FAIL)
+    _say(search, trial.number)
+
+
+# --------------------------------------------------------------------------- what is shown and kept
+
+
+def _say(search: Search, number: int) -> None:
+    trial = search.study.get_trials(deepcopy=False)[number]
+    values = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
+    line = f"{search.place(number).name}  {values}  {_ending(search, trial)}"
+    search.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _ending(search: Search, trial: FrozenTrial) -> str:
+    if trial.state == TrialState.COMPLETE:
+        return f"{search.metric} {_value(search, trial):.4f}"
+    if trial.state == TrialState.PRUNED:
+        return f"stopped at check {trial.last_step}, at {_short(trial.value)}"
+    return f"failed: {trial.user_attrs.get('error', '')}"
+
+
+def _value(search: Search, trial: FrozenTrial) -> float:
+    return search.sign * float(trial.value or 0.0)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _ranked(search: Search) -> list[FrozenTrial]:
+    """Trials that were judged, best first."""
+    trials = search.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    return sorted(trials, key=lambda trial: (trial.value or 0.0, trial.number))
+
+
+def _write_best(search: Search) -> None:
+    best = _ranked(search)[0]
+    folder = search.place(best.number)
+    head = f"# {folder.name} of a search for {search.metric}: {_value(search, best):.6g}\n"
+    write_atomic(search.folder / BEST, head + (folder / RECIPE).read_text(encoding="utf-8"))
+
+
+def _summary(search: Search) -> list[str]:
+    """The best trials as a table, and what to type next."""
+    ranked, trials = _ranked(search), search.study.get_trials(deepcopy=False)
+    states = [trial.state for trial in trials]
+    if not ranked:
+        said = next((trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs), "all were stopped")
+        raise RecipeError(
+            f"none of {len(trials)} trials could be judged; the first of them: {said}",
+            where=str(search.folder), fix="train one of them alone to see more, and change what is searched",
+        )  # fmt: skip
+    head = ["trial", search.metric, *search.space]
+    rows = [
+        [search.place(trial.number).name, f"{_value(search, trial):.4f}",
+         *(_short(trial.params[key]) for key in search.space)]
+        for trial in ranked[:SHOWN]
+    ]  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+    lines.append(
+        f"{len(trials)} trials: {len(ranked)} judged, {states.count(TrialState.PRUNED)} stopped early, "
+        f"{states.count(TrialState.FAIL)} failed"
+    )
+    best = search.place(ranked[0].number)
+    return [*lines, "", f"next:  unpad eval {best}", f"       unpad train {search.folder / BEST}"]

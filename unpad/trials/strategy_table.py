@@ -1,0 +1,345 @@
+"""What each strategy would do to a corpus, before anything trains: numbers, advice and a picture."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unpad.batching.ledger import Ledger
+from unpad.batching.length_groups import attention_cells, length_groups
+from unpad.batching.pieces import TargetCount
+from unpad.batching.plan import Plan, plan
+from unpad.batching.strategies import bucket
+from unpad.errors import PlanError
+from unpad.recipes.training import PlanSettings, strategy_names
+
+BARS = " ▏▎▍▌▋▊▉█"
+BLUE = "#3b6ea5"
+
+
+class Units(NamedTuple):
+    """What people call a sequence and what its length counts, in the plural: `UNITS` of a family of data."""
+
+    sequences: str = "sequences"
+    tokens: str = "tokens"
+
+
+TEXT = Units()
+
+
+@dataclass(frozen=True)
+class StrategyRow:
+    """One strategy on one corpus; all counts are 0 where it was refused.
+
+    Args:
+        pad_share: share of the computed tokens that is padding or filler.
+        attention_cells_needed: query-key pairs inside sequences, before the causal mask halves them.
+        attention_cells_computed: the same with padding, filler and the padding of length groups.
+        length_correlation: Pearson correlation of the mean lengths of neighbouring steps; nan where undefined.
+        micro_tokens_mean, micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
+        refused: why the strategy cannot plan these lengths; empty where it can.
+    """
+
+    name: str
+    pad_share: float = 0.0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    steps: int = 0
+    micros: int = 0
+    attention_cells_needed: int = 0
+    attention_cells_computed: int = 0
+    length_correlation: float = math.nan
+    micro_tokens_mean: float = 0.0
+    micro_tokens_min: int = 0
+    micro_tokens_max: int = 0
+    ledger: Ledger = field(default_factory=Ledger)
+    refused: str = ""
+
+
+def compare(
+    lengths: np.ndarray,
+    settings: PlanSettings,
+    *,
+    seed: int,
+    max_tokens: int | None = None,
+    targets: TargetCount | None = None,
+    seq_ids: np.ndarray | None = None,
+) -> list[StrategyRow]:
+    """Plan epoch 0 with each strategy; arguments as in `plan`. A strategy that refuses the lengths says why."""
+    result = []
+    for name in strategy_names():
+        chosen = settings.model_copy(update={"strategy": name})
+        try:
+            made = plan(lengths, chosen, seed=seed, epoch=0, max_tokens=max_tokens, seq_ids=seq_ids, targets=targets)
+        except PlanError as error:
+            if name != "rows":  # only a row has a size of its own; what another strategy refuses, all refuse
+                raise
+            result.append(StrategyRow(name, refused=error.what))
+            continue
+        result.append(_summary(made))
+    return result
+
+
+def _summary(made: Plan) -> StrategyRow:
+    tokens = made.micro_tokens
+    needed, computed = plan_attention_cells(made)
+    return StrategyRow(
+        name=made.strategy,
+        pad_share=made.pad_share,
+        real_tokens=made.real_tokens,
+        padded_tokens=made.padded_tokens,
+        steps=made.num_steps,
+        micros=made.num_micros,
+        attention_cells_needed=needed,
+        attention_cells_computed=computed,
+        length_correlation=length_correlation(made),
+        micro_tokens_mean=float(tokens.mean()) if len(tokens) else 0.0,
+        micro_tokens_min=int(tokens.min(initial=tokens.max(initial=0))),
+        micro_tokens_max=int(tokens.max(initial=0)),
+        ledger=made.ledger,
+    )
+
+
+def plan_attention_cells(made: Plan) -> tuple[int, int]:
+    """Query-key pairs (needed, computed) of a plan, before the causal mask halves both.
+
+    A padded micro-batch computes batch * pad_to**2; a ragged one computes its length groups, and one cell for each
+    token of filler.
+    """
+    lengths, offsets = made.pieces.lengths[made.order], made.micro_offsets
+    needed = attention_cells(lengths)
+    counts, pad_to = np.diff(offsets), made.pad_to.astype(np.int64)
+    computed = int((counts * pad_to * pad_to).sum())
+    filler = made.micro_cells - made.micro_tokens
+    ragged = np.flatnonzero(pad_to == 0)
+    descending = lengths[np.lexsort((-lengths, np.repeat(np.arange(len(counts)), counts)))]
+    for i in ragged.tolist():
+        run = descending[offsets[i] : offsets[i + 1]]
+        run = np.append(run, np.ones(filler[i], np.int64))
+        computed += attention_cells(run, length_groups(run))
+    return needed, computed
+
+
+def length_correlation(made: Plan) -> float:
+    """Pearson correlation of the mean lengths of neighbouring steps: near 1 when a plan runs from short to long.
+
+    nan for fewer than three steps or equal means.
+    """
+    bounds = made.micro_offsets[made.step_offsets]
+    if len(bounds) < 4:
+        return math.nan
+    means = np.add.reduceat(made.pieces.lengths[made.order], bounds[:-1]) / np.diff(bounds)
+    before, after = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
+    scale = math.sqrt(float((before**2).sum() * (after**2).sum()))
+    return float((before * after).sum()) / scale if scale > 0 else math.nan
+
+
+# --------------------------------------------------------------------------- advice
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended value, whether following it helps, and why."""
+
+    value: int
+    helps: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class WidthAdvice:
+    """A recommended bucket width, and the pad share of each width that was tried."""
+
+    value: int
+    pad_shares: dict[int, float]
+    why: str
+
+
+@dataclass(frozen=True)
+class RateAdvice:
+    """The range of learning rates that fits a batch size. Nothing applies it unasked."""
+
+    low: float
+    high: float
+    why: str
+
+
+def advise_batch_size(num_sequences: int, lengths: np.ndarray, units: Units = TEXT) -> Advice:
+    """2, 4, 8 or 16 sequences for corpora below 100, 500, 1001 and above; says when batching will not help."""
+    value = 2 if num_sequences < 100 else 4 if num_sequences < 500 else 8 if num_sequences <= 1000 else 16
+    if num_sequences < 50:
+        return Advice(value, False, f"{num_sequences} {units.sequences} are too few for batching to help")
+    shortest, longest = int(np.min(lengths)), int(np.max(lengths))
+    if shortest == longest:
+        return Advice(value, False, f"all {units.sequences} have {longest} {units.tokens}: there is no padding to save")
+    return Advice(value, True, f"{num_sequences} {units.sequences} of {shortest} to {longest} {units.tokens}")
+
+
+def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units = TEXT) -> WidthAdvice:
+    """8, 16 or 32 for a median length below 50, up to 100 and above, with the pad share that each width gives."""
+    lengths = np.asarray(lengths).astype(np.int64)
+    lengths = lengths[lengths > 0]
+    median = float(np.median(lengths)) if len(lengths) else 0.0
+    shares = {}
+    for width in (8, 16, 32):
+        settings = PlanSettings(bucket_width=width, batch_size=batch_size)
+        grouping = bucket.group(lengths, settings, np.random.default_rng(0))
+        cells = int((grouping.pad_to * np.diff(grouping.micro_offsets)).sum())
+        shares[width] = 1 - int(lengths.sum()) / cells if cells else 0.0
+    value = 8 if median < 50 else 16 if median <= 100 else 32
+    return WidthAdvice(value, shares, f"median length {median:g} {units.tokens}")
+
+
+def advise_lr(lr: float, batch_size: int, units: Units = TEXT) -> RateAdvice:
+    """Range of learning rates for batches of `batch_size` sequences, given one that works for single sequences.
+
+    From lr to lr * sqrt(batch_size) up to 4 sequences, so lr to 2 * lr at 4; beyond, both ends grow with the square
+    root. Square-root rule for Adam: Malladi et al. (2022), "On the SDEs and scaling rules for adaptive gradient
+    algorithms".
+    """
+    high = lr * math.sqrt(batch_size)
+    low = lr if batch_size <= 4 else high / 2
+    why = f"square-root rule for {batch_size} {units.sequences} per update; not applied by itself"
+    return RateAdvice(low, high, why)
+
+
+# --------------------------------------------------------------------------- pictures and JSON
+
+
+def histogram(lengths: np.ndarray, bins: int = 12) -> list[tuple[int, int, int]]:
+    """Number of sequences per range of lengths: (lowest, highest, count), both ends inside, ranges of equal width."""
+    lengths = np.asarray(lengths).astype(np.int64)
+    if len(lengths) == 0:
+        return []
+    low, high = int(lengths.min()), int(lengths.max())
+    width = -(-(high - low + 1) // bins)
+    counts = np.bincount((lengths - low) // width)
+    return [(low + i * width, low + (i + 1) * width - 1, count) for i, count in enumerate(counts.tolist())]
+
+
+def histogram_lines(lengths: np.ndarray, bins: int = 12, width: int = 40) -> list[str]:
+    """The histogram as lines of text with bars of at most `width` characters; a range that is not empty shows."""
+    bars = histogram(lengths, bins)
+    most = max((count for _, _, count in bars), default=1)
+    digits = len(str(bars[-1][1])) if bars else 1
+    lines = []
+    for low, high, count in bars:
+        eighths = max(round(count / most * width * 8), 1) if count else 0
+        bar = "█" * (eighths // 8) + BARS[eighths % 8].strip()
+        lines.append(f"{low:>{digits}}-{high:>{digits}} {bar:<{width}} {count:,}")
+    return lines
+
+
+def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = True, units: Units = TEXT) -> bytes:
+    """PNG of the length histogram, the pad share and the attention cells of each strategy.
+
+    Args:
+        attention: whether the model attends over whole sequences; the cells are left out where it does not.
+    """
+    # Imported here because it takes longer than the planning of most corpora.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    rows = [row for row in rows if not row.refused]
+    names, blue = [row.name for row in rows], BLUE
+    figure = Figure(figsize=(13 if attention else 8.7, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, middle, *rest = figure.subplots(1, 3 if attention else 2)
+    bars = histogram(lengths, bins=30)
+    left.bar(
+        [low for low, _, _ in bars],
+        [c for _, _, c in bars],
+        [h - lo + 1 for lo, h, _ in bars],
+        align="edge",
+        color=blue,
+    )
+    left.set(title=f"Length of {units.sequences}", xlabel=units.tokens, ylabel=units.sequences)
+    left.yaxis.set_major_locator(MaxNLocator(integer=True))
+    shares = middle.bar(names, [100 * row.pad_share for row in rows], color=blue)
+    middle.bar_label(shares, fmt="{:.1f}", padding=2)
+    middle.set(title="Padding", ylabel=f"% of computed {units.tokens}")
+    for right in rest:
+        _plot_attention(right, rows)
+    for axes in (left, middle, *rest):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=9)
+        axes.margins(y=0.12)
+        axes.set_ylim(bottom=0)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def _plot_attention(axes: Any, rows: Sequence[StrategyRow]) -> None:
+    """Bars of the attention cells that each strategy needs and computes."""
+    from matplotlib.ticker import EngFormatter
+
+    places, blue, orange = np.arange(len(rows)), BLUE, "#d9822b"
+    axes.bar(places - 0.2, [row.attention_cells_needed for row in rows], 0.4, label="needed", color=blue)
+    computed = axes.bar(
+        places + 0.2, [row.attention_cells_computed for row in rows], 0.4, label="computed", color=orange
+    )
+    ratios = [f"{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}×" for row in rows]
+    axes.bar_label(computed, ratios, padding=2)
+    axes.set(title="Attention cells", ylabel="query-key pairs")
+    axes.set_xticks(places, [row.name for row in rows])
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(frameon=False)
+
+
+def to_json(
+    rows: Sequence[StrategyRow],
+    lengths: np.ndarray,
+    settings: PlanSettings,
+    lr: float | None = None,
+    units: Units = TEXT,
+) -> dict[str, Any]:
+    """The report as JSON values; `ledger` is that of the recipe's own strategy, nan becomes null.
+
+    Names of fields say sequences and tokens whatever the data is; `units` says what these are.
+
+    Args:
+        rows: from `compare`.
+        lengths: positions of the sequences that were planned, (n,) int.
+        lr: the recipe's learning rate; with it the advice covers the learning rate.
+    """
+    lengths = np.asarray(lengths)
+    chosen = next((row for row in rows if row.name == settings.strategy), None)
+    advice: dict[str, Any] = {
+        "batch_size": asdict(advise_batch_size(len(lengths), lengths, units)),
+        "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size, units)),
+    }
+    if lr is not None:
+        advice["lr"] = asdict(advise_lr(lr, settings.batch_size, units))
+    return {
+        "strategies": [_row_json(row) for row in rows],
+        "ledger": chosen.ledger.to_json() if chosen else None,
+        "lengths": _lengths_json(lengths),
+        "advice": advice,
+        "units": units._asdict(),
+    }
+
+
+def _row_json(row: StrategyRow) -> dict[str, Any]:
+    values = {**vars(row), "ledger": row.ledger.to_json()}
+    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
+
+
+def _lengths_json(lengths: np.ndarray) -> dict[str, Any]:
+    if len(lengths) == 0:
+        return {"num_sequences": 0, "total": 0, "histogram": []}
+    return {
+        "num_sequences": len(lengths),
+        "total": int(lengths.sum(dtype=np.int64)),
+        "min": int(lengths.min()),
+        "median": float(np.median(lengths)),
+        "mean": float(lengths.mean()),
+        "max": int(lengths.max()),
+        "histogram": [{"low": low, "high": high, "count": count} for low, high, count in histogram(lengths)],
+    }
