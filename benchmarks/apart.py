@@ -12,13 +12,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from unpad.training.memory import return_freed_memory
-from unpad.trials.bench.measure import Side, Turn
+from unpad.trials.bench.measure import Contender, TimedTurn
 
 
 class Made(Protocol):
     """What the process makes."""
 
-    side: Side
+    side: Contender
 
     def describe(self) -> dict[str, Any]:
         """What the table says of it, once all turns are over."""
@@ -51,7 +51,7 @@ class Apart:
         """
         self._ask("build")
 
-    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn:
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> TimedTurn:
         """As `Side.turn`."""
         return self._ask("turn", seconds, min_steps, untimed)
 

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 import torch
 
 import unpad
-from unpad.data import open_data
+from unpad.data.family import open_data
 from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, log_loss
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe

@@ -33,7 +33,7 @@ from unpad.models import build_model, model_config
 from unpad.nn.objective import WEIGHTS
 from unpad.nn.precision import choose_precision
 from unpad.recipes.file import parse_recipe
-from unpad.recipes.training import Optim, PlanSettings
+from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
 
@@ -185,7 +185,7 @@ def compare_ahead(steps_per_round: int = 40) -> None:
     tokens = InMemory(lengths)
     made = plan(lengths, PlanSettings(tokens_per_step=2048, tokens_per_micro=4096), seed=0, epoch=0)
     model = build_model(model_config(W1), 8000)
-    optimizer = make_optimizer(model, Optim())
+    optimizer = make_optimizer(model, OptimSettings())
     device = torch.device("cpu")
     precision = choose_precision("auto", device)[0]
 

@@ -25,8 +25,8 @@ from unpad.inference.generate import generate
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.native import library
-from unpad.recipes.training import Generate
-from unpad.trials.bench.measure import Side, Work, describe_machine, measure_rounds, spread
+from unpad.recipes.training import GenerateSettings
+from unpad.trials.bench.measure import Contender, Work, describe_machine, measure_rounds, spread
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for an answer
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -83,7 +83,7 @@ def make_peer(ours: Decoder, dtype: torch.dtype) -> LlamaForCausalLM:
 
 def our_side(model: Decoder, precision: str) -> Continue:
     def run(prompts: Prompts, num_new: int) -> list[list[int]]:
-        settings = Generate(max_new_tokens=num_new, temperature=0.0)
+        settings = GenerateSettings(max_new_tokens=num_new, temperature=0.0)
         return generate(model, prompts, settings, eos_id=-1, precision=precision)
 
     return run
@@ -100,11 +100,11 @@ def peer_side(model: LlamaForCausalLM) -> Continue:
     return run
 
 
-def side(run: Continue, prompts: Prompts, num_new: int) -> Side:
+def side(run: Continue, prompts: Prompts, num_new: int) -> Contender:
     def step() -> Work:
         return Work(sum(map(len, run(prompts, num_new))), 0)
 
-    return Side(step)
+    return Contender(step)
 
 
 # --------------------------------------------------------------------------- the same tokens

@@ -36,7 +36,7 @@ from unpad.errors import OutOfMemoryError
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.objective import WEIGHTS
-from unpad.recipes.training import Optim
+from unpad.recipes.training import OptimSettings
 from unpad.storage import write_atomic
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
@@ -139,7 +139,7 @@ class Ours:
         torch.manual_seed(0)
         self.sizes, self.device = sizes, device
         self.model = Decoder(ours_config(sizes), sizes.vocabulary).to(device).train()
-        self.optimizer = make_optimizer(self.model, Optim(lr=1e-4))
+        self.optimizer = make_optimizer(self.model, OptimSettings(lr=1e-4))
         if compiled:
             # Lengths change with every batch: without dynamic shapes each would be compiled anew. The toy run on a
             # processor checks that the blocks can be traced; compiling them there would take longer than all else.
@@ -312,14 +312,14 @@ def missing_packages(side: str) -> list[str]:
     return [name for name in PACKAGES.get(side, ()) if importlib.util.find_spec(name) is None]
 
 
-def measured_side(side: Side, sizes: Sizes) -> measure.Side:
+def measured_side(side: Side, sizes: Sizes) -> measure.Contender:
     counted = sizes_of(ours_config(sizes), sizes.vocabulary)
 
     def step() -> Work:
         lengths = side.update().tolist()
         return Work(sum(lengths), training_operations(counted, lengths, sum(lengths)))
 
-    return measure.Side(step)
+    return measure.Contender(step)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import unpad.nn.losses
 import unpad.nn.norm
 from unpad.nn.native import library
 from unpad.storage import write_atomic
-from unpad.trials.bench.measure import Side, Work, describe_machine, measure_rounds, spread
+from unpad.trials.bench.measure import Contender, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 FULL = "all"
@@ -65,13 +65,13 @@ PARTS: dict[str, Callable[[], Any]] = {
     "attention": without(unpad.nn.attention),
     "residual add + norm": without(unpad.nn.norm),
     "activation": without(unpad.nn.activation),
-    "cross-entropy": without(unpad.losses),
+    "cross-entropy": without(unpad.nn.losses),
     "a short last block": lambda: patch.object(unpad.models.decoder, "MOST_WANTED", 0),
-    "every one of them": without(unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.losses),
+    "every one of them": without(unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.nn.losses),
 }
 
 
-def side(name: str, data: Path, part: Callable[[], Any]) -> Side:
+def side(name: str, data: Path, part: Callable[[], Any]) -> Contender:
     """One way to train; its own model, optimizer and loader."""
     ours = Ours(workload(name, data))
 
@@ -79,7 +79,7 @@ def side(name: str, data: Path, part: Callable[[], Any]) -> Side:
         with part():
             return ours.step()
 
-    return Side(step)
+    return Contender(step)
 
 
 def measure(name: str, options: argparse.Namespace) -> list[str]:

@@ -20,7 +20,7 @@ from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import PaddedLayout
 from unpad.models.set_sequence.decoder import slot_table
 from unpad.models.set_sequence.encoder import Latent, LatentHead, draw, soft_clamp
-from unpad.models.set_sequence.history import Course, lay_out_course
+from unpad.models.set_sequence.history import SetLayout, lay_out_course
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.set_sequence.next_set import sets_that_follow
 from unpad.models.set_sequence.set_losses import SHORTEST, free_bits, gaussian_kl
@@ -263,7 +263,7 @@ class Padded(Shared):
         terms |= self._next_terms(widened(states[:, :-2]), events)
         return terms | decoder_terms(model, latents, embedded, codes, self.sets)
 
-    def _course(self) -> Course:
+    def _course(self) -> SetLayout:
         """Sets in the first columns, the readouts in the last."""
         batch, columns = self.is_set.shape
         count, nothing = self.is_set.sum(1, keepdim=True), self.times.new_zeros(batch, 1)
@@ -272,7 +272,7 @@ class Padded(Shared):
         layout = PaddedLayout(torch.cat([self.is_set, torch.ones(batch, 1, dtype=torch.bool)], 1))
         places = torch.arange(batch * (columns + 1)).view(batch, -1)
         position_ids = torch.cat([torch.arange(columns).expand(batch, -1), count], 1)
-        return Course(
+        return SetLayout(
             cast(Any, layout), sets=places[:, :-1].flatten(), readouts=places[:, -1],
             position_ids=position_ids.flatten(), days=torch.cat([self.times, nothing], 1).flatten(),
             gaps=gaps.flatten(),

@@ -29,7 +29,7 @@ from padded_patients import Customary, Padded
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
-from unpad.data import open_data
+from unpad.data.family import open_data
 from unpad.data.sources.split import TRAIN
 from unpad.models import build_model, model_config
 from unpad.models.set_sequence.model import SetSequence
@@ -42,7 +42,7 @@ from unpad.storage import write_atomic
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
 from unpad.training.step import Trainable, accumulate, train_step
-from unpad.trials.bench.measure import Rounds, Side, Spread, Work, describe_machine, measure_rounds, spread
+from unpad.trials.bench.measure import Contender, Rounds, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 OURS, PADDED, LOOP = "unpad", "padded", "loop"
@@ -121,7 +121,7 @@ def update(bench: Bench, one: Ready, precision: str) -> None:
     )
 
 
-def side(bench: Bench, way: str, size: int, batches: Sequence[RaggedBatch], precision: str, turns: int) -> Side:
+def side(bench: Bench, way: str, size: int, batches: Sequence[RaggedBatch], precision: str, turns: int) -> Contender:
     """Train on one batch after the other; `turns` turns go through all of them."""
     updates: Iterator[Ready] = cycle([ready(way, bench.model, batch) for batch in batches])
 
@@ -129,7 +129,7 @@ def side(bench: Bench, way: str, size: int, batches: Sequence[RaggedBatch], prec
         update(bench, next(updates), precision)
         return Work(size, 0)
 
-    return Side(step, cycle=len(batches) // turns)
+    return Contender(step, cycle=len(batches) // turns)
 
 
 def disagreement(model: SetSequence, weights: dict[str, float], batch: RaggedBatch, way: str) -> float:
@@ -165,7 +165,7 @@ def check(bench: Bench, batch: RaggedBatch) -> str:
 def measure(bench: Bench, precision: str, options: argparse.Namespace) -> Rounds:
     """Rates in patients per second of all sides and sizes, named "side size"."""
     turns = options.rounds + 1  # the first one warms up
-    sides: dict[str, Side] = {}
+    sides: dict[str, Contender] = {}
     for size in options.sizes:
         batches = [
             bench.patients.select(range(first, first + size)) for first in range(0, turns * options.patients, size)

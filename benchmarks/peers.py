@@ -26,7 +26,7 @@ from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 from unpad.models.decoder import Config
 from unpad.nn.flops import training_operations
 from unpad.nn.precision import choose_precision
-from unpad.trials.bench.measure import Side, Work
+from unpad.trials.bench.measure import Contender, Work
 
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments
@@ -278,7 +278,7 @@ def tune(side: TrainerSide | EncoderSide) -> None:
     for size in BATCH_CANDIDATES:
         side.set_batches(size, grouped=True)
         side.step()
-        rates[size] = Side(side.step, side.batches.cycle).turn(0.0).rate
+        rates[size] = Contender(side.step, side.batches.cycle).turn(0.0).rate
         if rates[size] < 0.5 * max(rates.values()):  # larger ones pad more and are slower still
             break
     side.set_batches(max(rates, key=lambda size: rates[size]), grouped=True)

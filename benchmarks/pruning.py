@@ -41,7 +41,7 @@ from unpad.recipes.file import RECIPES
 from unpad.run.folder import find_run
 from unpad.storage import write_atomic
 from unpad.training.loop import train
-from unpad.trials.bench.measure import Side, Spread, Work, describe_machine, measure_rounds, spread
+from unpad.trials.bench.measure import Contender, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
 LEFT_OUT = "Name the icon"  # nobody can tell the file name of an icon never seen
@@ -255,7 +255,7 @@ def measure_prefill(
     return table
 
 
-def _prefill_side(model: Any, batches: Sequence[Any]) -> Side:
+def _prefill_side(model: Any, batches: Sequence[Any]) -> Contender:
     longest = [batch.layout.max_seqlen for batch in batches]
     tokens = sum(batch.total_tokens for batch in batches)
 
@@ -264,7 +264,7 @@ def _prefill_side(model: Any, batches: Sequence[Any]) -> Side:
             prefill(model, batch, most)
         return Work(tokens, 0)
 
-    return Side(step)
+    return Contender(step)
 
 
 def _cost_row(model: Any, batches: Sequence[Any], row: dict[str, Any], spent: Spread, ratio: Spread) -> dict[str, Any]:

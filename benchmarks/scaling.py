@@ -36,20 +36,20 @@ from matplotlib import pyplot as plt
 from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import plan
-from unpad.data import open_data
+from unpad.data.family import open_data
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.objective import WEIGHTS
 from unpad.nn.precision import choose_precision
 from unpad.recipes.file import load_recipe
-from unpad.recipes.training import Optim, PlanSettings
+from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.storage import write_atomic
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
 from unpad.trials.bench.measure import (
     CEILING_SIZE,
-    Side,
+    Contender,
     Spread,
     Work,
     describe_machine,
@@ -154,7 +154,7 @@ class Way:
         self.workload = workload
         torch.manual_seed(0)
         self.model = Decoder(workload.config(), VOCABULARY).train()
-        self.optimizer = make_optimizer(self.model, Optim(lr=1e-4))
+        self.optimizer = make_optimizer(self.model, OptimSettings(lr=1e-4))
         self.precision = choose_precision("auto", torch.device("cpu"))[0]
         self._updates = self._feed()
 
@@ -196,7 +196,7 @@ def measure_curve(curve: str, effort: Effort) -> list[Point]:
 
     for value in effort.curves[curve]:
         workload = replace(Workload(), **{curve: value})
-        sides = {name: Side(Way(workload, name).update) for name in names}
+        sides = {name: Contender(Way(workload, name).update) for name in names}
         measured = measure_rounds(sides, effort.rounds, effort.seconds, warm_steps=1, ceiling=ceiling)
         rates = {name: spread(measured.rates(name)) for name in names}
         points.append(Point(value, rates, {name: spread(measured.shares(name)) for name in names}))

@@ -45,8 +45,8 @@ from unpad.nn.native import library
 from unpad.storage import write_atomic
 from unpad.training.memory import keep_freed_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.trials.bench.measure import (
+    Contender,
     Rounds,
-    Side,
     describe_machine,
     load_average,
     matrix_ceiling,
@@ -128,7 +128,7 @@ class Made:
             keep_freed_memory()
         made = workload(name, options.data)
         self.made = all_sides(made)[key](made)
-        self.side = Side(self.made.step, self.made.batches.cycle if hasattr(self.made, "batches") else 1)
+        self.side = Contender(self.made.step, self.made.batches.cycle if hasattr(self.made, "batches") else 1)
 
     def describe(self) -> dict[str, Any]:
         """How it computes, and whether it really learned."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from unpad.storage import write_atomic
 from unpad.trials.bench.bench import Bench, bench
-from unpad.trials.bench.speed import MIB, Effort, Row
+from unpad.trials.bench.speed import MIB, Effort, SpeedRow
 
 HEAD = ["real tokens/s", "quartiles", "times as fast", "padding", "tokens per pass", "tokens per update", "memory"]
 
@@ -57,7 +57,7 @@ def markdown(result: Bench, command: str) -> str:
     )
 
 
-def _table(title: str, rows: list[Row]) -> list[str]:
+def _table(title: str, rows: list[SpeedRow]) -> list[str]:
     lines = [f"| {' | '.join([title, *HEAD])} |", "|---" * (len(HEAD) + 1) + "|"]
     for row in rows:
         rate = row.rate()

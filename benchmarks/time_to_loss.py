@@ -16,7 +16,7 @@ import numpy as np
 import peers
 from workloads import Ours, Workload, workload
 
-from unpad.trials.bench.measure import Side
+from unpad.trials.bench.measure import Contender
 
 NAMES = ["sayings", "language"]
 RATES = (7e-4, 2e-3, 6e-3)  # constant after the warm-up
@@ -46,7 +46,7 @@ class Run:
             self.trainer.set_lr(self.lr * min(self.steps / WARM_UP_STEPS, 1.0))
             return self.trainer.step()
 
-        done = Side(step).turn(seconds)
+        done = Contender(step).turn(seconds)
         self.seconds.append(self.seconds[-1] + done.seconds)
         self.tokens.append(self.tokens[-1] + done.tokens)
         self.losses.append(self.trainer.held_out_loss())

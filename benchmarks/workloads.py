@@ -32,7 +32,7 @@ from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Block, BlockConfig, init_weights
-from unpad.nn.flops import Sizes, sizes_of, training_operations
+from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy
 from unpad.nn.native import library
@@ -40,7 +40,7 @@ from unpad.nn.norm import Norm
 from unpad.nn.objective import WEIGHTS
 from unpad.nn.precision import autocast, choose_precision
 from unpad.recipes.file import load_recipe
-from unpad.recipes.training import Optim, PlanSettings
+from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.run.timers import Timers
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, plan_inputs, prepare_setup, stage_sequences
@@ -80,11 +80,11 @@ class Workload:
     held_out: np.ndarray
     build: Callable[[], nn.Module]
     settings: PlanSettings
-    optim: Optim
+    optim: OptimSettings
     features: tuple[Tensor, Tensor] | None = None
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> LayerSizes:
         return sizes_of(self.config, self.outputs, FEATURE_WIDTH if self.features else 0)
 
     def plan(self, settings: PlanSettings, epoch: int, ids: np.ndarray | None = None) -> Plan:
@@ -284,7 +284,7 @@ def decoder_workload(
     training, kept = ids[: lengths.size - held_out], ids[lengths.size - held_out :]
     return Workload(
         name, config, vocab_size, config.context, language(lengths, vocab_size), lengths - 1, training, kept, build,
-        settings, Optim(schedule="constant"),
+        settings, OptimSettings(schedule="constant"),
     )  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def w3() -> Workload:
     ids = np.arange(lengths.size)
     return Workload(
         "W3", config, NUM_CLASSES, 2000, sequences, lengths, ids, ids[:0], build,
-        PlanSettings(tokens_per_step=4096), Optim(schedule="constant"), (features, classes),
+        PlanSettings(tokens_per_step=4096), OptimSettings(schedule="constant"), (features, classes),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from unpad.api import batches
 from unpad.batching.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences, make_batch, to_padded
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
-from unpad.recipes.training import Optim, PlanSettings
+from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.step import accumulate
 
 LENGTHS = st.lists(st.integers(0, 12), max_size=8)
@@ -219,7 +219,7 @@ def test_sections_of_a_recipe_refuse_batches_that_cannot_be() -> None:
         with pytest.raises(ValueError, match="greater than or equal to 1"):
             PlanSettings(**{field: 0})
     with pytest.raises(ValueError, match="greater than 0"):
-        Optim(lr=0)
+        OptimSettings(lr=0)
 
 
 # --------------------------------------------------------------------------- images among the tokens

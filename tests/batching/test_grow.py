@@ -17,7 +17,7 @@ from unpad.batching.plan import plan
 from unpad.errors import Interrupted, PlanError, RecipeError, ResumeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.training import Optim, PlanSettings
+from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import Epochs, learning_rate
 
 GROW = "plan.grow={3: 400, 4: 800}"
@@ -61,14 +61,14 @@ def test_epochs_and_updates_are_counted_as_by_hand(parts: list[tuple[int, int]],
 
 def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
     epochs = Epochs((0, 1), (4, 2))  # epochs of 4, 2, 2 updates
-    by_epoch = Optim(lr=1.0, schedule="exponential", decay=0.5, decay_epochs=1, per="epoch")
+    by_epoch = OptimSettings(lr=1.0, schedule="exponential", decay=0.5, decay_epochs=1, per="epoch")
     assert [learning_rate(by_epoch, step, 8, epochs) for step in range(8)] == [1] * 4 + [0.5] * 2 + [0.25] * 2
     by_update = by_epoch.model_copy(update={"per": "update"})
     found = [learning_rate(by_update, step, 8, epochs) for step in range(8)]
     assert found == pytest.approx(
         [0.5 ** (step / 4) for step in range(4)] + [0.5 ** (1 + step / 2) for step in range(4)]
     )
-    cosine = Optim(lr=1.0, schedule="cosine", warmup=0, floor=0.5, per="epoch")
+    cosine = OptimSettings(lr=1.0, schedule="cosine", warmup=0, floor=0.5, per="epoch")
     assert [learning_rate(cosine, step, 8, epochs) for step in range(8)] == [1] * 4 + [0.75] * 2 + [0.5] * 2
 
 

@@ -14,7 +14,7 @@ import torch
 
 from unpad.models.decoder import Config
 from unpad.recipes.training import PlanSettings
-from unpad.trials.bench.measure import Rounds, Side, Turn, Work
+from unpad.trials.bench.measure import Contender, Rounds, TimedTurn, Work
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -85,7 +85,7 @@ class _Counts:
         if start < 0:
             raise ValueError("a negative start")
         self.steps = start
-        self.side = Side(self._step, cycle=2)
+        self.side = Contender(self._step, cycle=2)
 
     def _step(self) -> Work:
         self.steps += 1
@@ -145,8 +145,8 @@ def test_grouped_batches_are_those_of_the_trainer() -> None:
 def test_a_gate_takes_the_lower_quartile_and_the_fastest_peer() -> None:
     speed = _module("speed")
 
-    def turns(*rates: int) -> list[Turn]:
-        return [Turn(1, rate, rate, 1.0) for rate in rates]
+    def turns(*rates: int) -> list[TimedTurn]:
+        return [TimedTurn(1, rate, rate, 1.0) for rate in rates]
 
     sides = {"ours": turns(40, 40, 40, 20, 40), "a": turns(5, 5, 5, 5, 5), "b": turns(10, 10, 10, 10, 10)}
     result = Rounds(sides, [80.0, 100.0])

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from unpad import models
-from unpad.data import family_of
+from unpad.data.family import family_of
 from unpad.data.text import TOKENIZER
 from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe

@@ -15,7 +15,7 @@ from PIL import Image
 from tests.helpers.toy import quiet, rows
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, plan
-from unpad.data import open_data
+from unpad.data.family import open_data
 from unpad.data.images import ImageData
 from unpad.errors import RecipeError, SourceError, UnpadError
 from unpad.proof.recipe import prove_recipe

@@ -16,7 +16,7 @@ from tests.data.test_images import micro_of, write_folder, write_recipe
 from tests.helpers.toy import events, quiet, rows, weights
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data import open_data
+from unpad.data.family import open_data
 from unpad.data.vqa import VqaData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.models import model_config

@@ -17,7 +17,7 @@ from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
 from tests.helpers.untrained_patients import CODES, Guess, draw
-from unpad.data import open_data
+from unpad.data.family import open_data
 from unpad.evaluation.patients import summarise
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import predict

@@ -19,10 +19,10 @@ from unpad.inference.chat import Conversation, chat, fit, prompt_ids, until
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipes.data import Template
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 
 TEMPLATE = Template(separator="\n")
-SETTINGS = Generate(max_new_tokens=16)
+SETTINGS = GenerateSettings(max_new_tokens=16)
 TALKS = [
     [("user", "你好"), ("assistant", "你好，我在。")],
     [("user", "天空"), ("assistant", "天空是蓝的。"), ("user", "为什么"), ("assistant", "因为光。")],
@@ -68,7 +68,7 @@ def run(
     *,
     interactive: bool,
     write: Callable[[str], None] | None = None,
-    settings: Generate = SETTINGS,
+    settings: GenerateSettings = SETTINGS,
 ) -> str:
     """What a chat writes for these lines of input; an exception class is raised where it stands."""
     shown: list[str] = []

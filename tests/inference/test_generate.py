@@ -24,7 +24,7 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.rope import sinusoidal_table
 from unpad.recipes.data import Template
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 
 KINDS = {
     "llama": {},
@@ -38,8 +38,8 @@ NO_EOS = -1
 SENTENCE = "你好，世界"
 
 
-def generate_settings(**fields: object) -> Generate:
-    return Generate(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
+def generate_settings(**fields: object) -> GenerateSettings:
+    return GenerateSettings(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
 
 
 def full_logits(model: Decoder, sequence: list[int]) -> Tensor:

@@ -20,7 +20,7 @@ from unpad.nn import linear
 from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.native import library
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 
 RAGGED = [1, 100, 17, 2, 64, 33, 5, 90]
 NO_EOS = -1
@@ -69,7 +69,7 @@ def test_greedy_tokens_are_those_of_the_forward_without_a_cache(
     kind: str, path: type[AbstractContextManager[object]]
 ) -> None:
     model, prompts = tiny_model(**SIZES[kind]).eval(), random_sequences(RAGGED)
-    settings = Generate(max_new_tokens=40, temperature=0.0)
+    settings = GenerateSettings(max_new_tokens=40, temperature=0.0)
     with path():
         continued = generate(model, prompts, settings, eos_id=NO_EOS)
     assert [len(ids) for ids in continued] == [min(40, 128 - n + 1) for n in RAGGED]  # some end with the context
@@ -85,7 +85,7 @@ def test_greedy_tokens_are_those_of_the_forward_without_a_cache(
 def test_the_native_kernels_are_what_decoding_runs() -> None:
     model = tiny_model(torch.float32, **SIZES["grouped"]).eval()
     with torch.profiler.profile() as profile:
-        settings = Generate(max_new_tokens=3, temperature=0.0)
+        settings = GenerateSettings(max_new_tokens=3, temperature=0.0)
         generate(model, [[1, 2], [3]], settings, eos_id=NO_EOS, precision="bf16")
     names = {event.key: event.count for event in profile.key_averages()}
     assert names["unpad::decode_attention"] == 2 * 2  # blocks, steps after the first token
@@ -199,7 +199,7 @@ def test_in_bf16_greedy_tokens_are_those_of_fp64(
 ) -> None:
     model, texts = reciter
     prompts = [text[: 1 + 4 * n] for n, text in enumerate(texts)]
-    settings = Generate(max_new_tokens=40, temperature=0.0)
+    settings = GenerateSettings(max_new_tokens=40, temperature=0.0)
     with path():
         continued = generate(model, prompts, settings, eos_id=NO_EOS, precision="bf16")
         assert continued == [generate(model, [p], settings, eos_id=NO_EOS, precision="bf16")[0] for p in prompts]
@@ -245,7 +245,7 @@ def test_a_generation_casts_each_weight_once(streaming: bool, monkeypatch: pytes
     torch.manual_seed(0)
     model = build_model(model_config({"width": 32, "blocks": 2, "heads": 2, "hidden": 32, "context": 40}), 300)
     assert isinstance(model, Decoder)
-    settings = Generate(max_new_tokens=6, temperature=0.0)
+    settings = GenerateSettings(max_new_tokens=6, temperature=0.0)
     if streaming:
         list(stream(model, tokenizer, [tokenizer.bos_id], settings, precision="bf16"))
     else:

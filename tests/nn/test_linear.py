@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.conftest import random_batch, tiny_model
 from unpad.nn.linear import Linear, _completed, computing_copy, keep_copies
 from unpad.nn.objective import WEIGHTS
-from unpad.recipes.training import Optim
+from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
 
@@ -76,7 +76,7 @@ def test_copies_are_there_again_as_long_as_their_owner() -> None:
 def test_copies_follow_every_update_of_the_optimizer() -> None:
     """As where a text is generated meanwhile; torch's fused optimizers do not tell autograd that they write."""
     model, batch, owner = tiny_model(torch.float32), random_batch([5, 9]), nn.Identity()
-    optimizer = make_optimizer(model, Optim(lr=1e-2))
+    optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
     for _ in range(3):
         with torch.inference_mode(), keep_copies(owner):
             for name, parameter in model.named_parameters():

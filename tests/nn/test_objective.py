@@ -14,7 +14,7 @@ from tests.conftest import random_batch, tiny_model
 from unpad.errors import RecipeError
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
-from unpad.recipes.training import Optim, ParameterGroup, Ramp, Weight
+from unpad.recipes.training import OptimSettings, ParameterGroup, Ramp, Weight
 from unpad.training.optim import forget, make_optimizer, set_rate
 from unpad.training.step import train_step
 
@@ -82,7 +82,7 @@ def test_a_recipe_may_hold_numbers_and_ramps(tmp_path: Path) -> None:
 
 def test_every_parameter_is_in_the_first_group_that_names_it() -> None:
     model = tiny_model()
-    settings = Optim(
+    settings = OptimSettings(
         lr=1e-2,
         weight_decay=0.5,
         groups=[
@@ -99,7 +99,7 @@ def test_every_parameter_is_in_the_first_group_that_names_it() -> None:
         scale = 0.1 if name.startswith("blocks.0.") else 0.0 if name.startswith("blocks.") else 1.0
         assert group["lr"] == pytest.approx(1e-2 * scale)
     with pytest.raises(RecipeError, match="matches no parameter"):
-        make_optimizer(model, Optim(groups=[ParameterGroup(parameters=["nothing.*"])]))
+        make_optimizer(model, OptimSettings(groups=[ParameterGroup(parameters=["nothing.*"])]))
 
 
 def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> None:
@@ -108,7 +108,7 @@ def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> 
         ParameterGroup(parameters=["blocks.0.*"], lr_scale=0.0),
         ParameterGroup(parameters=["embed.*"], clip=1e-6),
     ]
-    optimizer = make_optimizer(model, Optim(lr=1e-2, weight_decay=0.0, groups=groups))
+    optimizer = make_optimizer(model, OptimSettings(lr=1e-2, weight_decay=0.0, groups=groups))
     set_rate(optimizer, 1e-2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     train_step(
@@ -123,7 +123,7 @@ def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> 
 
 def test_forgotten_parameters_start_anew() -> None:
     model = tiny_model()
-    optimizer = make_optimizer(model, Optim())
+    optimizer = make_optimizer(model, OptimSettings())
     train_step(model, [random_batch([5])], optimizer, weights={"cross_entropy": 1.0}, precision="fp32", clip=None)
     assert model.embed.weight in optimizer.state
     forget(optimizer, [model.embed.weight])

@@ -20,10 +20,10 @@ from unpad.errors import CollapseError, RecipeError
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean
 from unpad.recipes.file import parse_recipe
-from unpad.recipes.training import CollapseSettings, Optim
+from unpad.recipes.training import CollapseSettings, OptimSettings
 from unpad.run import checkpoint
 from unpad.training.collapse import CollapseMonitor, CollapseState, Verdict
-from unpad.training.latent import Reading, Sample, draw_sample, read_latent
+from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.step import train_step
 
@@ -119,7 +119,7 @@ class Run:
 
     def __init__(self, model: TopicVae, settings: CollapseSettings, folder: Path, kl: float = 0.1) -> None:
         self.model, self.settings, self.folder, self.kl = model, settings, folder, kl
-        self.optimizer = make_optimizer(model, Optim(lr=1e-2))
+        self.optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
         for group in self.optimizer.param_groups:
             group["lr"] = 1e-2
         self.state, self.step = CollapseState(), 0
@@ -285,8 +285,8 @@ def test_nothing_is_watched_without(missing: str) -> None:
 # --------------------------------------------------------------------------- what it means
 
 
-def reading(active: float, dead: float, gap: float) -> Reading:
-    return Reading(100, [0.5] * 4, [0.5] * 4, active, dead, 1.0, 1.0 + gap, gap)
+def reading(active: float, dead: float, gap: float) -> LatentReading:
+    return LatentReading(100, [0.5] * 4, [0.5] * 4, active, dead, 1.0, 1.0 + gap, gap)
 
 
 @pytest.mark.parametrize(

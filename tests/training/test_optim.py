@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import random_batch, tiny_model
 from unpad.errors import RecipeError
-from unpad.recipes.training import Optim
+from unpad.recipes.training import OptimSettings
 from unpad.training.optim import (
     Epochs,
     check_schedule,
@@ -28,7 +28,7 @@ ONE = Epochs((0,), (1,))
 
 
 def rates(total: int, steps_per_epoch: int = 10, **fields: Any) -> list[float]:
-    chosen = Optim(**{"lr": 1e-3, "warmup": 0, **fields})
+    chosen = OptimSettings(**{"lr": 1e-3, "warmup": 0, **fields})
     return [learning_rate(chosen, step, total, Epochs((0,), (steps_per_epoch,))) for step in range(total)]
 
 
@@ -82,7 +82,7 @@ def test_the_last_step_is_at_the_floor_for_any_total(
     schedule: str, total: int, restarts: int, warmup: float, floor: float
 ) -> None:
     assume(schedule == "cosine" or restarts < total)
-    chosen = Optim(lr=1e-3, schedule=schedule, restarts=restarts, warmup=warmup, floor=floor)
+    chosen = OptimSettings(lr=1e-3, schedule=schedule, restarts=restarts, warmup=warmup, floor=floor)
     check_schedule(chosen, total, ONE)
     found = [learning_rate(chosen, step, total, ONE) for step in range(total)]
     assert found[-1] == pytest.approx(1e-3 * floor)
@@ -99,14 +99,14 @@ def test_a_run_of_one_step_trains_at_the_peak() -> None:
 
 
 def test_as_many_restarts_as_steps_are_refused() -> None:
-    chosen = Optim(schedule="restarts", restarts=5)
+    chosen = OptimSettings(schedule="restarts", restarts=5)
     check_schedule(chosen, 6, ONE)
     for total in (5, 4):
         with pytest.raises(RecipeError, match=f"5 restarts do not fit into {total} updates") as caught:
             check_schedule(chosen, total, ONE)
         assert f"at most {total - 1}" in caught.value.fix
     with pytest.raises(RecipeError, match="do not fit into 5 epochs"):
-        check_schedule(Optim(schedule="restarts", restarts=5, per="epoch"), 50, Epochs((0,), (10,)))
+        check_schedule(OptimSettings(schedule="restarts", restarts=5, per="epoch"), 50, Epochs((0,), (10,)))
 
 
 # --------------------------------------------------------------------------- groups and state
@@ -114,7 +114,7 @@ def test_as_many_restarts_as_steps_are_refused() -> None:
 
 def test_only_matrices_decay_and_never_embeddings() -> None:
     model = tiny_model(norm="layernorm", activation="relu", bias=True, positions="learned", tied=False)
-    optimizer = make_optimizer(model, Optim(weight_decay=0.3))
+    optimizer = make_optimizer(model, OptimSettings(weight_decay=0.3))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decays = {
         names[id(parameter)]: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]
@@ -131,7 +131,7 @@ def test_freezing_by_pattern_counts_and_can_be_undone() -> None:
     assert freeze(model, ["embed.*"]) == model.embed.weight.numel()
     assert not model.embed.weight.requires_grad
     assert (
-        sum(len(group["params"]) for group in make_optimizer(model, Optim()).param_groups)
+        sum(len(group["params"]) for group in make_optimizer(model, OptimSettings()).param_groups)
         == len(list(model.parameters())) - 1
     )
     assert freeze(model, []) == 0
@@ -144,7 +144,7 @@ def test_freezing_by_pattern_counts_and_can_be_undone() -> None:
 
 
 def test_an_optimizer_put_back_takes_the_same_steps() -> None:
-    batch, chosen = random_batch([9, 14, 3]), Optim(lr=0.01)
+    batch, chosen = random_batch([9, 14, 3]), OptimSettings(lr=0.01)
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         train_step(model, [batch], optimizer, weights={"cross_entropy": 1.0}, precision="fp32", clip=1.0)

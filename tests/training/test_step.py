@@ -17,7 +17,7 @@ from unpad.errors import OutOfMemoryError
 from unpad.models.decoder import Decoder
 from unpad.nn.losses import Terms
 from unpad.nn.precision import choose_precision
-from unpad.recipes.training import Optim
+from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import LossScaler, StepResult, accumulate, train_step
 
@@ -25,7 +25,7 @@ WEIGHTS = {"cross_entropy": 1.0}
 
 
 def step(model: Decoder, micros: list[RaggedBatch], clip: float | None = 1.0, **options: object) -> StepResult:
-    optimizer = options.pop("optimizer", None) or make_optimizer(model, Optim(lr=1e-3))
+    optimizer = options.pop("optimizer", None) or make_optimizer(model, OptimSettings(lr=1e-3))
     return train_step(model, micros, optimizer, **{"weights": WEIGHTS, "precision": "fp32", "clip": clip, **options})
 
 
@@ -52,7 +52,7 @@ def test_any_split_into_micro_batches_is_the_same_adam_step(
     bounds = sorted({0, batch.num_seqs, *(cut for cut in cuts if cut < batch.num_seqs)})
     parts = [batch.select(range(a, b)) for a, b in pairwise(bounds)]
     whole, split = tiny_model(dtype), tiny_model(dtype)
-    optimizers = [make_optimizer(model, Optim(lr=1e-3, eps=eps)) for model in (whole, split)]
+    optimizers = [make_optimizer(model, OptimSettings(lr=1e-3, eps=eps)) for model in (whole, split)]
     for _ in range(2):
         one = step(whole, [batch], optimizer=optimizers[0])
         many = step(split, [batch.select([]), *parts], optimizer=optimizers[1])
@@ -137,7 +137,7 @@ def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_step_that_is_not_finite_changes_nothing(value: float, where: str) -> None:
     model = tiny_model(torch.float32)
-    optimizer = make_optimizer(model, Optim(lr=1e-3))
+    optimizer = make_optimizer(model, OptimSettings(lr=1e-3))
     assert step(model, [random_batch([9])], optimizer=optimizer).updated
     before = values(model)
     moments = [{k: v.clone() for k, v in state.items()} for state in optimizer.state.values()]
@@ -261,6 +261,6 @@ def test_gradients_of_frozen_parameters_are_forgotten(precision: str) -> None:
 
 def test_a_model_of_bf16_parameters_trains() -> None:
     model, batch = tiny_model(torch.float32, width=32, heads=2).to(torch.bfloat16), random_batch([9, 5, 12])
-    optimizer = make_optimizer(model, Optim(lr=1e-2))
+    optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
     losses = [step(model, [batch], optimizer=optimizer).terms["nll"] for _ in range(8)]
     assert losses[-1] < losses[0]

@@ -14,7 +14,7 @@ from unpad.data.sources.jsonlines import count_blank_lines
 from unpad.data.sources.read import read_file
 from unpad.data.sources.rows import rows
 from unpad.errors import RecipeError, SourceError
-from unpad.recipes.data import Data, EventSource, Source
+from unpad.recipes.data import DataSettings, EventSource, Source
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 
@@ -84,10 +84,10 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
             raise RecipeError(what, where=str(path), fix=fix)
         return _check_events(recipe, trains=True)
     if kind == "events" or (kind is None and looks_like_events(path)):
-        return _check_events(Recipe(data=Data(events=[EventSource(path=str(path))])), trains=False)
+        return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
         return _check_picture(path)
-    source, data = [Source(path=str(path))], Data()
+    source, data = [Source(path=str(path))], DataSettings()
     checked: list[FileCheck] = []
     every_bad: list[BadRow] = []
     for file in images.expand(source, Path) if _holds_classes(path) else expand(source, Path):
@@ -140,7 +140,7 @@ def _holds_classes(path: Path) -> bool:
     return bool(suffixes & set(images.SUFFIXES)) and not suffixes & {".jsonl", ".parquet"}
 
 
-def _read(kind: str, file: SourceFile, data: Data) -> tuple[int, list[BadRow]]:
+def _read(kind: str, file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
     """Number of usable rows, and the others."""
     if kind == "images":
         pictures, bad = images.read_all(file, data)
@@ -152,7 +152,7 @@ def _read(kind: str, file: SourceFile, data: Data) -> tuple[int, list[BadRow]]:
     return len(examples), bad
 
 
-def _guess_kind(file: SourceFile, data: Data) -> str:
+def _guess_kind(file: SourceFile, data: DataSettings) -> str:
     """The kind of data that the first rows look like.
 
     Raises:

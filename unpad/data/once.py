@@ -9,7 +9,7 @@ import numpy as np
 
 from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Micro, plan
-from unpad.data import Data
+from unpad.data.family import Data
 from unpad.recipes.training import PlanSettings
 
 

@@ -19,7 +19,7 @@ from unpad.errors import SourceError
 from unpad.models.vision_language.tower import Tower
 
 Image = tuple[np.ndarray, tuple[int, int]]  # patches (rows * columns, 3 * patch * patch), and (rows, columns)
-Span = tuple[int, int]  # first and last position, both inclusive, counted from the sample's first token
+PositionSpan = tuple[int, int]  # first and last position, both inclusive, counted from the sample's first token
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -36,8 +36,8 @@ class Prepared:
     """
 
     batch: RaggedBatch
-    vision_spans: tuple[tuple[Span, ...], ...]
-    answer_spans: tuple[Span, ...] | None = None
+    vision_spans: tuple[tuple[PositionSpan, ...], ...]
+    answer_spans: tuple[PositionSpan, ...] | None = None
     raw_features: Tensor | None = None
 
 
@@ -133,7 +133,7 @@ def _check_lengths(
 
 def _prompt(
     encode: Encode, question: str, images: Sequence[Image], special: Special, where: str
-) -> tuple[list[int], tuple[Span, ...]]:
+) -> tuple[list[int], tuple[PositionSpan, ...]]:
     """Token ids of a question, each marker repeated to one placeholder per patch, and where these are."""
     ids = np.array([*([] if special.bos is None else [special.bos]), *encode(question)], np.int64)
     if not ids.size:
@@ -179,7 +179,7 @@ def _check_ids(ids: list[int], special: Special, vocab_size: int, where: str) ->
         )
 
 
-def _check_aligned(spans: list[tuple[Span, ...]], ids: list[int]) -> None:
+def _check_aligned(spans: list[tuple[PositionSpan, ...]], ids: list[int]) -> None:
     """Refuse spans that differ from the first sample's."""
     for index, own in enumerate(spans):
         if own == spans[0]:

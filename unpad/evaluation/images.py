@@ -21,7 +21,7 @@ NUM_BINS = 10  # of confidence, in the calibration error and its picture
 
 
 @dataclass(frozen=True)
-class Predictions:
+class ImagePredictions:
     """What a model says of images.
 
     Args:
@@ -51,13 +51,13 @@ class Predictions:
 @torch.no_grad()
 def predict(
     model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
-) -> Predictions:
+) -> ImagePredictions:
     """Classify images, in the model's own precision; no result depends on the batching."""
     slot, log_p = slots(data, seq_ids), np.zeros((len(seq_ids), data.num_outputs))
     for micro in every_micro(model, data, seq_ids, settings):
         logits = model.classify(data.load(micro).to(device)).double()
         log_p[slot[micro.seq_ids]] = logits.log_softmax(-1).cpu().numpy()
-    return Predictions(log_p, data.labels[seq_ids])
+    return ImagePredictions(log_p, data.labels[seq_ids])
 
 
 def held_out(model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
@@ -91,7 +91,7 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
     return metrics, lines
 
 
-def summarise(found: Predictions, classes: tuple[str, ...], seed: int = 0) -> dict[str, Metric]:
+def summarise(found: ImagePredictions, classes: tuple[str, ...], seed: int = 0) -> dict[str, Metric]:
     """Metrics with bootstrap intervals over images."""
     num = len(found.labels)
     top = np.argsort(-found.log_p, 1)[:, :5]
@@ -121,7 +121,7 @@ def summarise(found: Predictions, classes: tuple[str, ...], seed: int = 0) -> di
     return metrics
 
 
-def _calibration_error(found: Predictions, seed: int) -> Metric:
+def _calibration_error(found: ImagePredictions, seed: int) -> Metric:
     bins = _bins(found)
     confidence = np.exp(found.log_p.max(1))
     gaps = [np.where(bins == b, confidence - found.right, 0.0) for b in range(NUM_BINS)]
@@ -130,12 +130,12 @@ def _calibration_error(found: Predictions, seed: int) -> Metric:
     return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num)
 
 
-def _bins(found: Predictions) -> np.ndarray:
+def _bins(found: ImagePredictions) -> np.ndarray:
     """The bin of confidence that each image falls into, (num_images,) int."""
     return np.minimum((np.exp(found.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
 
 
-def describe(found: Predictions, classes: tuple[str, ...]) -> dict[str, Any]:
+def describe(found: ImagePredictions, classes: tuple[str, ...]) -> dict[str, Any]:
     """What the report draws: the confusion matrix (rows are the true classes), and confidence against accuracy."""
     size = len(classes)
     confusion = np.zeros((size, size), np.int64)

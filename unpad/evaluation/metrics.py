@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from rich.cells import cell_len
 
-from unpad.data import Data
+from unpad.data.family import Data
 from unpad.recipes.training import PlanSettings
 
 NUM_RESAMPLES = 1000

@@ -20,7 +20,7 @@ from unpad.evaluation.courses import courses
 from unpad.evaluation.metrics import HeldOut, Metric
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patients import UNKNOWN, Predictions, predict, trains
+from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.page import EVALUATION, write_report
 
@@ -108,7 +108,7 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
     return metrics, [f"held out: {shown}", *lines]
 
 
-def count(found: Predictions, labelled: bool) -> dict[str, int]:
+def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:
     """Patients by what is known of them: by label where the data has `labelled` them, by times to the outcome where
     they have such."""
     counts: dict[str, int] = {}
@@ -122,7 +122,7 @@ def count(found: Predictions, labelled: bool) -> dict[str, int]:
     return counts
 
 
-def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
+def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: int = 0) -> dict[str, Metric]:
     """`loss`, `auroc`, `average_precision`, `brier`, `accuracy` beside `prevalence`, `calibration_error` with
     `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
 
@@ -157,7 +157,7 @@ def summarise(found: Predictions, classifies: bool, ranks: bool, seed: int = 0) 
     return metrics
 
 
-def describe(found: Predictions) -> dict[str, Any]:
+def describe(found: PatientPredictions) -> dict[str, Any]:
     """What the report draws: observed against predicted shares with 95 % Wilson intervals, and the two curves."""
     labels, p = found.labels[found.known], found.p[found.known]
     bins = binary.calibration_bins(p)
@@ -185,7 +185,7 @@ def _thin(points: np.ndarray) -> list[list[float]]:
     return points[np.unique(np.searchsorted(along, wanted).clip(0, len(points) - 1))].round(6).tolist()
 
 
-def _surest_wrong(found: Predictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+def _surest_wrong(found: PatientPredictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:
     wrong = np.where(found.known, np.abs(found.p - found.labels), 0.0)
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
     came = ("an outcome that did not come", "an outcome that came")

@@ -18,7 +18,7 @@ from unpad.inference.loaded import generation_precision, load
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 from unpad.storage import write_atomic
 
 COMMANDS = {
@@ -81,7 +81,7 @@ class Conversation:
         model: Decoder,
         tokenizer: Tokenizer,
         template: Template,
-        settings: Generate,
+        settings: GenerateSettings,
         *,
         precision: Precision = "fp32",
         system: str = "",
@@ -160,7 +160,7 @@ def chat(
     model: Decoder,
     tokenizer: Tokenizer,
     template: Template,
-    settings: Generate,
+    settings: GenerateSettings,
     *,
     read_line: Callable[[str], str],
     write: Callable[[str], None],

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import torch
 
 from unpad import storage
-from unpad.data import family_of, open_data
+from unpad.data.family import family_of, open_data
 from unpad.data.once import every_micro, once_each
 from unpad.data.sources.split import HOLDOUT
 from unpad.errors import RecipeError

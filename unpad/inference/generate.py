@@ -26,7 +26,7 @@ from unpad.models.decoder import Decoder
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.linear import keep_copies
 from unpad.nn.precision import Precision, autocast
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 
 Finished = Literal["eos", "length", "context"]
 # Token ids, or a flat batch of them where images stand among the tokens.
@@ -50,7 +50,7 @@ def complete(
     model: Decoder,
     tokenizer: Tokenizer,
     prompts: Prompts,
-    settings: Generate,
+    settings: GenerateSettings,
     precision: Precision = "fp32",
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
@@ -66,7 +66,7 @@ def complete(
 def generate(
     model: Decoder,
     prompts: Prompts,
-    settings: Generate,
+    settings: GenerateSettings,
     *,
     eos_id: int,
     banned: Sequence[int] = (),
@@ -108,7 +108,7 @@ def stream(
     model: Decoder,
     tokenizer: Tokenizer,
     prompt_ids: Sequence[int],
-    settings: Generate,
+    settings: GenerateSettings,
     precision: Precision = "fp32",
     index: int = 0,
 ) -> Iterator[str]:
@@ -145,13 +145,13 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
     return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
 
 
-def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate) -> np.ndarray:
+def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
     """Most tokens each prompt may be continued by, (num_prompts,) int64: every position predicts one token."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     return np.minimum(settings.max_new_tokens, model.config.longest - lengths + 1)
 
 
-def _why_finished(num_ids: int, limit: int, settings: Generate) -> Finished:
+def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finished:
     if num_ids < limit:
         return "eos"
     return "length" if limit == settings.max_new_tokens else "context"
@@ -223,7 +223,7 @@ def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
 def _steps(
     model: Decoder,
     prompts: Prompts,
-    settings: Generate,
+    settings: GenerateSettings,
     eos_id: int,
     banned: Sequence[int],
     indices: Sequence[int] | None,
@@ -240,7 +240,7 @@ def _steps(
     return _sample_steps(model, prompts, settings, eos_id, banned, indices)
 
 
-def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate) -> None:
+def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> None:
     longest = model.config.longest
     if not model.config.causal:
         raise RecipeError(
@@ -273,7 +273,7 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate)
 def _sample_steps(
     model: Decoder,
     prompts: Prompts,
-    settings: Generate,
+    settings: GenerateSettings,
     eos_id: int,
     banned: Sequence[int],
     indices: Sequence[int],
@@ -317,7 +317,7 @@ class _Scores:
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: Generate, banned: Sequence[int]
+        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateSettings, banned: Sequence[int]
     ) -> None:
         self._model, self._penalty = model, settings.repetition_penalty
         self._banned = torch.tensor(sorted(set(banned)), dtype=torch.int64, device=_device(model))
@@ -353,7 +353,7 @@ class _Scores:
             self._used = self._used[rows.to(self._used.device)]
 
 
-def sample(logits: Tensor, settings: Generate, uniform: Tensor) -> Tensor:
+def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tensor:
     """Draw a token per row from softmax(logits / temperature), cut to the top_k likeliest and then to top_p.
 
     top_p keeps the smallest set of likeliest tokens whose share of what top_k left reaches it
@@ -419,7 +419,7 @@ class _Beams:
 
 
 def _beam_steps(
-    model: Decoder, prompts: Prompts, settings: Generate, eos_id: int, banned: Sequence[int]
+    model: Decoder, prompts: Prompts, settings: GenerateSettings, eos_id: int, banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Search for the text of highest log probability per token; yield each prompt's once it is known.
 

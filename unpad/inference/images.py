@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data import family_of
+from unpad.data.family import family_of
 from unpad.data.images import WITH_OPACITY, image_batch, read_classes
 from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unpad.data import Data, family_of, open_data
+from unpad.data.family import Data, family_of, open_data
 from unpad.data.sources.example import Turn
 from unpad.data.text import TOKENIZER
 from unpad.data.tokens.encode import encode_prompt
@@ -23,7 +23,7 @@ from unpad.nn.precision import Precision, choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import checked
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 from unpad.run.checkpoint import newest_weights, put_weights
 from unpad.run.folder import RECIPE, find_run
 from unpad.run.kept import open_files
@@ -69,7 +69,7 @@ class LoadedRun:
         """
         if isinstance(prompts, str):
             raise RecipeError("prompts is one string", fix="give a list of prompts")
-        chosen = checked(Generate, {**self.recipe.generate.model_dump(), **settings})
+        chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         ids = [self.prompt_ids(prompt) for prompt in prompts]
         precision = generation_precision(chosen)
         return [completion.text for completion in complete(self.model, self.tokenizer, ids, chosen, precision)]
@@ -97,11 +97,11 @@ class LoadedRun:
 
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is made, whole characters only."""
-        chosen = checked(Generate, {**self.recipe.generate.model_dump(), **settings})
+        chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         return stream(self.model, self.tokenizer, self.prompt_ids(prompt), chosen, generation_precision(chosen))
 
 
-def generation_precision(settings: Generate) -> Precision:
+def generation_precision(settings: GenerateSettings) -> Precision:
     """What products of generation run in: bf16 decodes three times as fast where the processor has it."""
     return choose_precision(settings.precision, torch.device("cpu"))[0]
 

@@ -16,7 +16,7 @@ UNKNOWN = -1  # the label of a patient whose outcome is not known
 
 
 @dataclass(frozen=True)
-class Predictions:
+class PatientPredictions:
     """What a model says of patients, each (num_patients, ...).
 
     Args:
@@ -54,7 +54,9 @@ class Predictions:
 
 
 @torch.no_grad()
-def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> Predictions:
+def predict(
+    model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> PatientPredictions:
     """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
 
     Args:
@@ -78,7 +80,7 @@ def predict(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, 
             durations[at] = batch.events.durations.cpu().numpy()
             observed[at] = batch.events.observed.cpu().numpy()
     assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
-    return Predictions(log_p, labels, risk, durations, observed, num_sets)
+    return PatientPredictions(log_p, labels, risk, durations, observed, num_sets)
 
 
 def trains(model: Any, term: str) -> bool:

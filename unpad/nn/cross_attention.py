@@ -32,7 +32,7 @@ SMALL_PRODUCT = 1 << 23
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
+class RectangleSide:
     """The queries, or the keys, of one rectangle.
 
     What says where its cells are is made when first asked for: sequences that are equally long and stand end to end,
@@ -110,8 +110,8 @@ class Side:
 class PairGroup:
     """Sequences whose queries and keys are computed as one rectangle."""
 
-    queries: Side
-    keys: Side
+    queries: RectangleSide
+    keys: RectangleSide
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
     bounds = torch.stack([queries.cu_seqlens, keys.cu_seqlens]).long().cpu().numpy()  # (2, num_seqs + 1)
     begins, lengths = bounds[:, :-1], bounds[:, 1:] - bounds[:, :-1]
     groups = tuple(
-        PairGroup(*(Side(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
+        PairGroup(*(RectangleSide(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
         for seqs in _alike(lengths)
     )
     return Pairs(groups, *bounds[:, -1].tolist())

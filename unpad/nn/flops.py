@@ -13,7 +13,7 @@ from unpad.nn.block import BlockConfig
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayerSizes:
     """What decides the number of operations.
 
     Args:
@@ -36,7 +36,7 @@ class Sizes:
     ending_weights: int = 0
 
 
-def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> Sizes:
+def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSizes:
     """Sizes of a stack of blocks with a head of `outputs` channels (for text the vocabulary).
 
     Args:
@@ -46,7 +46,7 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> Sizes:
     kv_width = config.num_kv_heads * config.head_dim
     gated = config.activation in ("geglu", "swiglu")
     ending = attended * width + (3 if gated else 2) * width * config.hidden
-    return Sizes(
+    return LayerSizes(
         block_weights=width * (attended + 2 * kv_width) + ending,
         blocks=config.blocks,
         attention_width=attended,
@@ -57,7 +57,7 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> Sizes:
     )
 
 
-def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) -> int:
+def training_operations(sizes: LayerSizes, lengths: Sequence[int], num_targets: int) -> int:
     """Operations of forward and backward over sequences of these lengths; a multiplication and an addition are two.
 
     A weight takes 2 per token forward and 4 backward (the gradients of input and weight). For an input product the
@@ -76,7 +76,7 @@ def training_operations(sizes: Sizes, lengths: Sequence[int], num_targets: int) 
     return products + (attention // 2 if sizes.causal else attention) + 6 * sizes.head_weights * num_targets
 
 
-def reading_operations(sizes: Sizes, lengths: Sequence[Sequence[int]], num_outputs: int) -> int:
+def reading_operations(sizes: LayerSizes, lengths: Sequence[Sequence[int]], num_outputs: int) -> int:
     """Operations of one forward pass in which blocks may read different numbers of tokens, as after pruning.
 
     Args:

@@ -25,7 +25,7 @@ from unpad.nn.rope import rotate
 
 
 @dataclass(frozen=True)
-class Row:
+class ReferenceRow:
     """One sample as the language model reads it.
 
     Args:
@@ -120,7 +120,7 @@ def _needed(batch: RaggedBatch) -> Tensor:
     return batch.loss_mask | (torch.arange(batch.total_tokens) == batch.total_tokens - 1)
 
 
-def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: Row) -> Tensor:
+def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
     """Logits of the visual tokens, by the head after a block, with the noise that evaluation draws."""
     layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, row.question)]
     received = None
@@ -134,7 +134,7 @@ def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, 
 
 
 @torch.no_grad()
-def _removed(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: Row) -> Tensor:
+def _removed(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
     """The tokens that a block's head or ranking takes out of those that are left, (total_tokens,) bool."""
     config, num = model.config.prune, int(visual.sum())
     needed = _needed(row.batch)[visual]
@@ -154,7 +154,7 @@ def _removed(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor,
     return removed
 
 
-def _ranked(method: str, weights: Tensor, visual: Tensor, row: Row) -> Tensor:
+def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
     """Scores of the visual tokens that are left, (num,), by a ranking."""
     media, ids = row.batch.media, row.batch.seq_ids
     source = row.source[visual[row.visual]]
@@ -197,7 +197,7 @@ def _terms(model: Any, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) 
 # --------------------------------------------------------------------------- the row, token by token
 
 
-def _row(model: Any, sample: RaggedBatch, merges: bool) -> Row:
+def _row(model: Any, sample: RaggedBatch, merges: bool) -> ReferenceRow:
     assert isinstance(sample.layout, Layout), "one sequence, not a rectangle"
     text, owner = model._text(sample), torch.full((sample.total_tokens,), -1)  # the image of every placeholder
     images: list[tuple[Tensor, Tensor, Tensor]] = []  # embeddings, patches that they stand for, places of all patches
@@ -249,7 +249,7 @@ def _put_together(
     owner: Tensor,
     images: list[tuple[Tensor, Tensor, Tensor]],
     received: Tensor | None,
-) -> Row:
+) -> ReferenceRow:
     """The row: text as it was, and every image's tokens where its first patch was."""
     x: list[Tensor] = []
     position_ids: list[int] = []
@@ -288,4 +288,4 @@ def _put_together(
         seq_ids=sample.seq_ids,
         media=sample.media,
     )
-    return Row(batch, is_visual, _asks(loss_mask) & ~is_visual, torch.cat(source), received)
+    return ReferenceRow(batch, is_visual, _asks(loss_mask) & ~is_visual, torch.cat(source), received)

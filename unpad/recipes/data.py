@@ -136,7 +136,7 @@ class Template(Section):
     separator: str = ""
 
 
-class Data(Section):
+class DataSettings(Section):
     text: Sources = Field([])
     chat: Sources = Field([])
     images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
@@ -158,23 +158,23 @@ class Data(Section):
 
 
 # Kinds of data: the sections of `data` that list sources.
-KINDS = tuple(name for name, field in Data.model_fields.items() if get_origin(field.annotation) is list)
+KINDS = tuple(name for name, field in DataSettings.model_fields.items() if get_origin(field.annotation) is list)
 
 
-class Tokenizer(Section):
+class TokenizerSettings(Section):
     kind: Literal["words", "bpe", "file"] = "words"
     vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Upper limit of the vocabulary that is built.")
     min_count: int = Field(1, ge=1, description="Words seen less often are spelled in characters.")
     path: str | None = Field(None, description="A tokenizer.json, for kind: file.")
 
     @model_validator(mode="after")
-    def _path_with_file(self) -> Tokenizer:
+    def _path_with_file(self) -> TokenizerSettings:
         if (self.kind == "file") != (self.path is not None):
             raise ValueError("tokenizer.path belongs to tokenizer.kind=file, and only there")
         return self
 
 
-class Augment(Section):
+class AugmentSettings(Section):
     """Chinese text augmentation of the training part; off while `multiplier` is 0."""
 
     multiplier: int = Field(0, ge=0, le=20, description="Changed copies added per original.")

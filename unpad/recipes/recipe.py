@@ -12,9 +12,17 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from unpad.recipes.data import KINDS, Augment, Data, EventSettings, ImageSettings, Tokenizer
+from unpad.recipes.data import KINDS, AugmentSettings, DataSettings, EventSettings, ImageSettings, TokenizerSettings
 from unpad.recipes.section import Section
-from unpad.recipes.training import Checkpoint, CollapseSettings, Generate, Optim, PlanSettings, Train, Weight
+from unpad.recipes.training import (
+    CheckpointSettings,
+    CollapseSettings,
+    GenerateSettings,
+    OptimSettings,
+    PlanSettings,
+    TrainSettings,
+    Weight,
+)
 
 STAGE_TRAIN_KEYS = {
     "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning", "weights",
@@ -41,7 +49,7 @@ class StageError(ValueError):
 
     def __init__(self, index: int, error: ValidationError) -> None:
         self.first = error.errors()[0]
-        section = {"PlanSettings": "plan", "Optim": "optim", "Train": "train"}[error.title]
+        section = {"PlanSettings": "plan", "OptimSettings": "optim", "TrainSettings": "train"}[error.title]
         self.path = ("stages", index, section, *self.first["loc"])
         super().__init__(self.first["msg"])
 
@@ -49,22 +57,22 @@ class StageError(ValueError):
 class Recipe(Section):
     """Everything a run depends on."""
 
-    data: Data = Data()
-    tokenizer: Tokenizer = Tokenizer()
-    augment: Augment = Augment()
+    data: DataSettings = DataSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    augment: AugmentSettings = AugmentSettings()
     images: ImageSettings = ImageSettings()
     events: EventSettings = EventSettings()
     model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
     plan: PlanSettings = PlanSettings()
-    optim: Optim = Optim()
+    optim: OptimSettings = OptimSettings()
     losses: dict[str, Weight] = Field(
         {}, description="Weight of each loss term of the model, or a ramp; default what the model says."
     )
     stages: list[Stage] = Field([])
-    train: Train = Train()
+    train: TrainSettings = TrainSettings()
     collapse: CollapseSettings = CollapseSettings()
-    checkpoint: Checkpoint = Checkpoint()
-    generate: Generate = Generate()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    generate: GenerateSettings = GenerateSettings()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     profile: Literal["standard", "low_power"] = Field(
         "standard", description="low_power: one thread, micro-batches of 512 tokens, fp32, for small machines."
@@ -99,9 +107,9 @@ class Recipe(Section):
         return self.model_copy(
             update={
                 "plan": PlanSettings(**merged["plan"]),
-                "optim": Optim(**merged["optim"]),
+                "optim": OptimSettings(**merged["optim"]),
                 "losses": {**self.losses, **stage.losses},
-                "train": Train(**merged["train"]),
+                "train": TrainSettings(**merged["train"]),
                 "stages": [],
             }
         )

@@ -97,7 +97,7 @@ class ParameterGroup(Section):
     )
 
 
-class Optim(Section):
+class OptimSettings(Section):
     lr: float = Field(1e-3, gt=0)
     lr_scale: float = Field(1.0, gt=0, description="Factor on lr, so that a stage follows a changed lr.")
     betas: tuple[float, float] = (0.9, 0.95)
@@ -116,7 +116,7 @@ class Optim(Section):
     )
 
 
-class Train(Section):
+class TrainSettings(Section):
     max_steps: int | None = Field(None, ge=0, description="The run ends after this many updates, all stages together.")
     max_epochs: int | None = Field(None, ge=0, description="Each stage ends after this many epochs; 0 skips it.")
     seed: int = Field(0, ge=0, lt=2**31)
@@ -163,12 +163,12 @@ class CollapseSettings(Section):
     recoveries: int = Field(3, ge=1, description="The next collapse after so many recoveries stops the run.")
 
 
-class Checkpoint(Section):
+class CheckpointSettings(Section):
     every: int | None = Field(None, ge=1, description="Updates between checkpoints; default every epoch.")
     keep: int = Field(2, ge=2, description="Newest checkpoints kept besides the best; at least 2, one may be damaged.")
 
 
-class Generate(Section):
+class GenerateSettings(Section):
     max_new_tokens: int = Field(128, ge=1)
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
     top_k: int = Field(0, ge=0, description="0 is off.")

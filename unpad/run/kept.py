@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unpad.data import family_of
+from unpad.data.family import family_of
 from unpad.errors import CheckpointError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe

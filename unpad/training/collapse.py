@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unpad.data import Data
+from unpad.data.family import Data
 from unpad.errors import CollapseError
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
-from unpad.training.latent import LatentModel, Reading, Sample, draw_sample, read_latent
+from unpad.training.latent import LatentModel, LatentReading, Sample, draw_sample, read_latent
 
 Action = Literal["save", "stop", "recover"]
 LIGHTS = ("green", "yellow", "orange")  # by the number of signs; a confirmed collapse is red
@@ -82,7 +82,7 @@ class Verdict:
     changed: bool
     action: Action | None
     message: str
-    reading: Reading
+    reading: LatentReading
 
     def to_row(self) -> dict[str, Any]:
         """The reading and its light, for the log."""
@@ -186,7 +186,7 @@ class CollapseMonitor:
             message += f"; {state.streak} readings in a row, the last healthy one at step {state.healthy_step}"
         return Verdict(step, light, state.streak, changed, self._action(confirmed), message, reading)
 
-    def _signs(self, reading: Reading) -> dict[str, str]:
+    def _signs(self, reading: LatentReading) -> dict[str, str]:
         settings, signs = self.settings, {}
         if reading.active_share < settings.active_share:
             signs["active"] = f"{reading.active_share:.1%} of its units are active"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data import Data
+from unpad.data.family import Data
 from unpad.recipes.training import CollapseSettings
 
 SEED = 77  # keeps the draw of the sample apart from others of the run's seed
@@ -107,7 +107,7 @@ def _num_sets(batch: RaggedBatch) -> int:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LatentReading:
     """What the posterior and the decoder do on the sample.
 
     Args:
@@ -130,7 +130,7 @@ class Reading:
 
 
 @torch.no_grad()
-def read_latent(model: LatentModel, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> Reading:
+def read_latent(model: LatentModel, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> LatentReading:
     """Read a model on batches with two sets or more; how they are cut into batches makes no difference.
 
     The other set is the one half the sample away: of another patient, nearly always.
@@ -150,7 +150,7 @@ def read_latent(model: LatentModel, batches: Sequence[RaggedBatch], settings: Co
         model.train(was_training)
     kl = torch.cat([kl for _, _, kl in found]).double().mean(0)
     variance = all_means.double().var(0, correction=0)
-    return Reading(
+    return LatentReading(
         num_sets=len(all_means),
         kl=_rounded(kl),
         variance=_rounded(variance),

@@ -69,7 +69,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Course:
+class StageRun:
     """One stage on its way: what all its functions work with. `recipe` is the stage's own, `num_steps` its updates."""
 
     setup: Setup
@@ -282,7 +282,7 @@ def _run_stage(
         )  # fmt: skip
     if latent is not None:
         monitor.event("latent", message=latent.describe())
-    course = Course(
+    course = StageRun(
         setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers, latent, after_check
     )
     if _is_over(course):
@@ -306,7 +306,7 @@ def _run_stage(
     return progress.epoch + (progress.epoch_step > 0), progress.best
 
 
-def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
+def _after_step(course: StageRun, ends_epoch: bool, signals: Signals) -> None:
     """Evaluate, write down and save what is due after an update; stop when a signal has come."""
     recipe, progress, monitor = course.recipe, course.progress, course.monitor
     if ends_epoch:
@@ -330,7 +330,7 @@ def _after_step(course: Course, ends_epoch: bool, signals: Signals) -> None:
         raise Stopped(what, where=str(course.setup.folder), fix="continue with --resume")
 
 
-def _read_latent(course: Course) -> None:
+def _read_latent(course: StageRun) -> None:
     """Read the model's latent where that is due, and do what follows from it."""
     latent, progress, monitor = course.latent, course.progress, course.monitor
     if latent is None or not latent.due(progress.step):
@@ -355,7 +355,7 @@ def _read_latent(course: Course) -> None:
         raise latent.error(verdict)
 
 
-def _is_over(course: Course) -> bool:
+def _is_over(course: StageRun) -> bool:
     """Whether the stage has had its epochs, the run its steps, or the held-out value its patience."""
     train, progress = course.recipe.train, course.progress
     return (
@@ -369,7 +369,7 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
     return at_epoch_end if every is None else step % every == 0
 
 
-def _epoch_steps(course: Course, current: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
+def _epoch_steps(course: StageRun, current: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
     """The rest of an epoch's steps, each with the seconds spent waiting for it."""
     setup = course.setup
     steps = load_steps(setup.data.load, current, setup.device, course.progress.epoch_step)
@@ -383,7 +383,7 @@ def _epoch_steps(course: Course, current: Plan) -> Iterator[tuple[float, list[Ra
             yield time.perf_counter() - began, micros
 
 
-def _one_step(course: Course, micros: list[RaggedBatch], rate: float, waited: float) -> None:
+def _one_step(course: StageRun, micros: list[RaggedBatch], rate: float, waited: float) -> None:
     """One update and its record."""
     setup, recipe, progress = course.setup, course.recipe, course.progress
     began = time.perf_counter()
@@ -443,7 +443,7 @@ def _step_seed(seed: int, step: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed},{step}".encode(), digest_size=7).digest(), "little")
 
 
-def _skip_or_stop(course: Course, micros: list[RaggedBatch], result: StepResult) -> None:
+def _skip_or_stop(course: StageRun, micros: list[RaggedBatch], result: StepResult) -> None:
     """A step whose loss or gradient was not finite changed nothing; go on without it, or save and stop."""
     setup, train, progress, monitor = course.setup, course.recipe.train, course.progress, course.monitor
     if setup.precision == "fp16" and progress.scaler.scale > 1:
@@ -461,7 +461,7 @@ def _skip_or_stop(course: Course, micros: list[RaggedBatch], result: StepResult)
     raise error
 
 
-def _evaluate(course: Course) -> tuple[bool, bool]:
+def _evaluate(course: StageRun) -> tuple[bool, bool]:
     """Measure the held-out loss; whether it is the stage's best so far, and whether the run is to end with it."""
     setup, train, progress, monitor = course.setup, course.recipe.train, course.progress, course.monitor
     ids = stage_sequences(setup, course.stage, 1)
@@ -487,7 +487,7 @@ def _evaluate(course: Course) -> tuple[bool, bool]:
     return improved, course.after_check is not None and course.after_check(course.stage.name, progress.step, found)
 
 
-def _save(course: Course) -> None:
+def _save(course: StageRun) -> None:
     with course.timers("save"):
         course.monitor.sync()
         kept = {} if course.latent is None else course.latent.tensors()

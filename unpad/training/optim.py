@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import RecipeError
-from unpad.recipes.training import Optim, ParameterGroup
+from unpad.recipes.training import OptimSettings, ParameterGroup
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> int:
@@ -42,7 +42,7 @@ def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
             raise RecipeError(f'"{pattern}" matches no parameter', where=where, fix=fix)
 
 
-def make_optimizer(model: nn.Module, settings: Optim) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
 
     Biases, norms and embeddings keep their scale: decay would pull rare words, whose rows get few gradients, to zero.
@@ -149,7 +149,7 @@ class Epochs:
         return self.first[part] + (step - self.before(self.first[part])) / max(self.steps[part], 1)
 
 
-def learning_rate(settings: Optim, step: int, total_steps: int, epochs: Epochs) -> float:
+def learning_rate(settings: OptimSettings, step: int, total_steps: int, epochs: Epochs) -> float:
     """Learning rate of one update.
 
     Args:
@@ -183,7 +183,7 @@ def learning_rate(settings: Optim, step: int, total_steps: int, epochs: Epochs) 
     return peak * _cosine(at - warmup, total - warmup, settings.floor)
 
 
-def check_schedule(settings: Optim, total_steps: int, epochs: Epochs) -> None:
+def check_schedule(settings: OptimSettings, total_steps: int, epochs: Epochs) -> None:
     """Refuse a schedule that does not fit the run.
 
     Raises:
@@ -204,7 +204,7 @@ def _cosine(at: int, length: int, floor: float) -> float:
     return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def _restarts(at: int, total: int, settings: Optim) -> float:
+def _restarts(at: int, total: int, settings: OptimSettings) -> float:
     """Cycles of equal length; when the total does not divide, their lengths differ by one."""
     cycles = settings.restarts + 1
     bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]

@@ -12,7 +12,7 @@ import torch
 import unpad
 from unpad.batching.mix import draw
 from unpad.batching.plan import Plan, plan
-from unpad.data import Data, open_data
+from unpad.data.family import Data, open_data
 from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
 from unpad.nn.native import library

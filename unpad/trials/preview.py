@@ -16,7 +16,7 @@ from rich.table import Table
 from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
-from unpad.data import family_of
+from unpad.data.family import family_of
 from unpad.errors import RecipeError
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe

@@ -28,7 +28,7 @@ from unpad.data.pixels.decode import FIXES, MAX_METADATA, MAX_PIXELS, NOTES, Ima
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, read, read_bytes
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 Pixels = NDArray[np.uint8]
 MEMORY = 512 << 20
@@ -222,7 +222,7 @@ def test_every_fault_of_an_image_has_its_code_and_place(
         row["sha256"] = sha256(encoded(picture(), "PNG")).hexdigest()
     manifest = tmp_path / "images.jsonl"
     manifest.write_text(json.dumps(row) + "\n")
-    (found,) = read(SourceFile(manifest, "jsonl", None, 1.0, 0), Data())
+    (found,) = read(SourceFile(manifest, "jsonl", None, 1.0, 0), DataSettings())
     if isinstance(expected, str):
         assert isinstance(found, BadRow)
         assert (found.code, found.where) == (expected, f"{manifest}:1")

@@ -9,7 +9,7 @@ import pytest
 from unpad.data.sources.chat import read
 from unpad.data.sources.example import Example
 from unpad.data.sources.files import expand
-from unpad.recipes.data import Data, Source
+from unpad.recipes.data import DataSettings, Source
 
 U, A, S = "user", "assistant", "system"
 
@@ -17,7 +17,7 @@ U, A, S = "user", "assistant", "system"
 def conversations(path: Path, field: str | None = None) -> list[Any]:
     """[(role, content), ...] of each conversation, the code of each bad row."""
     (file,) = expand([Source(path=str(path), field=field)], Path)
-    items = list(read(file, Data()))
+    items = list(read(file, DataSettings()))
     return [[(t.role, t.content) for t in i.turns] if isinstance(i, Example) else i.code for i in items]
 
 
@@ -107,7 +107,7 @@ def test_a_row_states_its_fact_keywords_and_split_and_a_source_its_field(tmp_pat
     row = {"talk": messages((U, "问"), (A, "答"))["messages"], "fact": "f1", "keywords": ["答"], "split": "holdout"}
     path.write_text(json.dumps(row), encoding="utf-8")
     (file,) = expand([Source(path=str(path), field="talk")], Path)
-    (example,) = read(file, Data())
+    (example,) = read(file, DataSettings())
     assert isinstance(example, Example)
     assert (example.group, example.keywords, example.split) == ("f1", ("答",), "holdout")
     assert example.where == f"{path}:1"

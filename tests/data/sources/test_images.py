@@ -19,7 +19,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read, read_bytes
 from unpad.data.sources.split import assign
 from unpad.errors import SourceError
-from unpad.recipes.data import Data, Source
+from unpad.recipes.data import DataSettings, Source
 
 ICONS = Path(__file__).parents[4] / "shared" / "data" / "icons"
 needs_icons = pytest.mark.skipif(not ICONS.is_dir(), reason="the icons are not beside the checkout")
@@ -39,7 +39,7 @@ def put(path: Path, content: bytes = b"") -> Path:
 
 def items(path: Path, field: str | None = None) -> list[ImageExample | BadRow]:
     (file,) = expand([Source(path=str(path), field=field)], Path)
-    return list(read(file, Data()))
+    return list(read(file, DataSettings()))
 
 
 def listed(path: Path, field: str | None = None) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile, expand
 from unpad.data.sources.read import read_file
 from unpad.errors import SourceError
-from unpad.recipes.data import Data, Source
+from unpad.recipes.data import DataSettings, Source
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "zh"
 
@@ -24,14 +24,14 @@ def test_rows_read_are_rows_used_and_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\nnull\n\n{"text": 3}\n{"text": "b"}\n\xff\n')
     (file,) = expand([Source(path=str(path))], Path)
-    used, bad = read_file("text", file, Data())
+    used, bad = read_file("text", file, DataSettings())
     assert [example.where for example in used] == [f"{path}:1", f"{path}:5"]
     assert [row.where for row in bad] == [f"{path}:2", f"{path}:4", f"{path}:6"]
 
 
 def test_stop_lists_the_bad_rows_before_it_refuses() -> None:
     with pytest.raises(SourceError) as caught:
-        apply_policy(bad_rows(25), 1000, Data())
+        apply_policy(bad_rows(25), 1000, DataSettings())
     text = str(caught.value)
     assert "25 of 1000" in text
     assert "a.jsonl:1: E_JSON fault 1\n" in text
@@ -41,11 +41,11 @@ def test_stop_lists_the_bad_rows_before_it_refuses() -> None:
     assert "unpad data check a.jsonl" in text
     assert "data.on_bad_row=quarantine" in text
     assert caught.value.exit_code == 3
-    apply_policy([], 1000, Data())
+    apply_policy([], 1000, DataSettings())
 
 
 def test_quarantine_goes_on_up_to_its_limit() -> None:
-    data = Data(on_bad_row="quarantine", max_bad=0.02)
+    data = DataSettings(on_bad_row="quarantine", max_bad=0.02)
     apply_policy(bad_rows(20), 1000, data)
     with pytest.raises(SourceError, match="max_bad"):
         apply_policy(bad_rows(21), 1000, data)
@@ -61,7 +61,7 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_vanished_is_the_users_error(tmp_path: Path) -> None:
     for name in ("text", "json", "jsonl", "parquet"):
         with pytest.raises(SourceError, match="cannot be read"):
-            read_file("text", SourceFile(tmp_path / "gone", name, None, 1.0, 0), Data())  # type: ignore[arg-type]
+            read_file("text", SourceFile(tmp_path / "gone", name, None, 1.0, 0), DataSettings())  # type: ignore[arg-type]
 
 
 def test_check_reports_every_file_by_its_kind(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_hundred_thousand_rows_are_read_in_two_seconds(tmp_path: Path) -> None
     row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
     path.write_text("".join(row % n for n in range(100_000)), encoding="utf-8")
     start = time.process_time()
-    used, bad = read_file("text", SourceFile(path, "jsonl", None, 1.0, 0), Data())
+    used, bad = read_file("text", SourceFile(path, "jsonl", None, 1.0, 0), DataSettings())
     assert (len(used), len(bad)) == (100_000, 0)
     assert time.process_time() - start < 2
 

@@ -7,7 +7,7 @@ import pytest
 from unpad.data.sources.example import BadRow, Example
 from unpad.data.sources.files import expand
 from unpad.data.sources.text import read
-from unpad.recipes.data import Data, Source
+from unpad.recipes.data import DataSettings, Source
 
 
 def documents(path: Path, content: bytes | None = None, field: str | None = None, separator: str = "auto") -> list:
@@ -16,7 +16,7 @@ def documents(path: Path, content: bytes | None = None, field: str | None = None
         path.write_bytes(content)
     (file,) = expand([Source(path=str(path), field=field)], Path)
     found = []
-    for item in read(file, Data(separator=separator)):
+    for item in read(file, DataSettings(separator=separator)):
         place = item.where.removeprefix(str(path))
         found.append((place, item.turns[0].content if isinstance(item, Example) else item.code))
     return found
@@ -85,7 +85,7 @@ def test_a_missing_field_names_the_fields_that_are_there(tmp_path: Path) -> None
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"title": "a", "body": "b"}')
     (file,) = expand([Source(path=str(path))], Path)
-    (bad,) = read(file, Data())
+    (bad,) = read(file, DataSettings())
     assert isinstance(bad, BadRow)
     assert '"title", "body"' in bad.what
     assert documents(path, field="body") == [(":1", "b")]
@@ -95,7 +95,7 @@ def test_a_row_states_its_split_group_and_keywords(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a", "split": "holdout", "group": 7, "keywords": ["x"]}\n{"text": "b", "split": null}')
     (file,) = expand([Source(path=str(path))], Path)
-    first, second = read(file, Data())
+    first, second = read(file, DataSettings())
     assert isinstance(first, Example)
     assert (first.split, first.group, first.keywords) == ("holdout", "7", ("x",))
     assert isinstance(second, Example)

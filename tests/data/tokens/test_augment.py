@@ -14,11 +14,11 @@ from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.augment import PACKAGED_SYNONYMS, augment, load_synonyms, with_copies
 from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
-from unpad.recipes.data import Augment
+from unpad.recipes.data import AugmentSettings
 
 SYNONYMS = {"高兴": ("开心", "愉快"), "喜欢": ("喜爱",), "老师": ("教师",), "移动支付": ("手机付款",)}
 LONG = "老师喜欢公园，学生高兴地散步。今天天气很好；我们一起读书！" * 40
-ALL_ON = Augment(multiplier=2, synonyms=0.5, delete=0.2, insert=0.3, reorder=0.5)
+ALL_ON = AugmentSettings(multiplier=2, synonyms=0.5, delete=0.2, insert=0.3, reorder=0.5)
 chinese = st.text(
     st.sampled_from("老师喜欢公园学生高兴今天天气很好我们一起读书，。；！？\n a1😀”"), min_size=1, max_size=60
 )
@@ -28,11 +28,11 @@ def text(content: str, **fields: Any) -> Example:
     return Example(where="a.txt:1", turns=(Turn("text", content),), **fields)
 
 
-def only(**rates: float) -> Augment:
-    return Augment(**{"multiplier": 1, "synonyms": 0.0, **rates})
+def only(**rates: float) -> AugmentSettings:
+    return AugmentSettings(**{"multiplier": 1, "synonyms": 0.0, **rates})
 
 
-def changed(content: str, rates: Augment, seed: int = 0, copy: int = 1) -> str:
+def changed(content: str, rates: AugmentSettings, seed: int = 0, copy: int = 1) -> str:
     return augment(text(content), rates, segment, SYNONYMS, seed, copy).turns[0].content
 
 
@@ -80,7 +80,7 @@ def test_deletion_never_takes_the_last_word(content: str, seed: int) -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.6, 1.0])
 def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> None:
     content = "老师喜欢公园，ok 12！" * 1000
-    inserted = changed(content, Augment(multiplier=1, synonyms=0.0, insert=rate, insert_words=["呀", "嘛"]))
+    inserted = changed(content, AugmentSettings(multiplier=1, synonyms=0.0, insert=rate, insert_words=["呀", "嘛"]))
     assert inserted.replace("呀", "").replace("嘛", "") == content
     count = inserted.count("呀") + inserted.count("嘛")
     assert abs(count / 3000 - rate) <= 5 * (rate * (1 - rate) / 3000) ** 0.5
@@ -115,7 +115,7 @@ def test_a_single_clause_stays(content: str) -> None:
 def test_markers_inside_a_text_stay_in_their_places() -> None:
     content = "用户：老师喜欢公园，学生散步。助手：高兴<|endoftext|>老师"
     for seed in range(50):
-        result = changed(content, Augment(multiplier=1, synonyms=1, delete=0.9, insert=1, reorder=1), seed)
+        result = changed(content, AugmentSettings(multiplier=1, synonyms=1, delete=0.9, insert=1, reorder=1), seed)
         found = [result.find(marker) for marker in ("用户：", "助手：", "<|endoftext|>")]
         assert found[0] == 0
         assert found == sorted(found)
@@ -135,7 +135,7 @@ def conversation() -> Example:
 
 def test_only_what_users_say_is_changed() -> None:
     before = conversation()
-    after = augment(before, Augment(multiplier=1, synonyms=1, insert=1, reorder=1), segment, SYNONYMS, 0, 1)
+    after = augment(before, AugmentSettings(multiplier=1, synonyms=1, insert=1, reorder=1), segment, SYNONYMS, 0, 1)
     assert [turn.role for turn in after.turns] == [turn.role for turn in before.turns]
     same = [old == new for old, new in zip(before.turns, after.turns, strict=True)]
     assert same == [True, False, True, False, True]
@@ -149,7 +149,7 @@ def test_copies_follow_the_originals() -> None:
     assert result[:2] == examples
     wheres = ["a.txt:1", "chat.jsonl:7", "a.txt:1#1", "chat.jsonl:7#1", "a.txt:1#2", "chat.jsonl:7#2"]
     assert [example.where for example in result] == wheres
-    assert with_copies(examples, Augment(), segment, SYNONYMS, 0) == examples
+    assert with_copies(examples, AugmentSettings(), segment, SYNONYMS, 0) == examples
 
 
 def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:

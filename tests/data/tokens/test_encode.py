@@ -47,7 +47,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     here, encode_part = [], encode._encode_part
 
-    def watched(job: Any, span: encode.Span) -> encode.Encoded:
+    def watched(job: Any, span: encode.ExampleSpan) -> encode.Encoded:
         here.append(span[0])
         return encode_part(job, span)
 
@@ -87,7 +87,7 @@ def test_a_process_that_is_killed_is_told_in_words(
 ) -> None:
     encode_part = encode._encode_part
 
-    def killed(job: Any, span: encode.Span) -> encode.Encoded:
+    def killed(job: Any, span: encode.ExampleSpan) -> encode.Encoded:
         if span[0] == 50:
             os.kill(os.getpid(), signal.SIGKILL)
         return encode_part(job, span)

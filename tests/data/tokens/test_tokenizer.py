@@ -39,11 +39,11 @@ SHARED = Path(__file__).parents[3] / "../shared/data/zh"
 
 
 def words(vocab_size: int = 1000, min_count: int = 1) -> Tokenizer:
-    return train_tokenizer(recipe_data.Tokenizer(vocab_size=vocab_size, min_count=min_count), TEXTS, RESERVED)
+    return train_tokenizer(recipe_data.TokenizerSettings(vocab_size=vocab_size, min_count=min_count), TEXTS, RESERVED)
 
 
 def bpe(vocab_size: int = 400) -> Tokenizer:
-    return train_tokenizer(recipe_data.Tokenizer(kind="bpe", vocab_size=vocab_size), TEXTS, RESERVED)
+    return train_tokenizer(recipe_data.TokenizerSettings(kind="bpe", vocab_size=vocab_size), TEXTS, RESERVED)
 
 
 def foreign_bert() -> Library:
@@ -137,7 +137,7 @@ def test_special_text_is_cut_like_any_other_text() -> None:
 @pytest.mark.parametrize("kind", ["words", "bpe"])
 def test_special_text_in_the_training_texts_teaches_no_special_id(kind: Any) -> None:
     texts = ["好<|eos|>的<|bos|>"] * 50
-    tokenizer = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=400), texts, [])
+    tokenizer = train_tokenizer(recipe_data.TokenizerSettings(kind=kind, vocab_size=400), texts, [])
     ids = tokenizer.encode_batch(texts[:1])[0]
     assert min(ids) >= len(SPECIALS)
     assert tokenizer.decode(ids) == texts[0]
@@ -173,7 +173,7 @@ def test_vocabulary_is_bytes_then_reserved_then_characters_then_words_by_count()
 
 def test_vocabulary_keeps_to_its_limit_and_leaves_out_rare_words() -> None:
     assert words(vocab_size=300).vocab_size == 300
-    rare = train_tokenizer(recipe_data.Tokenizer(min_count=2), ["天气 散步", "天气 老师"], [])
+    rare = train_tokenizer(recipe_data.TokenizerSettings(min_count=2), ["天气 散步", "天气 老师"], [])
     assert rare.pieces is not None
     assert "天气".encode() in rare.pieces
     assert "老师".encode() not in rare.pieces
@@ -207,7 +207,8 @@ def test_saved_and_loaded_is_the_same_tokenizer(name: str) -> None:
 
 def test_training_is_the_same_in_another_process() -> None:
     code = (
-        "import hashlib, json, sys; from unpad.recipes import data as recipe_data; from unpad.data.tokens.tokenizer import train_tokenizer\n"
+        "import hashlib, json, sys; from unpad.recipes import data as recipe_data\n"
+        "from unpad.data.tokens.tokenizer import train_tokenizer\n"
         "texts = json.load(sys.stdin)\n"
         "for kind in ('words', 'bpe'):\n"
         "    made = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=400), texts, ['用户：'])\n"
@@ -402,7 +403,7 @@ def test_stream_costs_the_same_after_many_ids(name: str) -> None:
 def test_a_real_corpus_comes_back_whole(kind: Any) -> None:
     with (SHARED / "sayings.jsonl").open(encoding="utf-8") as lines:
         texts = [json.loads(line)["text"] for line in lines][:1500]
-    tokenizer = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=4000), texts[:1000], RESERVED)
+    tokenizer = train_tokenizer(recipe_data.TokenizerSettings(kind=kind, vocab_size=4000), texts[:1000], RESERVED)
     encoded = tokenizer.encode_batch(texts)
     assert [tokenizer.decode(ids) for ids in encoded] == texts
     assert sum(map(len, encoded)) < sum(len(text.encode()) for text in texts) / 2

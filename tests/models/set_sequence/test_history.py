@@ -11,7 +11,7 @@ from tests.helpers.samples import WIDTH, moved
 from unpad.batching.layout import build_layout
 from unpad.models.set_sequence.belief import Belief, Prior, Update, states_before
 from unpad.models.set_sequence.encoder import Latent
-from unpad.models.set_sequence.history import Course, History, TimeEncoding, lay_out_course
+from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, TimeEncoding, lay_out_course
 from unpad.nn.block import BlockConfig
 
 LATENT = 5
@@ -20,7 +20,7 @@ SETS = [3, 0, 1, 2]
 TIMES = [-9.0, -9.0, -2.5, 4.0, -7.0, -1.0]
 
 
-def course_of(sets: list[int] = SETS, times: list[float] = TIMES) -> Course:
+def course_of(sets: list[int] = SETS, times: list[float] = TIMES) -> SetLayout:
     return lay_out_course(build_layout(np.array(sets, int)), torch.tensor(times, dtype=torch.float64))
 
 
@@ -68,14 +68,14 @@ def belief(prior: Prior, update: Update) -> Belief:
     return moved(Belief(CONFIG, LATENT, prior, update, sample=True))
 
 
-def prior_of(module: Belief, history: History, latent: Latent) -> Tensor:
+def prior_of(module: Belief, history: HistoryEncoder, latent: Latent) -> Tensor:
     """Mean of the prior of every set: with a posterior of no information the product is the prior."""
     vague = Latent(latent.mean, torch.full_like(latent.log_var, 60.0), latent.z)
     return module(vague, history, course_of())[0].mean
 
 
 def test_a_prior_knows_the_sets_before_and_not_its_own() -> None:
-    module, history = belief("history", "product"), moved(History(CONFIG, LATENT, rotary=True))
+    module, history = belief("history", "product"), moved(HistoryEncoder(CONFIG, LATENT, rotary=True))
     latent = random_latents()
     before = prior_of(module, history, latent)
     changed = latent.mean.clone()
@@ -88,7 +88,7 @@ def test_a_prior_knows_the_sets_before_and_not_its_own() -> None:
 
 @pytest.mark.parametrize("prior", ["standard", "history"])
 def test_without_an_update_the_posterior_is_what_was_seen(prior: Prior) -> None:
-    latent, history = random_latents(), moved(History(CONFIG, LATENT, rotary=False))
+    latent, history = random_latents(), moved(HistoryEncoder(CONFIG, LATENT, rotary=False))
     posterior, divergence = belief(prior, "none")(latent, history, course_of())
     assert posterior is latent
     assert (divergence >= 0).all()
@@ -98,7 +98,7 @@ def test_without_an_update_the_posterior_is_what_was_seen(prior: Prior) -> None:
 
 
 def test_an_updated_posterior_is_drawn_in_training_alone() -> None:
-    latent, history = random_latents(), moved(History(CONFIG, LATENT, rotary=False))
+    latent, history = random_latents(), moved(HistoryEncoder(CONFIG, LATENT, rotary=False))
     module = belief("history", "product")
     assert torch.equal((found := module(latent, history, course_of())[0]).z, found.mean)
     module.train()

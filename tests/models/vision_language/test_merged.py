@@ -17,7 +17,7 @@ from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import Mode, VisionLanguage
 from unpad.nn.native import library
 from unpad.proof.pruned_reference import plain_pass
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 
 WIDTH, BLOCKS = 16, 3
@@ -238,7 +238,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(merge: str, prune: str, mod
 
 @torch.no_grad()
 def test_a_cache_grows_as_far_as_it_must_where_slots_are_more_than_patches() -> None:
-    model, asked = merging("slots"), Generate(max_new_tokens=40, temperature=0)
+    model, asked = merging("slots"), GenerateSettings(max_new_tokens=40, temperature=0)
     prompts = prepare([ROWS[5]], answers=None).batch
     (ids,) = generate(model, prompts, asked, eos_id=-1)
     whole = prepare([(ROWS[5][0], ROWS[5][1], " ".join(map(str, ids)))]).batch
@@ -247,7 +247,7 @@ def test_a_cache_grows_as_far_as_it_must_where_slots_are_more_than_patches() -> 
 
 def test_prompts_are_continued_as_each_alone() -> None:
     model, prompts = merging("question"), prepare(ROWS, answers=None).batch
-    asked = Generate(max_new_tokens=8, temperature=0)
+    asked = GenerateSettings(max_new_tokens=8, temperature=0)
     together = generate(model, prompts, asked, eos_id=7)
     for sample, ids in enumerate(together):
         assert generate(model, prompts.select([sample]), asked, eos_id=7) == [ids]

@@ -30,7 +30,7 @@ from unpad.nn.activation import activate
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.native import library
 from unpad.nn.objective import WEIGHTS
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
 from unpad.training.step import accumulate
 
@@ -383,5 +383,5 @@ def test_the_model_offers_what_training_and_generation_ask_for() -> None:
     assert TowerConfig().num_run == 1  # of two blocks
     plain = from_sequences([[1, 2, 3]])
     assert model.logits(model(plain)).shape == (2, VOCAB)
-    model, settings, prompts = tiny(LEARNED), Generate(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
+    model, settings, prompts = tiny(LEARNED), GenerateSettings(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
     assert generate(model, prompts, settings, eos_id=-1) == generate(model.decoder, prompts, settings, eos_id=-1)

@@ -24,7 +24,7 @@ from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn.block import Stream
 from unpad.nn.native import library
 from unpad.proof.pruned_reference import plain_pass
-from unpad.recipes.training import Generate
+from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 
 WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1
@@ -444,7 +444,7 @@ def test_the_cache_is_smaller_by_what_was_removed() -> None:
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0, "beams": 3}])
 def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], path: Any) -> None:
     model, prompts = pruned(), prepare(ROWS, answers=None).batch
-    asked = Generate(max_new_tokens=8, **settings)
+    asked = GenerateSettings(max_new_tokens=8, **settings)
     with path():
         together = generate(model, prompts, asked, eos_id=7)
         assert int((model.kept[0] - model.kept[-1]).sum()) > 10, "visual tokens were removed"
@@ -454,7 +454,7 @@ def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], pat
 
 
 def test_text_is_continued_as_without_pruning() -> None:
-    model, asked = pruned(), Generate(max_new_tokens=5, temperature=0)
+    model, asked = pruned(), GenerateSettings(max_new_tokens=5, temperature=0)
     expected = generate(model.decoder, [[1, 2, 3], [4]], asked, eos_id=-1)
     assert generate(model, [[1, 2, 3], [4]], asked, eos_id=-1) == expected
 

@@ -15,7 +15,7 @@ from unpad.errors import SourceError
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
-from unpad.run.report.svg import MAX_POINTS, Line, plot, running_mean, short, span, thin, tick_labels, ticks
+from unpad.run.report.svg import MAX_POINTS, Curve, plot, running_mean, short, span, thin, tick_labels, ticks
 from unpad.storage import RunLock
 
 
@@ -188,7 +188,7 @@ def test_long_runs_are_thinned_without_losing_a_spike() -> None:
     assert len(tx) <= MAX_POINTS
     assert ty.max() == 50.0
     assert np.all(np.diff(tx) > 0)
-    drawn = plot("Speed", [Line("main", [(x, y)])])
+    drawn = plot("Speed", [Curve("main", [(x, y)])])
     assert drawn.count("L") <= MAX_POINTS
     assert ">100,000<" in drawn
 
@@ -222,15 +222,15 @@ def test_running_mean_equals_the_mean_of_its_neighbours(values: list[float], wid
 
 def test_a_plot_of_one_point_or_of_nothing_is_drawn() -> None:
     one = np.ones(1)
-    assert "<circle" in plot("Loss", [Line("main", [(one, one)])])
-    assert "nothing was measured" in plot("Loss", [Line("main", [(one, one * math.nan)])])
+    assert "<circle" in plot("Loss", [Curve("main", [(one, one)])])
+    assert "nothing was measured" in plot("Loss", [Curve("main", [(one, one * math.nan)])])
     assert "nothing was measured" in plot("Loss", [])
 
 
 def test_a_few_large_values_make_the_axis_logarithmic() -> None:
     x, y = np.arange(1.0, 101), np.ones(100)
     y[50] = 1000.0
-    drawn = plot("Gradient norm", [Line("main", [(x, y)])])
+    drawn = plot("Gradient norm", [Curve("main", [(x, y)])])
     assert [label for label in re.findall(r">([\d.]+)</text>", drawn)][:4] == ["1", "10", "100", "1000"]
 
 

@@ -25,7 +25,7 @@ from unpad.trials.bench.bench import Bench, bench
 from unpad.trials.bench.measure import Spread, spread
 from unpad.trials.bench.memory import fit_memory
 from unpad.trials.bench.quality import train
-from unpad.trials.bench.speed import Effort, Row, _side, measure, to_row
+from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, Trainer, every_update, size_variants, strategy_variants
 
 
@@ -50,12 +50,12 @@ def setup(toy: str) -> Setup:
     return prepare_setup(load_recipe(toy), Path(), None, Timers())
 
 
-def _row(name: str, rates: list[float], torch_rates: list[float] | None = None, **fields: Any) -> Row:
+def _row(name: str, rates: list[float], torch_rates: list[float] | None = None, **fields: Any) -> SpeedRow:
     values: dict[str, Any] = {
         "plan": {}, "tokens_per_update": 1.0, "tokens_per_pass": 1.0, "sequence_tokens": 1.0, "padded_length": 1.0,
         "pad_share": 0.0, "largest_pass": 1, "shares": rates, "updates": 1, "peak_bytes": 2, "base_bytes": 1,
     }  # fmt: skip
-    return Row(name, rates=rates, torch_rates=torch_rates or [], **(values | fields))
+    return SpeedRow(name, rates=rates, torch_rates=torch_rates or [], **(values | fields))
 
 
 def test_rows_are_the_strategies_and_the_batch_sizes(result: Bench) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from unpad.trials.bench.measure import (
+    Contender,
     Rounds,
-    Side,
-    Turn,
+    TimedTurn,
     Work,
     describe_machine,
     matrix_ceiling,
@@ -22,7 +22,7 @@ from unpad.trials.bench.measure import (
 
 def test_a_turn_counts_all_work_and_ends_with_its_cycle() -> None:
     numbers = count(1)
-    side = Side(lambda: Work(next(numbers), 10), cycle=4)
+    side = Contender(lambda: Work(next(numbers), 10), cycle=4)
     done = side.turn(seconds=0.0, min_steps=5)
     assert done.steps == 8
     assert done.tokens == sum(range(1, 9))
@@ -34,7 +34,7 @@ def test_a_turn_lasts_its_time() -> None:
         time.sleep(0.002)
         return Work(5, 1)
 
-    done = Side(step).turn(seconds=0.02)
+    done = Contender(step).turn(seconds=0.02)
     assert done.seconds >= 0.02
     assert done.rate == done.tokens / done.seconds <= 5 / 0.002
 
@@ -46,22 +46,22 @@ def test_a_turn_begins_with_work_that_does_not_count() -> None:
         time.sleep(0.001)
         return Work(next(numbers), 1)
 
-    done = Side(step).turn(0.0, untimed=0.004)
+    done = Contender(step).turn(0.0, untimed=0.004)
     assert done.steps == 1
     assert done.tokens >= 2, "the steps before were other ones"
     before = next(numbers)
-    assert Side(step, cycle=2).turn(0.0, untimed=0.004)[:2] == (2, 2 * before + 3), "a cycle goes without"
+    assert Contender(step, cycle=2).turn(0.0, untimed=0.004)[:2] == (2, 2 * before + 3), "a cycle goes without"
 
 
 def test_rounds_interleave_sides_and_the_ceiling() -> None:
     calls: list[str] = []
 
-    def side(name: str) -> Side:
+    def side(name: str) -> Contender:
         def step() -> Work:
             calls.append(name)
             return Work(1, 1)
 
-        return Side(step)
+        return Contender(step)
 
     def ceiling() -> float:
         calls.append("ceiling")
@@ -76,8 +76,8 @@ def test_rounds_interleave_sides_and_the_ceiling() -> None:
 
 def test_ratios_are_taken_within_a_round_and_shares_of_the_best_ceiling() -> None:
     turns = {
-        "fast": [Turn(1, 40, 100, 1.0), Turn(1, 10, 25, 1.0)],
-        "slow": [Turn(1, 10, 20, 1.0), Turn(1, 5, 10, 1.0)],
+        "fast": [TimedTurn(1, 40, 100, 1.0), TimedTurn(1, 10, 25, 1.0)],
+        "slow": [TimedTurn(1, 10, 20, 1.0), TimedTurn(1, 5, 10, 1.0)],
     }
     result = Rounds(turns, [100.0, 200.0, 50.0])
     assert result.ratios("fast", "slow") == [4.0, 2.0]

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 MAX_SHOWN = 20
 
 
-def apply_policy(bad: list[BadRow], num_rows: int, data: Data, checked: str = "") -> None:
+def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "") -> None:
     """Refuse bad rows as the recipe says; returning means that they are set aside.
 
     Args:

@@ -8,7 +8,7 @@ from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
 from unpad.data.sources.rows import examples, missing, optional_fields, require_text
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
 
@@ -24,7 +24,7 @@ _MARKED: dict[str, Role] = {
 }  # fmt: skip
 
 
-def read(file: SourceFile, data: Data) -> Iterator[Example | BadRow]:
+def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     """Yield each conversation of a file, or the row that cannot be one.
 
     A conversation begins with a system message or none, then user and assistant take turns; at least one reply is

@@ -24,11 +24,11 @@ from unpad.data.sources.files import SourceFile, natural_key
 from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
 from unpad.data.sources.rows import missing, require_text, rows
 from unpad.errors import SourceError
-from unpad.recipes.data import Data, Source
+from unpad.recipes.data import DataSettings, Source
 
-Split = Literal["train", "holdout", "test"]
+DeclaredSplit = Literal["train", "holdout", "test"]
 
-SPLITS: dict[str, Split] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
+SPLITS: dict[str, DeclaredSplit] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
 FIELDS = ("label", "split", "width", "height", "sha256")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
@@ -52,7 +52,7 @@ class ImageExample:
 
     where: str
     label: str
-    split: Split | None
+    split: DeclaredSplit | None
     width: int
     height: int
     notes: tuple[str, ...]
@@ -88,7 +88,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
     return found
 
 
-def read(file: SourceFile, data: Data) -> Iterator[ImageExample | BadRow]:
+def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow]:
     """Yield each image of a folder, manifest or parquet file in order, or the row that cannot be one.
 
     A manifest has the fields `image` (or the source's own), a path that stays within the manifest's folder, `label`,
@@ -109,7 +109,7 @@ def read(file: SourceFile, data: Data) -> Iterator[ImageExample | BadRow]:
             yield from pool.map(examine, window)
 
 
-def read_all(file: SourceFile, data: Data) -> tuple[list[ImageExample], list[BadRow]]:
+def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:
     """Read one source to the end; every image is in exactly one of the two lists.
 
     Raises:
@@ -173,7 +173,7 @@ class Found:
     label: str
     path: Path
     root: str
-    split: Split | None = None
+    split: DeclaredSplit | None = None
     declared: tuple[int | None, int | None, str | None] = (None, None, None)
     row: tuple[int, int, str] | None = None
     content: bytes | None = None
@@ -262,7 +262,7 @@ def is_image(path: Path) -> bool:
 # --------------------------------------------------------------------------- manifests and parquet
 
 
-def _in_manifest(file: SourceFile, data: Data) -> Iterator[Found | BadRow]:
+def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRow]:
     name = file.field or "image"
     folder = file.path.parent
     root = os.path.realpath(folder)
@@ -352,7 +352,7 @@ def _label(row: dict[str, Any]) -> str:
     raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', "add the label or remove the row")
 
 
-def declared_split(row: dict[str, Any]) -> Split | None:
+def declared_split(row: dict[str, Any]) -> DeclaredSplit | None:
     split = row.get("split")
     if split is None:
         return None

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from unpad.data.sources.drawn import drawn_folder
 from unpad.data.sources.simulated import simulated_folder
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 PACKAGE = Path(__file__).parents[2]
 MADE = {"drawn:": drawn_folder, "simulated:": simulated_folder}  # sets that the program makes itself
 
 
-def resolve_path(data: Data, path: str) -> Path:
+def resolve_path(data: DataSettings, path: str) -> Path:
     """Turn a path of the recipe into one of this machine.
 
     `unpad:` starts inside the package; `drawn:shapes.jsonl` is a small set of pictures, `simulated:patients` one of

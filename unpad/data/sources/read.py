@@ -4,13 +4,13 @@ from unpad.data.sources import chat, text
 from unpad.data.sources.example import BadRow, Example
 from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 READERS = {"text": text.read, "chat": chat.read}  # by kind of data
 KINDS = tuple(READERS)
 
 
-def read_file(kind: str, file: SourceFile, data: Data) -> tuple[list[Example], list[BadRow]]:
+def read_file(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Example], list[BadRow]]:
     """Read one file to the end; every row is in exactly one of the two lists.
 
     Args:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from unpad.data.sources.example import BadRow, Example, Split
 from unpad.data.sources.files import HEAD_BYTES, SourceFile
 from unpad.data.sources.jsonlines import RowFault, read_array, read_lines, type_name, wrong_encoding
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 END_OF_TEXT = "<|endoftext|>"
 BATCH_ROWS = 1024
@@ -23,7 +23,7 @@ _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 Row = tuple[str, Any]  # where it is, and its JSON value
 
 
-def rows(file: SourceFile, data: Data, fields: tuple[str, ...]) -> Iterator[Row | BadRow]:
+def rows(file: SourceFile, data: DataSettings, fields: tuple[str, ...]) -> Iterator[Row | BadRow]:
     """Yield (where, value) or the bad row: an object, a string of a JSON array, or a document of plain text.
 
     Args:
@@ -41,7 +41,7 @@ def rows(file: SourceFile, data: Data, fields: tuple[str, ...]) -> Iterator[Row 
 
 
 def examples(
-    file: SourceFile, data: Data, fields: tuple[str, ...], convert: Callable[[str, Any], Example]
+    file: SourceFile, data: DataSettings, fields: tuple[str, ...], convert: Callable[[str, Any], Example]
 ) -> Iterator[Example | BadRow]:
     """Yield `convert(where, value)` of every row, or the bad row where `convert` raises RowFault."""
     for item in rows(file, data, fields):

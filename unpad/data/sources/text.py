@@ -7,10 +7,10 @@ from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, type_name
 from unpad.data.sources.rows import examples, missing, optional_fields, require_text
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 
-def read(file: SourceFile, data: Data) -> Iterator[Example | BadRow]:
+def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     """Yield each document of a file, or the row that cannot be one.
 
     A document keeps its text exactly, but for line breaks at its beginning and end. An object holds it in the field

@@ -11,11 +11,11 @@ from typing import Any
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.images import Found, ImageExample, Split, checked_path, declared_split, examine
+from unpad.data.sources.images import DeclaredSplit, Found, ImageExample, checked_path, declared_split, examine
 from unpad.data.sources.jsonlines import RowFault, type_name
 from unpad.data.sources.rows import missing, require_text, rows
 from unpad.errors import SourceError
-from unpad.recipes.data import Data
+from unpad.recipes.data import DataSettings
 
 DESCRIBE = "Describe the picture."  # the question of a row with a caption
 
@@ -35,7 +35,7 @@ class VqaExample:
     images: tuple[int, ...]
     question: str
     answers: tuple[str, ...]
-    split: Split | None
+    split: DeclaredSplit | None
     caption: bool
 
     @property
@@ -50,11 +50,11 @@ class _Row:
     paths: tuple[Path, ...]
     question: str
     answers: tuple[str, ...]
-    split: Split | None
+    split: DeclaredSplit | None
     caption: bool
 
 
-def read_all(file: SourceFile, data: Data) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:
+def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:
     """Read a file of questions to the end; every row is an example or a bad row, every image is looked at once.
 
     A row has `image`, a path that stays within the file's folder, a list of them or null; `question` and `answer`, or
@@ -90,7 +90,7 @@ def read_all(file: SourceFile, data: Data) -> tuple[list[VqaExample], list[Image
     return examples, images, bad
 
 
-def _rows(file: SourceFile, data: Data) -> Iterator[_Row | BadRow]:
+def _rows(file: SourceFile, data: DataSettings) -> Iterator[_Row | BadRow]:
     for item in rows(file, data, ("image", "question", "answer", "answers", "caption")):
         if isinstance(item, BadRow):
             yield item

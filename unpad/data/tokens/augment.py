@@ -16,7 +16,7 @@ from pathlib import Path
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.words import Segmenter
 from unpad.errors import SourceError
-from unpad.recipes.data import Augment
+from unpad.recipes.data import AugmentSettings
 
 PACKAGED_SYNONYMS = Path(__file__).with_name("synonyms.txt")
 MAX_SPAN = 4  # segments a dictionary word may be cut into and still be found
@@ -32,7 +32,7 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff
 
 def with_copies(
     examples: Sequence[Example],
-    settings: Augment,
+    settings: AugmentSettings,
     words: Segmenter,
     synonyms: Mapping[str, Sequence[str]],
     seed: int,
@@ -48,7 +48,7 @@ def with_copies(
 
 def augment(
     example: Example,
-    settings: Augment,
+    settings: AugmentSettings,
     words: Segmenter,
     synonyms: Mapping[str, Sequence[str]],
     seed: int,
@@ -130,7 +130,7 @@ def _group_fault(group: list[str]) -> str:
 
 
 def _change_text(
-    text: str, settings: Augment, words: Segmenter, synonyms: Mapping[str, Sequence[str]], draws: random.Random
+    text: str, settings: AugmentSettings, words: Segmenter, synonyms: Mapping[str, Sequence[str]], draws: random.Random
 ) -> str:
     """Change the stretches between markers: clause order, then synonyms, deletion and insertion word by word."""
     units: list[str] = []

@@ -36,7 +36,7 @@ THREADS = 2  # one part is in the tokenizer's hands, where it leaves the interpr
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent is gone
 WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has begun
 
-Span = tuple[int, int]  # first example of a part, and the one past its last
+ExampleSpan = tuple[int, int]  # first example of a part, and the one past its last
 Encoded = tuple[np.ndarray, np.ndarray, list[int]]  # tokens, loss_mask and the length of every example
 
 
@@ -101,7 +101,7 @@ def template_texts(template: Template) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
-def _spans(examples: Sequence[Example]) -> tuple[list[Span], int]:
+def _spans(examples: Sequence[Example]) -> tuple[list[ExampleSpan], int]:
     """First example and the one past the last of every part, and the characters of all."""
     chars = np.cumsum([sum(len(turn.content) for turn in example.turns) for example in examples], dtype=np.int64)
     total = int(chars[-1]) if len(chars) else 0
@@ -111,7 +111,7 @@ def _spans(examples: Sequence[Example]) -> tuple[list[Span], int]:
 
 
 @contextmanager
-def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[Span], Encoded]]]:
+def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[ExampleSpan], Encoded]]]:
     """What encodes a part: up to so many processes where they can be forked, which share neither the interpreter's lock
     nor the library's; else threads."""
     num = min(len(os.sched_getaffinity(0)), most) if sys.platform == "linux" and _may_run_beside_others() else 1
@@ -159,12 +159,12 @@ def _begin_process(job: _Job) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _encode_inherited(span: Span) -> Encoded:
+def _encode_inherited(span: ExampleSpan) -> Encoded:
     assert _inherited is not None, "set when this process began"
     return _encode_part(_inherited, span)
 
 
-def _encode_part(job: _Job, span: Span) -> Encoded:
+def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     part = job.examples[slice(*span)]
     contents = _encode_contents(job.tokenizer, [turn.content for example in part for turn in example.turns], job.fixed)
     ids: list[int] = []

@@ -67,7 +67,9 @@ class Tokenizer(Protocol):
         """Return what a run saves as tokenizer.json: equal tokenizers give equal bytes."""
 
 
-def train_tokenizer(settings: recipe_data.Tokenizer, texts: Iterable[str], reserved: Sequence[str]) -> Tokenizer:
+def train_tokenizer(
+    settings: recipe_data.TokenizerSettings, texts: Iterable[str], reserved: Sequence[str]
+) -> Tokenizer:
     """Build a vocabulary from the training texts; equal texts in equal order give an equal tokenizer.
 
     Args:

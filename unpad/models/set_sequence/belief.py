@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from unpad.models.set_sequence.encoder import Latent, draw, soft_clamp
 from unpad.models.set_sequence.gaussian import Gate, product_of_experts
-from unpad.models.set_sequence.history import Course, History
+from unpad.models.set_sequence.history import HistoryEncoder, SetLayout
 from unpad.models.set_sequence.set_losses import gaussian_kl
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig
@@ -20,7 +20,7 @@ Prior = Literal["standard", "history"]
 Update = Literal["none", "product"]
 
 
-def states_before(states: Tensor, start: Tensor, course: Course) -> Tensor:
+def states_before(states: Tensor, start: Tensor, course: SetLayout) -> Tensor:
     """Of every set the state of the set before it, `start` for the first of a patient.
 
     Args:
@@ -65,7 +65,7 @@ class Belief(nn.Module):
         if self.gate is not None:
             self.gate = Gate()
 
-    def forward(self, seen: Latent, history: History, course: Course) -> tuple[Latent, Tensor]:
+    def forward(self, seen: Latent, history: HistoryEncoder, course: SetLayout) -> tuple[Latent, Tensor]:
         """Update the prior of every set.
 
         Args:
@@ -85,7 +85,9 @@ class Belief(nn.Module):
             posterior = Latent(mean, log_var, draw(mean, log_var) if self.training and self.sample else mean)
         return posterior, gaussian_kl(posterior.mean, posterior.log_var, prior_mean, prior_log_var)
 
-    def _predict(self, start: Tensor, means: Tensor, history: History, course: Course) -> tuple[Tensor, Tensor]:
+    def _predict(
+        self, start: Tensor, means: Tensor, history: HistoryEncoder, course: SetLayout
+    ) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the variance of every prior, (num_sets, latent)."""
         before = widened(states_before(history(means, course), start, course))
         at = history.time(course).index_select(0, course.sets)

@@ -26,7 +26,7 @@ LOG_DAYS = 5.0  # what log1p of days is divided by: half a year is 1
 
 
 @dataclass(frozen=True)
-class Course:
+class SetLayout:
     """The run that the transformer sees: of every patient its sets, then its readout.
 
     Args:
@@ -51,7 +51,7 @@ class Course:
         return self.position_ids.index_select(0, self.sets) == 0
 
 
-def lay_out_course(history: Layout, times: Tensor) -> Course:
+def lay_out_course(history: Layout, times: Tensor) -> SetLayout:
     """Put a readout behind the sets of every patient.
 
     Args:
@@ -67,7 +67,7 @@ def lay_out_course(history: Layout, times: Tensor) -> Course:
     position_ids = torch.arange(num_sets + num_seqs, device=device) - first
     days = times.new_zeros(num_sets + num_seqs).index_copy(0, sets, times)
     gaps = torch.where(position_ids > 0, days - days.roll(1), 0).clamp_min(0)
-    return Course(layout, sets, readouts, position_ids, days, gaps)
+    return SetLayout(layout, sets, readouts, position_ids, days, gaps)
 
 
 class TimeEncoding(nn.Module):
@@ -85,7 +85,7 @@ class TimeEncoding(nn.Module):
         for linear in (self.hidden, self.out):
             nn.init.xavier_uniform_(linear.weight)
 
-    def forward(self, course: Course) -> Tensor:
+    def forward(self, course: SetLayout) -> Tensor:
         """Encode every place of a course, (num_sets + num_seqs, width), in fp32 or wider."""
         days, gaps = (x.to(self.hidden.weight.dtype) for x in (course.days, course.gaps))
         to_landmark = days.sign() * days.abs().log1p() / LOG_DAYS
@@ -93,7 +93,7 @@ class TimeEncoding(nn.Module):
         return widened(self.out(activate("gelu", self.hidden(torch.stack(features, 1)))))
 
 
-class History(nn.Module):
+class HistoryEncoder(nn.Module):
     """Causal transformer over the latents of a patient's sets.
 
     Args:
@@ -117,7 +117,7 @@ class History(nn.Module):
         nn.init.xavier_uniform_(self.from_latent.weight)
         self.time.reset()
 
-    def forward(self, latents: Tensor, course: Course) -> Tensor:
+    def forward(self, latents: Tensor, course: SetLayout) -> Tensor:
         """Hidden states of sets and readouts after the last norm, (num_sets + num_seqs, width), in the computing dtype.
 
         Args:
@@ -130,7 +130,7 @@ class History(nn.Module):
         hidden: Tensor = self.norm(x, delta)[1]
         return hidden
 
-    def attention(self, latents: Tensor, course: Course) -> Tensor:
+    def attention(self, latents: Tensor, course: SetLayout) -> Tensor:
         """How much of a readout's attention in the last block each place gets, mean of all heads.
 
         Returns:
@@ -167,12 +167,12 @@ class History(nn.Module):
             parts.append(self(latents.index_select(0, sets), course).index_select(0, course.readouts))
         return torch.cat(parts[1:] or parts)
 
-    def _embed(self, latents: Tensor, course: Course) -> Tensor:
+    def _embed(self, latents: Tensor, course: SetLayout) -> Tensor:
         """The residual stream as it begins, (num_sets + num_seqs, width), fp32 or wider."""
         start = self.readout.expand(len(course.position_ids), -1)
         return start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
 
-    def _rotary(self, course: Course) -> Rotary | None:
+    def _rotary(self, course: SetLayout) -> Rotary | None:
         if not self.rotary:
             return None
         frequencies = rotary_frequencies(self.head_dim, 1e4, "none", 1.0)

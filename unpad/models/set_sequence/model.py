@@ -25,7 +25,7 @@ from unpad.models.set_sequence.belief import Belief, Prior, Update, states_befor
 from unpad.models.set_sequence.decoder import SetDecoder
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.heads import PatientHeads
-from unpad.models.set_sequence.history import Course, History, lay_out_course
+from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
 from unpad.models.set_sequence.set_losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.models.set_sequence.survival import bin_edges
@@ -87,7 +87,7 @@ class Config(BlockConfig):
 
 
 @dataclass(frozen=True)
-class Reading:
+class SetReading:
     """What the encoder made of a batch.
 
     Args:
@@ -103,7 +103,7 @@ class Reading:
     embedded: Tensor
     latents: list[Latent]
     divergences: list[Tensor]
-    course: Course
+    course: SetLayout
 
 
 class SetSequence(nn.Module):
@@ -122,7 +122,7 @@ class SetSequence(nn.Module):
         self.config, self.num_codes = config, num_codes
         self.embedding = EventEmbedding(num_codes, config.width, config.code_vectors)
         self.encoder = SetEncoder(config, config.levels, config.inducing, config.latent, config.sample)
-        self.history = History(config, config.latent, config.rotary)
+        self.history = HistoryEncoder(config, config.latent, config.rotary)
         self.belief = Belief(config, config.latent, config.prior, config.update, config.sample)
         layers, noise = config.decoder_layers, config.slot_noise
         self.decoder = SetDecoder(config, config.latent, layers, noise, config.decoder_history)
@@ -295,7 +295,7 @@ class SetSequence(nn.Module):
             "raw_kl": events.num_sets,
         }
 
-    def _decoder_terms(self, reading: Reading, states: Tensor, unlabelled: bool) -> Terms:
+    def _decoder_terms(self, reading: SetReading, states: Tensor, unlabelled: bool) -> Terms:
         """reconstruction, made_code, and nll where there are no labels."""
         num_sets, num_levels = reading.events.num_sets, len(reading.latents)
         made, members = self._make(reading, [latent.z for latent in reading.latents], states)
@@ -313,7 +313,7 @@ class SetSequence(nn.Module):
 
     # ----------------------------------------------------------------------- parts
 
-    def _read(self, batch: RaggedBatch) -> Reading:
+    def _read(self, batch: RaggedBatch) -> SetReading:
         """Embed and encode the events of a batch."""
         events = batch.events
         assert events is not None, "patients have events"
@@ -324,9 +324,9 @@ class SetSequence(nn.Module):
         course = lay_out_course(events.history, events.times)
         posterior, divergence = self.belief(latents[-1], self.history, course)
         divergences = [gaussian_kl(latent.mean, latent.log_var) for latent in latents[:-1]]
-        return Reading(events, codes, embedded, [*latents[:-1], posterior], [*divergences, divergence], course)
+        return SetReading(events, codes, embedded, [*latents[:-1], posterior], [*divergences, divergence], course)
 
-    def _states(self, reading: Reading) -> Tensor:
+    def _states(self, reading: SetReading) -> Tensor:
         """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype.
 
         The history reads means: noise on what the decoder makes events from would blur what is predicted of a patient.
@@ -334,10 +334,10 @@ class SetSequence(nn.Module):
         hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
         return hidden
 
-    def _readouts(self, states: Tensor, reading: Reading) -> Tensor:
+    def _readouts(self, states: Tensor, reading: SetReading) -> Tensor:
         return states.index_select(0, reading.course.readouts)
 
-    def _make(self, reading: Reading, latents: Sequence[Tensor], states: Tensor | None) -> tuple[Tensor, Layout]:
+    def _make(self, reading: SetReading, latents: Sequence[Tensor], states: Tensor | None) -> tuple[Tensor, Layout]:
         """Decode every set once for each of several latents, all (num_sets, latent).
 
         Args:

@@ -88,7 +88,7 @@ class Config(Section):
 
 
 @dataclass(frozen=True)
-class Reading:
+class VisionReading:
     """A batch as the decoder reads it.
 
     Args:
@@ -331,7 +331,7 @@ class VisionLanguage(nn.Module):
         counts |= dict.fromkeys(ACCURACIES, judged) if judged else {}
         return counts | self.decoder.count_targets(batch)
 
-    def _adversary_terms(self, batch: RaggedBatch, reading: Reading, fake: Watch) -> Terms:
+    def _adversary_terms(self, batch: RaggedBatch, reading: VisionReading, fake: Watch) -> Terms:
         """What the discriminator says of the pass that `fake` watched, and of one with all visual tokens."""
         assert self.discriminator is not None, "the terms are there with a discriminator only"
         with torch.no_grad():
@@ -343,12 +343,12 @@ class VisionLanguage(nn.Module):
 
     # ----------------------------------------------------------------------- images
 
-    def _read(self, batch: RaggedBatch) -> Reading:
+    def _read(self, batch: RaggedBatch) -> VisionReading:
         """The batch as the decoder reads it in this mode; the tower does not run for text alone."""
         check_places(batch, self.config.image_id)
         merges = self.config.merge is not None and self.mode != "origin"
         if batch.media is None or batch.media.total_tokens == 0:
-            return Reading(flattened(batch) if merges else batch)
+            return VisionReading(flattened(batch) if merges else batch)
         features, received = self._look(batch.media)
         return self._compose(batch, features, self.mode, received)
 
@@ -363,17 +363,17 @@ class VisionLanguage(nn.Module):
 
     def _compose(
         self, batch: RaggedBatch, features: Tensor | None, mode: Mode, received: Tensor | None = None
-    ) -> Reading:
+    ) -> VisionReading:
         """Put what the tower made of images into the text, as patches or merged."""
         assert features is not None, "a batch with images"
         merge = self.config.merge
         if merge is None or mode == "origin":
-            return Reading(self.splice(batch, self.projector(features)), placed(batch, received), features)
+            return VisionReading(self.splice(batch, self.projector(features)), placed(batch, received), features)
         batch = flattened(batch)
         text = self._text(batch)
         merged = merge_images(merge, self.merger, batch, text, features, received)
         short, visual = shorten(batch, text, merged, self.projector(merged.features))
-        return Reading(short, replace(visual, tower_attention=received), features)
+        return VisionReading(short, replace(visual, tower_attention=received), features)
 
     def _text(self, batch: RaggedBatch) -> Tensor:
         """Embeddings of text, (total_tokens, language width); those of placeholders mean nothing."""
@@ -384,7 +384,7 @@ class VisionLanguage(nn.Module):
         ids = batch.input_ids if batch.media_index is None else batch.input_ids.index_fill(0, batch.media_index, 0)
         return self.embed(ids)
 
-    def _pruning(self, reading: Reading) -> PrunePass | None:
+    def _pruning(self, reading: VisionReading) -> PrunePass | None:
         """What removes tokens in one pass over this batch, None where nothing does; begins `given` and what
         is kept."""
         blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)

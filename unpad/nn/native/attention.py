@@ -95,7 +95,7 @@ _forward = torch.ops.unpad.ragged_attention.default
 _backward = torch.ops.unpad.ragged_attention_backward.default
 
 
-class Sizes(ctypes.Structure):
+class AttentionSizes(ctypes.Structure):
     """`struct unpad_attention` of kernels.h."""
 
     _fields_ = (
@@ -118,7 +118,7 @@ def _functions() -> tuple[Any, Any]:
     forward, backward = library().unpad_attention_forward, library().unpad_attention_backward
     shared: list[Any] = [
         ctypes.c_int,
-        ctypes.POINTER(Sizes),
+        ctypes.POINTER(AttentionSizes),
         *[ctypes.c_void_p] * 5,
     ]  # ..., cu_seqlens, qkv, cos, sin, key_bias
     forward.argtypes = [*shared, *[ctypes.c_void_p] * 2]
@@ -188,7 +188,7 @@ def attention_backward(
 
 def _sizes(
     qkv: Tensor, cu_seqlens: Tensor, heads: int, kv_heads: int, causal: bool, scale: float, dropout: float, seed: int
-) -> Sizes:
+) -> AttentionSizes:
     total, rows, head_dim = qkv.shape
     assert heads % kv_heads == 0, (heads, kv_heads)
     assert rows == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
@@ -196,7 +196,7 @@ def _sizes(
     assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
     assert int(cu_seqlens[-1]) == total, f"the layout ends at {int(cu_seqlens[-1])}, the run at {total}"
     assert 0 <= dropout < 1, dropout
-    return Sizes(
+    return AttentionSizes(
         len(cu_seqlens) - 1, total, heads, kv_heads, head_dim, scale, dropout, seed, causal, torch.get_num_threads()
     )
 

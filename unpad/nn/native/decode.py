@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unpad.nn.native.attention import WIDE, Sizes
+from unpad.nn.native.attention import WIDE, AttentionSizes
 from unpad.nn.native.library import DTYPES, library, pointer
 
 
@@ -47,7 +47,7 @@ _decode_attention = torch.ops.unpad.decode_attention.default
 @cache
 def _function() -> Any:
     function = library().unpad_decode_attention
-    function.argtypes = [ctypes.c_int, ctypes.POINTER(Sizes), ctypes.c_int64, *[ctypes.c_void_p] * 7]
+    function.argtypes = [ctypes.c_int, ctypes.POINTER(AttentionSizes), ctypes.c_int64, *[ctypes.c_void_p] * 7]
     function.restype = None
     return function
 
@@ -74,7 +74,9 @@ def _decode(
     wide = WIDE[qkv.dtype]
     tables = (None if table is None else table.to(wide).contiguous() for table in (cos, sin))
     out = qkv.new_empty((num_rows, heads, head_dim))
-    sizes = Sizes(num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, True, torch.get_num_threads())
+    sizes = AttentionSizes(
+        num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, True, torch.get_num_threads()
+    )
     _function()(
         DTYPES[qkv.dtype], sizes, capacity, pointer(lengths), pointer(qkv), *map(pointer, tables), pointer(keys),
         pointer(values), pointer(out),

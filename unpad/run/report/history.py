@@ -65,7 +65,7 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class History:
+class RunHistory:
     """A run as columns: one array entry per step, in the order of the files."""
 
     train: dict[str, Array]
@@ -78,7 +78,7 @@ class History:
     latent: list[dict[str, Any]]  # readings of a model's latent
 
 
-def read_history(folder: Path) -> History:
+def read_history(folder: Path) -> RunHistory:
     """Read a run directory.
 
     Raises:
@@ -116,7 +116,7 @@ def read_history(folder: Path) -> History:
         for name, values in timing.items():
             values.append(float(row[name]))
     recipe = folder / "recipe.yaml"
-    return History(
+    return RunHistory(
         {name: np.array(values) for name, values in train.items()},
         stage_starts,
         last,

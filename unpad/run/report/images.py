@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from unpad.run.report.svg import Line, matrix, plot
+from unpad.run.report.svg import Curve, matrix, plot
 
 
 def _images(found: dict[str, Any]) -> str:
@@ -15,8 +15,8 @@ def _images(found: dict[str, Any]) -> str:
     accuracy = 100 * np.array([b["accuracy"] for b in bins])
     even = np.array([0.0, 100.0])
     lines = [
-        Line("raw", [(even, even)], "as sure as right"),
-        Line("main", [(confidence, accuracy)], "measured", dots=True),
+        Curve("raw", [(even, even)], "as sure as right"),
+        Curve("main", [(confidence, accuracy)], "measured", dots=True),
     ]
     figures = [
         matrix("Confusion", found["classes"], np.array(found["confusion"]), "rows: the true class, held-out images"),

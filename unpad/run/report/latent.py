@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from unpad.run.report.history import Array
-from unpad.run.report.svg import Line, plot
+from unpad.run.report.svg import Curve, plot
 
 FLOOR = 1e-6  # what smaller values are drawn as on a logarithmic axis
 MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
@@ -38,8 +38,8 @@ def latent_section(rows: list[dict[str, Any]], recipe: str) -> str:
     kl = np.array([row["values"]["kl"] for row in rows], float)  # (readings, latent)
     variance = np.array([row["values"]["variance"] for row in rows], float)
     loss = [
-        Line("main", [(steps, column("reconstruction"))], "from its own latent"),
-        Line("held", [(steps, column("shuffled"))], "from another set's"),
+        Curve("main", [(steps, column("reconstruction"))], "from its own latent"),
+        Curve("held", [(steps, column("shuffled"))], "from another set's"),
     ]
     figures = [
         _spread("KL per dimension", steps, kl, "nats, mean over sets", levels.get("dead_kl")),
@@ -66,7 +66,7 @@ def _levels(recipe: str) -> dict[str, float]:
 
 
 def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float) -> str:
-    lines = [Line("main", [(steps, values)], dots=len(steps) <= 60), *_threshold(steps, limit, scale)]
+    lines = [Curve("main", [(steps, values)], dots=len(steps) <= 60), *_threshold(steps, limit, scale)]
     return plot(title, lines, unit=unit, zero=bool(values.min() >= 0))
 
 
@@ -75,17 +75,19 @@ def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | N
     values = np.maximum(values, FLOOR)
     outer = [(steps, np.quantile(values, share, axis=1)) for share in (0.0, 0.25, 0.75, 1.0)]
     lines = [
-        Line("raw", outer, "smallest, quarters, largest"),
-        Line("main", [(steps, np.median(values, axis=1))], "median dimension"),
+        Curve("raw", outer, "smallest, quarters, largest"),
+        Curve("main", [(steps, np.median(values, axis=1))], "median dimension"),
         *_threshold(steps, limit),
     ]
     return plot(title, lines, size=(1060, 340) if title.startswith("KL") else (520, 220), unit=unit, log=True)
 
 
-def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Line]:
+def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Curve]:
     """A line that the axis makes room for, and not only a mark where there is some."""
     return (
-        [] if limit is None else [Line("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]
+        []
+        if limit is None
+        else [Curve("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]
     )
 
 
@@ -97,8 +99,8 @@ def _dimensions(step: int, kl: Array, variance: Array) -> str:
     carried = [int(np.searchsorted(total, share * total[-1])) + 1 for share in (0.9, 0.95)]
     unit = f"{carried[0]} of {len(kl)} carry 90 % of the KL, {carried[1]} carry 95 %" if total[-1] > 0 else "no KL"
     lines = [
-        Line("main", [(place, np.maximum(kl[order], FLOOR))], "KL", dots=True),
-        Line("held", [(place, np.maximum(variance[order], FLOOR))], "variance", dots=True),
+        Curve("main", [(place, np.maximum(kl[order], FLOOR))], "KL", dots=True),
+        Curve("held", [(place, np.maximum(variance[order], FLOOR))], "variance", dots=True),
     ]
     return plot(f"Dimensions at step {step:,}", lines, unit=unit, over="dimension", log=True)
 

@@ -18,12 +18,12 @@ import yaml
 
 from unpad import storage
 from unpad.run.report import svg
-from unpad.run.report.history import Array, History, read_history, run_state
+from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.images import _images
 from unpad.run.report.latent import latent_section
 from unpad.run.report.patients import STYLE as EVENTS_STYLE
 from unpad.run.report.patients import describe_events
-from unpad.run.report.svg import Line, plot, running_mean, short, span
+from unpad.run.report.svg import Curve, plot, running_mean, short, span
 from unpad.run.report.vqa import STYLE as VQA_STYLE
 from unpad.run.report.vqa import describe_vqa
 
@@ -73,7 +73,7 @@ def _number(value: Any) -> str:
     return f"{float(value):#.4g}" if abs(float(value)) < 1e3 else f"{float(value):,.0f}"
 
 
-def _tiles(run: History) -> str:
+def _tiles(run: RunHistory) -> str:
     train, timing = run.train, run.timing
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
     held = [row for row in run.evals if row["stage"] == run.last["stage"] and row["loss"] is not None]
@@ -100,19 +100,19 @@ def _tiles(run: History) -> str:
     )
 
 
-def _plots(run: History, limit: float | None) -> str:
+def _plots(run: RunHistory, limit: float | None) -> str:
     train, timing, step = run.train, run.timing, run.train["step"]
     starts = [index for _, index in run.stage_starts]
     parts = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(step)], strict=True)]
     bounds = [(name, float(step[index])) for name, index in run.stage_starts]
     width = max(1, len(step) // 50) | 1
 
-    def smooth(at: Array, values: Array, weights: Array, pieces: list[slice]) -> list[Line]:
+    def smooth(at: Array, values: Array, weights: Array, pieces: list[slice]) -> list[Curve]:
         """Every step faintly and the mean of its neighbours over it; short runs need no mean."""
         if width == 1:
-            return [Line("main", [(at[p], values[p]) for p in pieces])]
+            return [Curve("main", [(at[p], values[p]) for p in pieces])]
         means = [(at[p], running_mean(values[p], weights[p], width)) for p in pieces]
-        return [Line("raw", [(at[p], values[p]) for p in pieces]), Line("main", means)]
+        return [Curve("raw", [(at[p], values[p]) for p in pieces]), Curve("main", means)]
 
     held = [[r for r in run.evals if r["stage"] == name and r["loss"] is not None] for name, _ in run.stage_starts]
     held_lines = [(np.array([r["step"] for r in h], float), np.array([float(r["loss"]) for r in h])) for h in held if h]
@@ -120,10 +120,10 @@ def _plots(run: History, limit: float | None) -> str:
     names = ["every step", f"mean of {width} steps"] if width > 1 else ["training"]
     loss = [replace(line, label=label) for line, label in zip(loss, names, strict=True)]
     if held_lines:
-        loss.append(Line("held", held_lines, "held out", dots=sum(map(len, held)) <= 60))
+        loss.append(Curve("held", held_lines, "held out", dots=sum(map(len, held)) <= 60))
     pad = 100 * np.where(train["padded_tokens"] > 0, 1 - train["tokens"] / np.maximum(train["padded_tokens"], 1), 0.0)
 
-    def timed(name: str, scale: float = 1.0) -> list[Line]:
+    def timed(name: str, scale: float = 1.0) -> list[Curve]:
         return smooth(timing["step"], scale * timing[name], np.ones(len(timing["step"])), [slice(None)])
 
     rate, memory, waited = timed("tokens_per_second"), timed("memory_bytes", 1e-9), timed("waited", 1e3)
@@ -135,7 +135,7 @@ def _plots(run: History, limit: float | None) -> str:
         plot("Loss", loss, size=(1060, 340), unit="nats per target", bounds=bounds),
         plot(
             "Learning rate",
-            [Line("main", [(step[part], train["lr"][part]) for part in parts])],
+            [Curve("main", [(step[part], train["lr"][part]) for part in parts])],
             zero=True,
             bounds=bounds,
         ),
@@ -164,7 +164,7 @@ def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> st
     return f"<h2>{escape(title)}{note}</h2><div class=box><table><tr>{head}</tr>{body}</table></div>"
 
 
-def _evaluations(run: History) -> str:
+def _evaluations(run: RunHistory) -> str:
     names = list(dict.fromkeys(name for row in run.evals for name in row["values"]))
     newest_best = {row["stage"]: index for index, row in enumerate(run.evals) if row["best"]}
     measures = ["loss"] if _of_patients(run.recipe) else ["loss", "perplexity"]
@@ -203,7 +203,7 @@ def _evaluation(folder: Path, recipe: str) -> str:
         return f"<h2>Held-out patients</h2>{hint}" if _of_patients(recipe) else ""
 
 
-def _log(run: History) -> str:
+def _log(run: RunHistory) -> str:
     """Tables of where the time went, of the environment, and of everything else that happened."""
     known = {entry["kind"]: entry for entry in run.events}
     timers = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unpad.run.report.history import Array
-from unpad.run.report.svg import Line, plot, tick_labels, ticks
+from unpad.run.report.svg import Curve, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
 CHART, ROW = 110, 20  # heights: of the probability, and of one code
@@ -55,10 +55,10 @@ def _calibration(bins: list[dict[str, float]]) -> str:
     ranges = [(np.array([x[i], x[i]]), np.array([columns["low"][i], columns["high"][i]])) for i in range(len(x))]
     even = np.array([np.floor(x.min()), np.floor(x.max()) + 1])
     lines = [
-        Line("stage", [(even, even)], "as predicted"),
-        Line("raw", ranges, "95 %"),
+        Curve("stage", [(even, even)], "as predicted"),
+        Curve("raw", ranges, "95 %"),
         # Dots without a line: bins are apart, and what lies between them was not measured.
-        Line("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
+        Curve("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
     ]
     unit = "patients with the outcome, % by predicted probability, %"
     return plot("Calibration", lines, size=(WIDTH, 340), zero=True, unit=unit, over="predicted", begin=even[0])
@@ -69,11 +69,11 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
     recall, precision = 100 * np.array(precision_recall).T
     whole = np.array([0.0, 100.0])
     share = 100 * counts["with_outcome"] / (counts["with_outcome"] + counts["without_outcome"])
-    chance = [Line("stage", [(whole, whole)], "chance"), Line("stage", [(whole, np.full(2, share))], "chance")]
+    chance = [Curve("stage", [(whole, whole)], "chance"), Curve("stage", [(whole, np.full(2, share))], "chance")]
     return [
         plot(
             "Receiver operating characteristic",
-            [chance[0], Line("main", [(false, true)], "model")],
+            [chance[0], Curve("main", [(false, true)], "model")],
             size=(520, 360),
             zero=True,
             unit="sensitivity, % by false alarms, %",
@@ -81,7 +81,7 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
         ),
         plot(
             "Precision and recall",
-            [chance[1], Line("main", [(recall, precision)], "model")],
+            [chance[1], Curve("main", [(recall, precision)], "model")],
             size=(520, 360),
             zero=True,
             unit="precision, % by recall, %",

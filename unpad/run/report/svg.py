@@ -48,7 +48,7 @@ svg text.on{fill:#fff}
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """One drawn series: `css` names its look; each segment is drawn apart, so that stages do not join."""
 
     css: str
@@ -122,7 +122,7 @@ def tick_labels(marks: list[float]) -> list[str]:
 
 def plot(
     title: str,
-    lines: list[Line],
+    lines: list[Curve],
     *,
     size: tuple[int, int] = (520, 220),
     zero: bool = False,

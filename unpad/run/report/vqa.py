@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from unpad.run.report.kept_patches import Kept, to_svg
-from unpad.run.report.svg import Line, plot
+from unpad.run.report.svg import Curve, plot
 
 STYLE = """
 .kept{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr))}
@@ -101,10 +101,10 @@ def _kept(kept: np.ndarray, patches: float | None) -> str:
     """
     block = np.arange(len(kept), dtype=float)
     mean, least, most = kept.T
-    lines = [] if patches is None else [Line("held", [(block, np.full_like(block, patches))], "patches of the images")]
+    lines = [] if patches is None else [Curve("held", [(block, np.full_like(block, patches))], "patches of the images")]
     lines += [
-        Line("main", [(block, mean)], "mean", dots=True),
-        Line("raw", [(block, least), (block, most)], "least and most"),
+        Curve("main", [(block, mean)], "mean", dots=True),
+        Curve("raw", [(block, least), (block, most)], "least and most"),
     ]
     return plot(
         "Visual tokens", lines, size=(1060, 260), zero=True, unit="of a question, by block they enter", over="block"

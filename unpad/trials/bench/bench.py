@@ -17,7 +17,7 @@ from unpad.training.setup import Setup, stage_sequences
 from unpad.trials.bench.measure import describe_machine, spread
 from unpad.trials.bench.memory import MemoryModel, fit_memory, memory_lines, peaks
 from unpad.trials.bench.quality import TRAINED_SIZES, Trained, train, trained_lines
-from unpad.trials.bench.speed import Effort, Row, measure, row_values, table, to_row
+from unpad.trials.bench.speed import Effort, SpeedRow, measure, row_values, table, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, all_data, prepare, size_variants, strategy_variants
 
 FULL, QUICK = Effort(), Effort(rounds=3, seconds=0.3, updates=20)
@@ -38,8 +38,8 @@ class Bench:
     machine: dict[str, Any]
     effort: Effort
     ceilings: list[float]
-    strategies: list[Row]
-    batch_sizes: list[Row]
+    strategies: list[SpeedRow]
+    batch_sizes: list[SpeedRow]
     memory: MemoryModel | None
     trained: list[Trained]
 

@@ -31,7 +31,7 @@ class Work(NamedTuple):
     operations: int
 
 
-class Turn(NamedTuple):
+class TimedTurn(NamedTuple):
     """What one side did in one round."""
 
     steps: int
@@ -46,7 +46,7 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Side:
+class Contender:
     """One way to do the work.
 
     Args:
@@ -58,7 +58,7 @@ class Side:
     step: Callable[[], Work]
     cycle: int = 1
 
-    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn:
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> TimedTurn:
         """Work until `seconds` are over, `min_steps` are done and the cycle is complete.
 
         Args:
@@ -72,13 +72,13 @@ class Side:
         while steps < min_steps or steps % self.cycle or time.perf_counter() - began < seconds:
             work = self.step()
             tokens, operations, steps = tokens + work.tokens, operations + work.operations, steps + 1
-        return Turn(steps, tokens, operations, time.perf_counter() - began)
+        return TimedTurn(steps, tokens, operations, time.perf_counter() - began)
 
 
 class TakesTurns(Protocol):
     """A `Side`, or what stands for one in another process."""
 
-    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> Turn: ...
+    def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> TimedTurn: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Rounds:
             (rounds + 1,); empty when it was not measured.
     """
 
-    turns: dict[str, list[Turn]]
+    turns: dict[str, list[TimedTurn]]
     ceilings: list[float]
 
     def rates(self, name: str) -> list[float]:
@@ -145,7 +145,7 @@ def measure_rounds(
         ceiling: measures what the machine can do, in operations per second; called before every round and at the end.
         report: is told what a round gave, one line each.
     """
-    turns: dict[str, list[Turn]] = {name: [] for name in sides}
+    turns: dict[str, list[TimedTurn]] = {name: [] for name in sides}
     ceilings: list[float] = []
     for side in sides.values():
         side.turn(warm_seconds, warm_steps)

@@ -13,14 +13,14 @@ import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
-from unpad.trials.bench.speed import MIB, Row
-from unpad.trials.bench.variants import Trainer, Variant, prepare, size_variants, strategy_variants
+from unpad.trials.bench.speed import MIB, SpeedRow
+from unpad.trials.bench.variants import BenchVariant, Trainer, prepare, size_variants, strategy_variants
 
 CARDS = (8, 16, 32)  # GiB
 GIB = 2**30
 
 
-def peaks(name: str, overrides: Sequence[str], variants: Sequence[Variant]) -> list[tuple[int, int]]:
+def peaks(name: str, overrides: Sequence[str], variants: Sequence[BenchVariant]) -> list[tuple[int, int]]:
     """Bytes at the peak of every variant's largest update, and before it: `Row.peak_bytes` and `base_bytes`.
 
     Each in a process of its own; on a GPU in this one, where its allocator counts exactly.
@@ -42,7 +42,7 @@ def _peak_of(name: str, overrides: list[str], row: int) -> tuple[int, int]:
     return _peak((strategy_variants(setup) + size_variants(setup))[row])
 
 
-def _peak(variant: Variant) -> tuple[int, int]:
+def _peak(variant: BenchVariant) -> tuple[int, int]:
     """Bytes at the peak of an update with the largest micro-batch of the first epoch, and bytes before it."""
     setup, made = variant.setup, variant.plan
     on_gpu = setup.device.type == "cuda"
@@ -56,7 +56,7 @@ def _peak(variant: Variant) -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(setup.device) if on_gpu else max(peak_memory(), base), base
 
 
-def _micro(variant: Variant, index: int) -> RaggedBatch:
+def _micro(variant: BenchVariant, index: int) -> RaggedBatch:
     """One micro-batch of the first epoch, numbered through all its steps."""
     setup, offsets = variant.setup, variant.plan.step_offsets
     step = int(np.searchsorted(offsets, index, side="right")) - 1
@@ -91,7 +91,7 @@ class MemoryModel:
         return max(int(free / self.bytes_per_token), 0)
 
 
-def fit_memory(rows: Sequence[Row]) -> MemoryModel | None:
+def fit_memory(rows: Sequence[SpeedRow]) -> MemoryModel | None:
     """The line through rows of batch sizes; None where larger passes did not measure as larger."""
     tokens = np.array([row.largest_pass for row in rows], np.float64)
     measured = np.array([row.memory_bytes for row in rows], np.float64)

@@ -10,7 +10,7 @@ from itertools import islice
 from unpad.evaluation.metrics import held_out
 from unpad.training.setup import stage_sequences
 from unpad.trials.bench.speed import MIB
-from unpad.trials.bench.variants import Trainer, Variant, every_update
+from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
 
 TRAINED_SIZES = (1, 4, 8)  # of the table of equal updates
 
@@ -33,7 +33,7 @@ class Trained:
     memory_bytes: int
 
 
-def train(variant: Variant, updates: int, memory_bytes: int) -> Trained:
+def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
     """Train a fresh copy for some updates at the recipe's learning rate, and look at the held-out loss."""
     setup = variant.setup
     trainer = Trainer(setup)

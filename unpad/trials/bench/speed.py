@@ -12,8 +12,17 @@ import torch
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.training.setup import Setup
-from unpad.trials.bench.measure import CEILING_SIZE, Rounds, Side, Spread, Work, matrix_ceiling, measure_rounds, spread
-from unpad.trials.bench.variants import Trainer, Variant, every_update
+from unpad.trials.bench.measure import (
+    CEILING_SIZE,
+    Contender,
+    Rounds,
+    Spread,
+    Work,
+    matrix_ceiling,
+    measure_rounds,
+    spread,
+)
+from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
 
 FAR = 1 << 20  # epochs that no bench reaches
 WARM_UPDATES = 2  # of every side, before the first round
@@ -40,7 +49,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Row:
+class SpeedRow:
     """One way to batch.
 
     Args:
@@ -82,7 +91,7 @@ class Row:
         """Real tokens per second."""
         return spread(self.rates)
 
-    def times(self, other: Row) -> Spread:
+    def times(self, other: SpeedRow) -> Spread:
         """How many times as fast as another row, round by round."""
         return spread([mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)])
 
@@ -97,7 +106,7 @@ class Row:
         return spread(self.shares)
 
 
-def measure(setup: Setup, variants: Sequence[Variant], effort: Effort) -> Rounds:
+def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> Rounds:
     """Let all variants take turns; where a run uses native kernels, each of them also without."""
     trainer = Trainer(setup)  # one for all: a large model would not fit into memory once per row
     for group in trainer.optimizer.param_groups:
@@ -114,7 +123,7 @@ def measure(setup: Setup, variants: Sequence[Variant], effort: Effort) -> Rounds
     )  # fmt: skip
 
 
-def _side(trainer: Trainer, variant: Variant, as_run: bool) -> Side:
+def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
     # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
     updates = every_update(variant.setup, variant.stage, 0 if as_run else FAR)
     sizes = sizes_of(trainer.model.config, variant.setup.data.num_outputs)
@@ -126,15 +135,15 @@ def _side(trainer: Trainer, variant: Variant, as_run: bool) -> Side:
         lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
         return Work(sum(lengths), training_operations(sizes, lengths, sum(batch.num_targets for batch in micros)))
 
-    return Side(step)
+    return Contender(step)
 
 
-def to_row(variant: Variant, measured: Rounds, memory: tuple[int, int]) -> Row:
+def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> SpeedRow:
     """The row of a way to batch from what was measured of it; `memory` is `bench_memory.peaks` of it."""
     made, settings = variant.plan, variant.setup.recipe.plan
     fields = ("strategy", "tokens_per_step", "tokens_per_micro", "batch_size", "bucket_width")
     both = [name for name in (variant.name, variant.name + WITHOUT_NATIVE) if name in measured.turns]
-    return Row(
+    return SpeedRow(
         variant.name,
         plan={field: getattr(settings, field) for field in fields},
         tokens_per_update=made.real_tokens / made.num_steps,
@@ -155,7 +164,7 @@ def to_row(variant: Variant, measured: Rounds, memory: tuple[int, int]) -> Row:
 # --------------------------------------------------------------------------- tables
 
 
-def row_values(row: Row, first: Row) -> dict[str, Any]:
+def row_values(row: SpeedRow, first: SpeedRow) -> dict[str, Any]:
     """A row as JSON values, with what is derived from it; `first` is the row it is compared with."""
     gain = row.native_gain()
     return {
@@ -175,7 +184,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def table(title: str, rows: list[Row]) -> list[str]:
+def table(title: str, rows: list[SpeedRow]) -> list[str]:
     """Rows as lines of text, compared with the first."""
     width = max(len(title), *(len(row.name) for row in rows))
     lines = [f"{title:<{width}}" + "".join(f"{name:>{size}}" for name, size in COLUMNS.items())]
@@ -185,7 +194,7 @@ def table(title: str, rows: list[Row]) -> list[str]:
     return lines
 
 
-def _cells(row: Row, first: Row) -> list[str]:
+def _cells(row: SpeedRow, first: SpeedRow) -> list[str]:
     rate, gain = row.rate(), row.native_gain()
     return [
         f"{rate.median:,.0f}",

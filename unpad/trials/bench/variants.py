@@ -43,7 +43,7 @@ def prepare(name: str, overrides: Sequence[str]) -> Setup:
 
 
 @dataclass(frozen=True)
-class Variant:
+class BenchVariant:
     """One way to batch, as a recipe that differs from the user's in its plan alone, and its first epoch."""
 
     name: str
@@ -52,7 +52,7 @@ class Variant:
     plan: Plan
 
 
-def strategy_variants(setup: Setup) -> list[Variant]:
+def strategy_variants(setup: Setup) -> list[BenchVariant]:
     """One sequence per forward pass, then as many as each strategy takes; no sequence alone is ever padded."""
     size = setup.recipe.plan.batch_size
     alone: dict[str, Any] = {"strategy": "pack", "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
@@ -66,13 +66,13 @@ def strategy_variants(setup: Setup) -> list[Variant]:
     ]
 
 
-def size_variants(setup: Setup) -> list[Variant]:
+def size_variants(setup: Setup) -> list[BenchVariant]:
     """Padded batches of every size of `BATCH_SIZES`, each an update of its own."""
     fields: dict[str, Any] = {"strategy": "dynamic", "tokens_per_step": 1}
     return [_variant(setup, f"batch size {size}", **fields, batch_size=size) for size in BATCH_SIZES]
 
 
-def _variant(setup: Setup, name: str, **fields: Any) -> Variant:
+def _variant(setup: Setup, name: str, **fields: Any) -> BenchVariant:
     recipe = setup.recipe.model_copy(update={"plan": setup.recipe.plan.model_copy(update={"grow": {}, **fields})})
     stage = all_data(setup)
     changed = replace(setup, recipe=recipe)
@@ -80,7 +80,7 @@ def _variant(setup: Setup, name: str, **fields: Any) -> Variant:
     if made.num_steps == 0:
         fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
         raise PlanError(f"{name}: the plan drops every token", where="plan", fix=fix)
-    return Variant(name, changed, stage, made)
+    return BenchVariant(name, changed, stage, made)
 
 
 def all_data(setup: Setup) -> Stage:
