@@ -1,0 +1,68 @@
+"""docs/migrating.md maps to fields, commands and functions that exist."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+import typer.main
+
+from unpad import cli
+from unpad.models import model_config
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
+
+TEXT = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
+
+
+def spans() -> list[str]:
+    """Code in the second column of the tables."""
+    return [
+        code
+        for line in TEXT.splitlines()
+        if line.startswith("| ")
+        for code in re.findall(r"`([^`]+)`", re.split(r"(?<!\\) \| ", line)[1])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "section", "at_least"),
+    [("zh_chat", "Small Chinese model", 20), ("llm", "Language model", 20), ("events", "Patients", 5)],
+)
+def test_every_field_is_one_of_the_recipe(recipe: str, section: str, at_least: int) -> None:
+    _, _, part = TEXT.partition(f"\n## {section}")
+    num_fields = 0
+    for line in part.partition("\n## ")[0].splitlines():
+        fields = re.findall(r"`(\w+(?:\.\w+)*=[^`]+)`", line)
+        loaded = load_recipe(recipe, [field if is_whole(field) else f"generate.{field}" for field in fields])
+        model_config(loaded.model)
+        num_fields += len(fields)
+    assert num_fields > at_least
+
+
+def is_whole(field: str) -> bool:
+    """Whether a field stands there with its section; those of `generate` may go without."""
+    key = field.partition("=")[0]
+    return "." in key or key in Recipe.model_fields
+
+
+def test_every_command_and_function_exists() -> None:
+    root: Any = typer.main.get_command(cli.app)
+    for code in spans():
+        if code.startswith("unpad."):
+            name, _, arguments = code.removeprefix("unpad.").rstrip(")").partition("(")
+            module, _, function = f"unpad.{name}".rpartition(".")
+            parameters = inspect.signature(resolve_name(f"{module}:{function}")).parameters
+            given = {a.partition("=")[0].strip() for a in arguments.split(",") if a}
+            assert given <= set(parameters) | {"strategy"}, code
+        elif code.startswith("unpad "):
+            words = code.split()
+            options = {option for parameter in root.commands[words[1]].params for option in parameter.opts}
+            assert {word for word in words if word.startswith("--")} <= options, code
+        elif code.startswith("--") and code != "--help":
+            options = {option for command in root.commands.values() for p in command.params for option in p.opts}
+            assert code.split()[0] in options, code
