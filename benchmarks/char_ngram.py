@@ -29,7 +29,7 @@ import torch
 from unpad.data.sources.files import expand
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import read_file
-from unpad.data.sources.split import HOLDOUT, TRAIN
+from unpad.data.sources.split import Split
 from unpad.data.text import open_data
 from unpad.data.tokens.token_set import TokenSet
 from unpad.evaluation.metrics import Metric, interval, resample
@@ -168,8 +168,8 @@ def main(name: str) -> None:
     data = open_data(recipe, open_files(recipe, folder))
     tokens = data.tokens
     texts = read_texts(recipe, tokens)
-    held_out = np.flatnonzero(tokens.split == HOLDOUT)
-    train = [texts[i] for i in np.flatnonzero((tokens.split == TRAIN) & (tokens.copy == 0))]
+    held_out = np.flatnonzero(tokens.split == Split.HOLDOUT)
+    train = [texts[i] for i in np.flatnonzero((tokens.split == Split.TRAIN) & (tokens.copy == 0))]
     test = [texts[i] for i in held_out]
     print(f"{len(train):,} training documents of {sum(map(len, train)):,} characters; "
           f"{len(test):,} held out of {sum(map(len, test)):,}")  # fmt: skip

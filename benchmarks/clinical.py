@@ -30,6 +30,7 @@ import torch
 
 import unpad
 from unpad.data.family import open_data
+from unpad.data.sources.split import Split
 from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, log_loss
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe
@@ -225,7 +226,7 @@ def _ours_once(people: People, recipe: str, overrides: Sequence[str], seed: int,
         sides[stopping], sides[test] = "train", "holdout"
         write(asked)
         data: Any = open_data(load_recipe(recipe, [*overrides, f"events.split={asked}"]), run.files)
-        held = np.flatnonzero(data.split == 1)
+        held = np.flatnonzero(data.split == Split.HOLDOUT)
         found = predict(run.model, data, held, run.recipe.plan, torch.device("cpu"))
         place = {person: row for row, person in enumerate(data.ids[held].tolist())}
         rows = np.array([place[person] for person in people.ids[test].tolist()])

@@ -21,6 +21,7 @@ from unpad.data.images import ImageData
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.patches import resize
 from unpad.data.sources.images import read_bytes
+from unpad.data.sources.split import Split
 from unpad.evaluation.run import evaluate_run
 from unpad.recipes.file import load_recipe
 from unpad.run.timers import Timers
@@ -41,7 +42,7 @@ def open_setup(overrides: list[str]) -> Setup:
 
 def tokens_of(setup: Setup) -> int:
     """Patches of one epoch."""
-    return int(setup.data.positions[setup.data.split == 0].sum())
+    return int(setup.data.positions[setup.data.split == Split.TRAIN].sum())
 
 
 def transformer(overrides: list[str]) -> float:
@@ -60,7 +61,7 @@ def forest(data: ImageData, seed: int, channels: slice) -> float:
         return resize(picture, FOREST_SIDE, FOREST_SIDE)[:, :, channels].reshape(-1)
 
     features = np.stack([pixels(index) for index in range(len(data.examples))])
-    trained, held = data.split == 0, data.split == 1
+    trained, held = data.split == Split.TRAIN, data.split == Split.HOLDOUT
     model = RandomForestClassifier(FOREST_TREES, n_jobs=-1, random_state=seed).fit(
         features[trained], data.labels[trained]
     )

@@ -30,7 +30,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import open_data
-from unpad.data.sources.split import TRAIN
+from unpad.data.sources.split import Split
 from unpad.models import build_model, model_config
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
@@ -76,7 +76,7 @@ def prepare(recipe: Recipe, num_patients: int) -> Bench:
     assert isinstance(model, SetSequence)
     optimizer = make_optimizer(model, recipe.optim)
     set_rate(optimizer, 0.0)
-    order = np.random.default_rng(0).permutation(np.flatnonzero(data.split == TRAIN))
+    order = np.random.default_rng(0).permutation(np.flatnonzero(data.split == Split.TRAIN))
     chosen = np.resize(order, num_patients)
     begins = np.zeros_like(chosen)
     patients = data.load(Micro(chosen, begins, data.positions[chosen], begins, pad_to=0, fill_to=0))

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
+from unpad.data.sources.split import Split
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Block, BlockConfig, init_weights
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
@@ -372,8 +373,8 @@ def corpus(name: str, data: Path, overrides: tuple[str, ...] = ()) -> Workload:
     lengths, settings, _ = plan_inputs(setup, stage, 0)
     return Workload(
         name, setup.model.config, setup.data.num_outputs, setup.model.config.longest, setup.data.tokens, lengths,
-        stage_sequences(setup, stage, 0), stage_sequences(setup, stage, 1), lambda: _copy(setup), settings,
-        setup.recipe.optim,
+        stage_sequences(setup, stage, Split.TRAIN), stage_sequences(setup, stage, Split.HOLDOUT),
+        lambda: _copy(setup), settings, setup.recipe.optim,
     )  # fmt: skip
 
 

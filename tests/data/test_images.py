@@ -17,6 +17,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, plan
 from unpad.data.family import open_data
 from unpad.data.images import ImageData
+from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, SourceError, UnpadError
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.data import ImageSettings
@@ -77,7 +78,7 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     data = images_of(recipe_of(folder))
     assert data.classes == ("dark", "light")
     assert len(data.examples) == data.read_rows == 24
-    assert 0 < int((data.split == 1).sum()) < 12
+    assert 0 < int((data.split == Split.HOLDOUT).sum()) < 12
     assert data.positions.tolist() == [int(rows * columns) for rows, columns in data.grids]
     (folder / "dark" / "broken.png").write_bytes(b"")
     with pytest.raises(SourceError, match="E_EMPTY") as caught:
@@ -126,7 +127,8 @@ def test_a_manifest_declares_its_split_and_a_changed_file_changes_the_fingerprin
     manifest = folder / "images.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = images_of(recipe_of(manifest))
-    assert (int((data.split == 0).sum()), int((data.split == 1).sum()), data.left_out) == (8, 8, 8)
+    assert [int((data.split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT)] == [8, 8]
+    assert data.left_out == 8
     before = data.fingerprint()
     assert images_of(recipe_of(manifest)).fingerprint() == before
     Image.new("RGB", (16, 16)).save(folder / rows[0]["image"])

@@ -14,6 +14,7 @@ from tests.conftest import tiny_model
 from tests.helpers.toy import write_toy
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan
+from unpad.data.sources.split import Split
 from unpad.data.text import TextData, open_data
 from unpad.evaluation.metrics import Metric, resample
 from unpad.evaluation.text import DocumentSums, document_nll, per_sequence, summarise
@@ -204,7 +205,7 @@ def test_resamples_draw_as_many_documents_as_there_are() -> None:
 def test_a_held_out_part_is_measured_apart_from_training(corpus: tuple[TextData, int]) -> None:
     data, vocab_size = corpus
     tokens = data.tokens
-    held, trained = np.flatnonzero(tokens.split == 1), np.flatnonzero(tokens.split == 0)
+    held, trained = np.flatnonzero(tokens.split == Split.HOLDOUT), np.flatnonzero(tokens.split == Split.TRAIN)
     assert not set(held) & set(trained)
     model = model_of(vocab_size)
     both = measure(model, data, np.concatenate([held, trained]))

@@ -16,6 +16,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro
 from unpad.batching.plan import Micro
 from unpad.data import text as text_data
+from unpad.data.sources.split import Split
 from unpad.errors import PlanError
 from unpad.proof import recipe as module
 from unpad.proof.certificate import certify
@@ -81,7 +82,7 @@ def test_the_sample_holds_the_longest_and_the_shortest_sequence(tmp_path: Path) 
     setup = setup_of(write_toy(tmp_path / "toy"))
     sample = module._sample(setup)
     lengths = setup.data.positions
-    trained = lengths[setup.data.split == 0]
+    trained = lengths[setup.data.split == Split.TRAIN]
     assert lengths[sample].max() == trained.max()
     assert lengths[sample].min() == trained.min()
     assert not np.any(setup.data.split[sample]), "held-out documents stay out of it"

@@ -12,6 +12,7 @@ import pytest
 
 from unpad.data.check import check
 from unpad.data.sources.places import PACKAGE
+from unpad.data.sources.split import Split
 from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import load_recipe
 
@@ -83,11 +84,11 @@ def test_the_split_of_the_packaged_recipe_leaks_nothing_that_is_not_declared(
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     tokens, _, report = prepare(load_recipe("zh_chat"))
-    held_chats = np.flatnonzero((tokens.split == 1) & (tokens.kind == 1))
+    held_chats = np.flatnonzero((tokens.split == Split.HOLDOUT) & (tokens.kind == 1))
     assert held_chats.size == 320
     assert report.leaks is not None
     assert (report.leaks.num_exact, report.leaks.num_near) == (0, 0), report.leak_places
     assert report.leaks.num_declared >= 320
     assert report.rows_read == report.rows_used == 2540
-    trained = {tokens.group(int(i)) for i in np.flatnonzero((tokens.split == 0) & (tokens.kind == 1))}
+    trained = {tokens.group(int(i)) for i in np.flatnonzero((tokens.split == Split.TRAIN) & (tokens.kind == 1))}
     assert {tokens.group(int(i)) for i in held_chats} <= trained

@@ -18,6 +18,7 @@ from tests.conftest import random_batch, tiny_model
 from tests.helpers.toy import run, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
+from unpad.data.sources.split import Split
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
@@ -166,14 +167,14 @@ def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_pat
     assert orders == [order_of(epoch_plan(again, stage, epoch)) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
     assert order_of(epoch_plan(setup_of(recipe, "train.seed=1"), stage, 0)) != orders[0]
-    wanted = stage_sequences(setup, stage, 0).tolist()
+    wanted = stage_sequences(setup, stage, Split.TRAIN).tolist()
     assert all(sorted(i for micro in order for i in micro) == wanted for order in orders)
 
 
 def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
     for stage, kind in zip(setup.stages, (0, 1), strict=True):
-        trained, held = stage_sequences(setup, stage, 0), stage_sequences(setup, stage, 1)
+        trained, held = stage_sequences(setup, stage, Split.TRAIN), stage_sequences(setup, stage, Split.HOLDOUT)
         assert trained.size
         assert held.size
         assert set(setup.data.kind[np.concatenate([trained, held])].tolist()) == {kind}
@@ -188,7 +189,7 @@ def test_a_source_of_half_weight_is_seen_half_as_often(tmp_path: Path) -> None:
     setup = setup_of(recipe, f"data.text=[{{path: {text}, weight: 0.5}}]")
     stage = setup.stages[0]
     drawn = [len([i for micro in order_of(epoch_plan(setup, stage, epoch)) for i in micro]) for epoch in range(4)]
-    num = stage_sequences(setup, stage, 0).size
+    num = stage_sequences(setup, stage, Split.TRAIN).size
     assert all(abs(count - num / 2) <= 1 for count in drawn)
 
 
@@ -196,11 +197,12 @@ def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) 
     recipe = write_toy(tmp_path / "toy")
     apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")
     stage = joined.stages[0]
-    assert stage_sequences(joined, stage, 0).size == 1
+    assert stage_sequences(joined, stage, Split.TRAIN).size == 1
     assert joined.data.tokens.lengths.sum() == apart.data.tokens.lengths.sum()
     windows = epoch_plan(joined, stage, 0)
     assert windows.pieces.lengths.max() <= joined.model.config.longest
-    assert windows.ledger.total == int(joined.data.tokens.lengths[stage_sequences(joined, stage, 0)].sum()) - 1
+    (joint,) = stage_sequences(joined, stage, Split.TRAIN)
+    assert windows.ledger.total == int(joined.data.tokens.lengths[joint]) - 1
 
 
 # --------------------------------------------------------------------------- weights

@@ -16,6 +16,7 @@ from rich.console import Console
 import unpad.trials.preview as module
 from tests.evaluation.test_patients_run import MODEL, write_tables
 from tests.helpers.toy import write_toy
+from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
@@ -97,7 +98,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
     values = result.to_json()
     total = 0
     for stage, part in zip(setup.stages, values["stages"], strict=True):
-        ids = stage_sequences(setup, stage, 0)
+        ids = stage_sequences(setup, stage, Split.TRAIN)
         for row in part["strategies"]:
             ledger = row["ledger"]
             columns = [sum(ledger[name].values()) for name in ("trained", "context", "truncated", "dropped")]

@@ -30,7 +30,7 @@ from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign
+from unpad.data.sources.split import Split, assign, declared_splits, describe_split
 from unpad.errors import RecipeError, SourceError
 from unpad.models import model_config
 from unpad.recipes.data import ImageSettings
@@ -41,7 +41,6 @@ UNITS = ("images", "patches")
 CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
-DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
 DECODERS = 4  # threads: decoding and resizing leave the interpreter's lock
 WITH_OPACITY = 4  # channels
 CHUNK = 64  # images whose sizes a thread finds at a time
@@ -143,7 +142,7 @@ class ImageData:
             return self.grids[ids]
         # Other numbers than those that change the pixels of an image: images are numbered below this.
         drawn = np.random.default_rng([*draw, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
-        factors = np.where(self.split[ids] == TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
+        factors = np.where(self.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
         grids = [
             scaled_grid(self.examples[i].width, self.examples[i].height, factor, self.patch, self.settings)
             for i, factor in zip(ids.tolist(), factors, strict=True)
@@ -184,8 +183,7 @@ class ImageData:
         lines = [
             f"{self.read_rows:,} images read = {used:,} used + {len(self.bad):,} set aside"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
-            f"{int((self.split == TRAIN).sum()):,} to train on, {int((self.split == HOLDOUT).sum()):,} held out; "
-            f"{len(self.classes)} classes: {shown}{more}",
+            f"{describe_split(self.split)}; {len(self.classes)} classes: {shown}{more}",
             f"{int(self.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
             f"{self.positions.min()} to {self.positions.max()} per image ({self.settings.size})",
         ]
@@ -205,13 +203,13 @@ class ImageData:
     def _changed(self, draw: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, changed as this epoch draws where the image is one to train on."""
         patches = self._patches(image, grid)
-        if not self.settings.augments or self.split[image] != TRAIN:
+        if not self.settings.augments or self.split[image] != Split.TRAIN:
             return patches
         return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*draw, image]))
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, (num_patches, channels * patch * patch) float32."""
-        if self.settings.draws_sizes and self.split[image] == TRAIN:
+        if self.settings.draws_sizes and self.split[image] == Split.TRAIN:
             pixels = self.cache.get(image, lambda: self._shrunk(self._pixels(image)))
             return prepare(pixels, grid, self.patch, self.settings)
         return self.cache.get(image, lambda: prepare(self._pixels(image), grid, self.patch, self.settings))
@@ -308,7 +306,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     grids = grids_of(used, config.patch, settings)
     largest = _largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
     refuse_cuts(recipe, int(largest.prod(1).max()), config.longest, "an image")
-    declared = np.array([DECLARED[example.split] for example in used], np.int8)
+    declared = declared_splits(example.split for example in used)
     keys = np.array([content_key(example) for example in used], np.uint64)
     split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
     return ImageData(

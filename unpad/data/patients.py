@@ -31,7 +31,7 @@ from unpad.data.histories.tables import alias
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import HOLDOUT, TRAIN
+from unpad.data.sources.split import Split, describe_split
 from unpad.errors import RecipeError
 from unpad.models import model_config
 from unpad.recipes.recipe import Recipe
@@ -233,8 +233,7 @@ class EventData:
         lines = [
             f"{self.num_rows:,} rows read, {len(self.bad):,} set aside; {used + sum(others.values()):,} events = "
             f"{used:,} used" + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            f"{len(self.ids):,} patients: {int((self.split == TRAIN).sum()):,} to train on, "
-            f"{int((self.split == HOLDOUT).sum()):,} held out"
+            f"{len(self.ids):,} patients: {describe_split(self.split)}"
             + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
         ]
         if cohort.label is not None:
@@ -269,11 +268,11 @@ class EventData:
         """A line for every side of the split whose known labels are all the same, or where none is known."""
         assert self.labels is not None
         found = []
-        for side, name in ((TRAIN, "to train on"), (HOLDOUT, "held out")):
+        for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
             mine = self.labels[self.split == side]
             for value, what in ((1, "with the outcome"), (0, "without the outcome")):
                 if len(mine) and not (mine == value).any():
-                    found.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == HOLDOUT else ""))
+                    found.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
         return found
 
     @cached_property
@@ -328,7 +327,7 @@ def _make(
 ) -> EventData:  # fmt: skip
     """Number the codes, form sets and cut them."""
     settings, num = recipe.events, len(cohort.person)
-    in_training = cohort.split[events.patient] == TRAIN
+    in_training = cohort.split[events.patient] == Split.TRAIN
     known = load_codes(kept[CODES]) if kept else histories.learn_codes(events, rows.names, in_training, settings)
     events, skipped, unknown = histories.number_codes(events, rows, known, settings)
     sets = histories.form_sets(events, num, settings, clock, rows.sets is not None)

@@ -21,7 +21,7 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.images import DECLARED, DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
+from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare, unpatch
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
@@ -29,7 +29,7 @@ from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import HOLDOUT, TRAIN, assign
+from unpad.data.sources.split import Split, assign, declared_splits, describe_split
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
@@ -169,7 +169,7 @@ class VqaData:
         lines = [
             f"{used + len(self.bad) + self.left_out:,} rows read = {used:,} used + {len(self.bad):,} set aside"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
-            f"{int((self.split == TRAIN).sum()):,} to train on, {int((self.split == HOLDOUT).sum()):,} held out; "
+            f"{describe_split(self.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
             f"{int(self.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
@@ -215,7 +215,7 @@ class VqaData:
 
     def _changed(self, patches: np.ndarray, seq: int, image: int, draw: tuple[int, int]) -> np.ndarray:
         """The patches of an image, changed as this epoch draws for this row where the row is one to train on."""
-        if not self.settings.augments or self.split[seq] != TRAIN:
+        if not self.settings.augments or self.split[seq] != Split.TRAIN:
             return patches
         rows, columns = self.grids[image].tolist()
         rng = np.random.default_rng([*draw, seq, image])
@@ -256,10 +256,11 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     used = [examples[i] for i in keep]
     files = expand(recipe.data.vqa, partial(resolve_path, recipe.data))
     refuse_empty(len(used), "vqa", files)
-    declared = np.array([DECLARED[example.split] for example in used], np.int8)
+    declared = declared_splits(example.split for example in used)
     keys = np.array([_content_key(example, images) for example in used], np.uint64)
     split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
-    tokenizer = _tokenizer(recipe, kept, [example for example, side in zip(used, split, strict=True) if side == TRAIN])
+    training = [example for example, side in zip(used, split, strict=True) if side == Split.TRAIN]
+    tokenizer = _tokenizer(recipe, kept, training)
     config, settings = model_config(recipe.model), recipe.images
     made = VqaData(
         examples=used,

@@ -12,6 +12,7 @@ import torch
 from unpad import storage
 from unpad.data.images import ImageData
 from unpad.data.once import every_micro, slots
+from unpad.data.sources.split import Split
 from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.recipes.training import PlanSettings
@@ -76,7 +77,7 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
     Args:
         num_shown: how many wrongly classified images to show, the surest first.
     """
-    ids = np.flatnonzero(data.split == 1)
+    ids = np.flatnonzero(data.split == Split.HOLDOUT)
     found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
     metrics = summarise(found, data.classes)
     storage.write_atomic(run.folder / EVALUATION, json.dumps(describe(found, data.classes), ensure_ascii=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from unpad.data.sources.split import Split
 from unpad.data.text import TextData
 from unpad.errors import SourceError
 from unpad.inference.loaded import LoadedRun
@@ -22,7 +23,7 @@ def heldout_openings(run: LoadedRun, num: int) -> list[str]:
     if not isinstance(data, TextData):
         raise SourceError("the run holds no texts out", where=str(run.folder), fix="see `unpad eval`")
     tokens = data.tokens
-    ids = np.flatnonzero((tokens.split == 1) & (tokens.kind == 0) & (tokens.lengths >= SHORTEST))
+    ids = np.flatnonzero((tokens.split == Split.HOLDOUT) & (tokens.kind == 0) & (tokens.lengths >= SHORTEST))
     if ids.size == 0:
         raise SourceError(
             f"no held-out text has {SHORTEST} tokens", where="data.holdout", fix="give openings yourself with --prompt"

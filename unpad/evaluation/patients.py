@@ -14,6 +14,7 @@ import torch
 
 from unpad import storage
 from unpad.data.once import every_micro, once_each
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.courses import courses
@@ -83,7 +84,7 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
     Args:
         num_shown: how many patients to show of whom the model was sure and wrong.
     """
-    ids, device = np.flatnonzero(data.split == 1), torch.device("cpu")
+    ids, device = np.flatnonzero(data.split == Split.HOLDOUT), torch.device("cpu")
     model, plan = run.model, run.recipe.plan
     metrics: dict[str, Metric] = {}
     drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}

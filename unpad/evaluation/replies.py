@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unpad.data.sources.split import Split
 from unpad.data.tokens.token_set import TokenSet
 from unpad.evaluation.metrics import Metric, interval, resample
 from unpad.inference.generate import complete
@@ -36,7 +37,7 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]
     return replies
 
 
-def with_keywords(tokens: TokenSet, split: int, seed: int, most: int = MAX_QUESTIONS) -> np.ndarray:
+def with_keywords(tokens: TokenSet, split: Split, seed: int, most: int = MAX_QUESTIONS) -> np.ndarray:
     """Ids of original conversations of a split that name keywords, at most `most` of them, drawn by seed."""
     ids = np.flatnonzero((tokens.kind == 1) & (tokens.split == split) & (tokens.copy == 0))
     ids = np.array([i for i in ids if tokens.keywords(int(i))], np.int64)

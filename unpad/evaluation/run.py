@@ -6,7 +6,7 @@ from importlib import import_module
 
 import numpy as np
 
-from unpad.data.sources.split import HOLDOUT
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation.metrics import Metric
 from unpad.inference.loaded import load
@@ -30,7 +30,9 @@ def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list
     data = run.data()
     used = (run.recipe.stages[-1].use if run.recipe.stages else None) or data.kinds
     kinds = [
-        kind for k, kind in enumerate(data.kinds) if kind in used and np.any((data.split == HOLDOUT) & (data.kind == k))
+        kind
+        for k, kind in enumerate(data.kinds)
+        if kind in used and np.any((data.split == Split.HOLDOUT) & (data.kind == k))
     ]
     if not kinds:
         raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")

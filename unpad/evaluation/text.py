@@ -16,6 +16,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.data.once import every_micro, slots
+from unpad.data.sources.split import Split
 from unpad.data.text import TextData
 from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
 from unpad.evaluation.replies import accuracy, answer, with_keywords
@@ -55,11 +56,11 @@ def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -
     metrics: dict[str, Metric] = {}
     lines: list[str] = []
     for kind in kinds:
-        ids = np.flatnonzero((data.split == 1) & (data.kind == data.kinds.index(kind)))
+        ids = np.flatnonzero((data.split == Split.HOLDOUT) & (data.kind == data.kinds.index(kind)))
         measured = summarise(document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu")))
         prefix = f"{kind}_" if len(kinds) > 1 else ""
         metrics |= {prefix + key: metric for key, metric in measured.items()}
-    for split, label in ((0, "trained"), (1, "heldout")):
+    for split, label in ((Split.TRAIN, "trained"), (Split.HOLDOUT, "heldout")):
         ids = with_keywords(data.tokens, split, run.recipe.train.seed)
         if ids.size:
             replies = answer(run, data.tokens, ids)

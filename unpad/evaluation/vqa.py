@@ -11,6 +11,7 @@ import torch
 
 from unpad import storage
 from unpad.data.once import every_micro, slots
+from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
 from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
 from unpad.evaluation.text import per_sequence
@@ -45,7 +46,7 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
     Args:
         num_shown: how many questions to show with what the model answered.
     """
-    ids = np.flatnonzero(data.split == 1)
+    ids = np.flatnonzero(data.split == Split.HOLDOUT)
     nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
     answers, given, kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)

@@ -14,7 +14,7 @@ import torch
 from unpad import storage
 from unpad.data.family import family_of, open_data
 from unpad.data.once import every_micro, once_each
-from unpad.data.sources.split import HOLDOUT
+from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patients import predict, trains
@@ -97,7 +97,7 @@ def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
         columns |= {"probability": pa.array(found.p)} if classifies else {}
         columns |= {"risk": pa.array(found.risk)} if has_hazards else {}
     if known:
-        columns["split"] = pa.array(np.where(data.split == HOLDOUT, "holdout", "train"))
+        columns["split"] = pa.array(np.where(data.split == Split.HOLDOUT, "holdout", "train"))
         if data.labels is not None:
             columns["label"] = pa.array(data.labels, mask=data.labels < 0)
     return columns

@@ -11,6 +11,7 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro, plan
+from unpad.data.sources.split import Split
 from unpad.errors import PlanError
 from unpad.nn.attention import kernel_names
 from unpad.proof.certificate import certify
@@ -70,7 +71,7 @@ def _longest(setup: Setup) -> int:
 
 def _sample(setup: Setup) -> np.ndarray:
     """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
-    ids = np.unique(np.concatenate([stage_sequences(setup, stage, 0) for stage in setup.stages]))
+    ids = np.unique(np.concatenate([stage_sequences(setup, stage, Split.TRAIN) for stage in setup.stages]))
     lengths = setup.data.positions[ids]
     usable = setup.data.num_targets[ids] > 0
     if _plan_of_run(setup).overflow == "drop":

@@ -16,6 +16,7 @@ from unpad import storage
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
+from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, Stopped, UnpadError
 from unpad.evaluation.metrics import HeldOut, held_out
 from unpad.nn.objective import Objective
@@ -226,7 +227,7 @@ def _run_stages(
 def _has_work(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) -> bool:
     """Whether a stage has data, epochs and steps left; says why when not."""
     train = setup.recipe.for_stage(stage).train
-    if stage_sequences(setup, stage, 0).size == 0:
+    if stage_sequences(setup, stage, Split.TRAIN).size == 0:
         reason = (
             "no data: "
             + " and ".join(f"data.{kind}" for kind in stage.use or setup.data.kinds)
@@ -274,7 +275,7 @@ def _run_stage(
     last = last_step(recipe, before, epochs)
     objective = Objective.of(setup.model, recipe.losses)
     objective.tell(setup.model)
-    held_out_ids, train_ids = stage_sequences(setup, stage, 1), stage_sequences(setup, stage, 0)
+    held_out_ids, train_ids = stage_sequences(setup, stage, Split.HOLDOUT), stage_sequences(setup, stage, Split.TRAIN)
     with timers("latent"):
         latent = CollapseMonitor.begin(
             setup.model, setup.data, held_out_ids, train_ids, recipe, progress.collapse, progress.step,
@@ -464,7 +465,7 @@ def _skip_or_stop(course: StageRun, micros: list[RaggedBatch], result: StepResul
 def _evaluate(course: StageRun) -> tuple[bool, bool]:
     """Measure the held-out loss; whether it is the stage's best so far, and whether the run is to end with it."""
     setup, train, progress, monitor = course.setup, course.recipe.train, course.progress, course.monitor
-    ids = stage_sequences(setup, course.stage, 1)
+    ids = stage_sequences(setup, course.stage, Split.HOLDOUT)
     if ids.size == 0:
         return False, False
     with course.timers("evaluate"):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unpad import storage
+from unpad.data.sources.split import Split
 from unpad.errors import ResumeError
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe
@@ -76,7 +77,8 @@ def best_name(setup: Setup, stage: Stage) -> str:
 
 def keeps_best(setup: Setup, stage: Stage) -> bool:
     """Whether the stage ends with the weights of its best held-out check; its last ones where nothing is held out."""
-    return setup.recipe.for_stage(stage).train.weights == "best" and stage_sequences(setup, stage, 1).size > 0
+    wants_best = setup.recipe.for_stage(stage).train.weights == "best"
+    return wants_best and stage_sequences(setup, stage, Split.HOLDOUT).size > 0
 
 
 def end_stage(setup: Setup, stage: Stage, progress: Progress) -> None:

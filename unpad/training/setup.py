@@ -13,6 +13,7 @@ import unpad
 from unpad.batching.mix import draw
 from unpad.batching.plan import Plan, plan
 from unpad.data.family import Data, open_data
+from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
 from unpad.nn.native import library
@@ -125,12 +126,12 @@ def check_stages(setup: Setup) -> None:
     before = 0
     for stage in setup.stages:
         recipe = setup.recipe.for_stage(stage)
-        if stage_sequences(setup, stage, 0).size == 0 or recipe.train.max_epochs == 0:
+        if stage_sequences(setup, stage, Split.TRAIN).size == 0 or recipe.train.max_epochs == 0:
             continue
         freeze(setup.model, recipe.train.freeze)
         Objective.of(setup.model, recipe.losses)
         make_optimizer(setup.model, recipe.optim)
-        if recipe.train.patience is not None and stage_sequences(setup, stage, 1).size == 0:
+        if recipe.train.patience is not None and stage_sequences(setup, stage, Split.HOLDOUT).size == 0:
             fix = "set data.holdout above 0, or train.patience=null"
             raise RecipeError(
                 f"stage {stage.name} has patience but nothing is held out", where="train.patience", fix=fix
@@ -161,8 +162,8 @@ def _check_lengths_given(recipe: Recipe, stage: Stage) -> None:
         )
 
 
-def stage_sequences(setup: Setup, stage: Stage, split: int) -> np.ndarray:
-    """Ids of the sequences a stage trains on (split 0) or holds out (split 1), (n,) int64."""
+def stage_sequences(setup: Setup, stage: Stage, split: Split) -> np.ndarray:
+    """Ids of the sequences of one split that a stage uses, (n,) int64."""
     data = setup.data
     kinds = [data.kinds.index(kind) for kind in stage.use or data.kinds]
     return np.flatnonzero(np.isin(data.kind, kinds) & (data.split == split))
@@ -192,7 +193,7 @@ def stage_epochs(setup: Setup, stage: Stage, first: Plan) -> Epochs:
 def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:
     """What the planner is given for one epoch: positions per sequence, settings, and its other arguments."""
     recipe = setup.recipe.for_stage(stage)
-    ids = stage_sequences(setup, stage, 0)
+    ids = stage_sequences(setup, stage, Split.TRAIN)
     weights = setup.data.weights
     if any(weight != 1 for weight in weights):
         ids = ids[draw(setup.data.source[ids], weights, recipe.train.seed, epoch)]

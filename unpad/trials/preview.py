@@ -17,6 +17,7 @@ from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.family import family_of
+from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
@@ -113,7 +114,7 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
     """
     recipe = load_recipe(name, list(overrides))
     setup = prepare_setup(recipe, Path(), None, Timers())
-    stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, 0).size]
+    stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, Split.TRAIN).size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)

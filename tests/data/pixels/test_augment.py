@@ -15,6 +15,7 @@ from unpad.batching.plan import plan
 from unpad.data.images import ImageData, pixels_of
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare
+from unpad.data.sources.split import Split
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.data import ImageSettings
 
@@ -157,7 +158,7 @@ def test_an_epoch_draws_for_training_images_alone_and_always_the_same(tmp_path: 
 def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path: Path) -> None:
     recipe = recipe_of(write_folder(tmp_path / "pictures"), images={"scale": 1.0, "min_tokens": 2, "max_tokens": 30})
     data = images_of(recipe)
-    held = data.split == 1
+    held = data.split == Split.HOLDOUT
     epochs = [data.lengths((7, epoch)) for epoch in range(20)]
     assert np.array_equal(epochs[3], data.lengths((7, 3)))
     assert not np.array_equal(epochs[3], data.lengths((8, 3)))

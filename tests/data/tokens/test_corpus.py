@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from unpad.data.sources.example import Turn
 from unpad.data.sources.read import read_file
+from unpad.data.sources.split import Split
 from unpad.data.tokens import corpus
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
@@ -346,13 +347,13 @@ def test_only_training_originals_get_copies(folder: Path) -> None:
     tokens, tokenizer, report = prepare(make_recipe(folder, augment=augment))
     assert (report.cache_hits, report.cache_misses) == (3, 3), "originals are not encoded again"
     originals = tokens.copy == 0
-    num_train = int((plain.split == 0).sum())
+    num_train = int((plain.split == Split.TRAIN).sum())
     assert originals[: len(plain)].all()
     assert tokens.split[originals].tolist() == plain.split.tolist()
     assert not tokens.split[~originals].any()
     assert [int((tokens.copy == copy).sum()) for copy in (1, 2)] == [num_train, num_train]
     keys = np.concatenate([part.shard.content_key for part in tokens.parts])
-    assert set(keys[~originals]) == set(keys[originals & (tokens.split == 0)])
+    assert set(keys[~originals]) == set(keys[originals & (tokens.split == Split.TRAIN)])
     assert tokens.where(len(tokens) - 1).endswith("#2")
     assert len({tokenizer.decode(tokens.tokens(i).tolist()) for i in range(len(tokens))}) > len(plain)
     again, _, report = prepare(make_recipe(folder, augment=augment))

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.data.histories.event_files import TEST, check_sides, read_splits
+from unpad.data.histories.event_files import check_sides, read_splits
 from unpad.data.histories.event_rows import EventRows, join, read_source
 from unpad.data.histories.labels import Clock, LabelTable, clock_of, read_labels
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import TRAIN, UNDECLARED, assign
+from unpad.data.sources.split import Split, assign
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventLabels, EventSettings
 from unpad.recipes.recipe import Recipe
@@ -119,12 +119,12 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     if labels is not None and labels.event is not None and labels.horizon is None and recipe.model.get("bins") is None:
         fix = "set events.labels.horizon to predict whether the outcome comes within it, or model.bins to predict when"
         raise RecipeError("nothing learns the outcome", where="events.labels", fix=fix)
-    if not (cohort.split == TRAIN).any():
+    if not (cohort.split == Split.TRAIN).any():
         refuse_nobody(recipe, cohort)
     stages = [recipe.for_stage(stage) for stage in recipe.stages] or [recipe]
     if labels is None or cohort.label is None or not any(one.losses.get("classification", 1.0) for one in stages):
         return
-    known = np.unique(cohort.label[(cohort.split == TRAIN) & (cohort.label >= 0)])
+    known = np.unique(cohort.label[(cohort.split == Split.TRAIN) & (cohort.label >= 0)])
     if len(known) == 1:
         fix = "check the labels, the horizon and the split; losses.classification=0 trains without them"
         what = f"all patients to train on whose label is known have label {known[0]}, so nothing tells the two apart"
@@ -297,11 +297,11 @@ def split_patients(
     Raises:
         SourceError: sources declare two sides for a patient.
     """
-    side = np.full(len(rows.patients), UNDECLARED, np.int8)
+    side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
     choice = _Choice(np.ones(len(cohort.person), np.bool_), dict(cohort.left_out))
     if fixed is not None:
         side[fixed[0]] = fixed[1]
-        choice.leave(side[cohort.person] == UNDECLARED, "in no part of events.split")
+        choice.leave(side[cohort.person] == Split.UNDECLARED, "in no part of events.split")
     else:
         told = [part.declared for part in rows.parts]
         ids = pa.concat_arrays([one for one, _ in told])
@@ -310,7 +310,7 @@ def split_patients(
         index = pc.index_in(ids, rows.patients)
         known = np.asarray(index.is_valid())
         side[np.asarray(index.fill_null(0))[known]] = sides[known]
-    choice.leave(side[cohort.person] == TEST, "of a split named test")
+    choice.leave(side[cohort.person] == Split.TEST, "of a split named test")
     kept = np.flatnonzero(choice.taking)
     people = cohort.person[kept]
     keys = np.array([_key(one) for one in rows.patients.take(pa.array(people)).to_pylist()], np.uint64)

@@ -12,15 +12,20 @@ from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.tables import SUFFIXES, TableFile, alias, column_names, open_table
 from unpad.data.sources.files import list_paths, natural_key
-from unpad.data.sources.split import HOLDOUT, TRAIN, UNDECLARED
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSource
 
-TEST = 2  # a side of the split that nobody trains or evaluates on; it is left out and counted
-SIDES = {
-    "train": TRAIN, "val": HOLDOUT, "valid": HOLDOUT, "validation": HOLDOUT, "tuning": HOLDOUT, "holdout": HOLDOUT,
-    "test": TEST, "held_out": TEST,
-}  # fmt: skip
+SPLITS = {
+    "train": Split.TRAIN,
+    "val": Split.HOLDOUT,
+    "valid": Split.HOLDOUT,
+    "validation": Split.HOLDOUT,
+    "tuning": Split.HOLDOUT,
+    "holdout": Split.HOLDOUT,
+    "test": Split.TEST,
+    "held_out": Split.TEST,
+}
 ID_NAMES = ("id", "subject_id")
 AUTO: dict[str, dict[str, tuple[str, ...]]] = {
     "table": {"id": ID_NAMES, "time": ("time",), "code": ("code",), "value": ("value", "numeric_value")},
@@ -87,7 +92,7 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
 def _side(path: Path, folder: Path | None) -> int:
     """The side of the split that a folder between the source and the file is named after."""
     parts = path.relative_to(folder).parts[:-1] if folder is not None else ()
-    return next((SIDES[part.lower()] for part in parts if part.lower() in SIDES), UNDECLARED)
+    return next((SPLITS[part.lower()] for part in parts if part.lower() in SPLITS), Split.UNDECLARED)
 
 
 def _owner(path: Path, shown: str) -> str:
@@ -124,12 +129,12 @@ def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -
         raise SourceError(
             f"E_DUPLICATE patient {who} stands in two files, also in {one.shown}", where=other.shown, fix=fix
         )
-    told = sides[file_of[first]] != UNDECLARED
+    told = sides[file_of[first]] != Split.UNDECLARED
     return ids.take(pa.array(first[told])), sides[file_of[first[told]]]
 
 
 def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
-    """A table of patients and their sides: strings, and values of `SIDES`, (num_patients,) int8.
+    """A table of patients and their sides: strings, and values of `SPLITS`, (num_patients,) int8.
 
     Raises:
         SourceError: it cannot be read, a row names no side, or a patient is on two sides.
@@ -142,9 +147,9 @@ def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
     names = table.column("split")
     if not pa.types.is_string(names.type):
         what = f'E_SPLIT the column "split" holds {names.type}, expected words'
-        raise SourceError(what, where=file.shown, fix=f"write one of {', '.join(SIDES)}")
-    sides = np.array([SIDES.get(name, UNDECLARED) for name in names.to_pylist()], np.int8)
-    faults.add(sides == UNDECLARED, "E_SPLIT", "the split has no such side", f"write one of {', '.join(SIDES)}")
+        raise SourceError(what, where=file.shown, fix=f"write one of {', '.join(SPLITS)}")
+    sides = np.array([SPLITS.get(name, Split.UNDECLARED) for name in names.to_pylist()], np.int8)
+    faults.add(sides == Split.UNDECLARED, "E_SPLIT", "the split has no such side", f"write one of {', '.join(SPLITS)}")
     if faults.bad:
         worst = faults.bad[0]
         raise SourceError(f"{worst.code} {worst.what}", where=worst.where, fix=worst.fix)

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import BOM, HEAD_BYTES
 from unpad.data.sources.jsonlines import wrong_encoding
-from unpad.data.sources.split import UNDECLARED
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 
 SUFFIXES = (".parquet", ".csv", ".tsv")
@@ -51,7 +51,7 @@ class TableFile:
     path: Path
     shown: str
     owner: str | None = None
-    split: int = UNDECLARED
+    split: int = Split.UNDECLARED
 
 
 @dataclass(frozen=True, eq=False)

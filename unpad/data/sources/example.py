@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Split = Literal["train", "holdout"]
+SplitName = Literal["train", "holdout", "test"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Example:
 
     where: str
     turns: tuple[Turn, ...]
-    split: Split | None = None
+    split: SplitName | None = None
     group: str = ""
     keywords: tuple[str, ...] = ()
 

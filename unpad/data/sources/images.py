@@ -12,23 +12,21 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
 from unpad.data.sources import files
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.files import SourceFile, natural_key
 from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
 from unpad.data.sources.rows import missing, require_text, rows
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
-DeclaredSplit = Literal["train", "holdout", "test"]
-
-SPLITS: dict[str, DeclaredSplit] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
+SPLITS: dict[str, SplitName] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
 FIELDS = ("label", "split", "width", "height", "sha256")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
@@ -52,7 +50,7 @@ class ImageExample:
 
     where: str
     label: str
-    split: DeclaredSplit | None
+    split: SplitName | None
     width: int
     height: int
     notes: tuple[str, ...]
@@ -173,7 +171,7 @@ class Found:
     label: str
     path: Path
     root: str
-    split: DeclaredSplit | None = None
+    split: SplitName | None = None
     declared: tuple[int | None, int | None, str | None] = (None, None, None)
     row: tuple[int, int, str] | None = None
     content: bytes | None = None
@@ -352,7 +350,7 @@ def _label(row: dict[str, Any]) -> str:
     raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', "add the label or remove the row")
 
 
-def declared_split(row: dict[str, Any]) -> DeclaredSplit | None:
+def declared_split(row: dict[str, Any]) -> SplitName | None:
     split = row.get("split")
     if split is None:
         return None

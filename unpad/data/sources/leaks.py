@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unpad.data.sources.split import Split
+
 N = 8  # characters per window; a clause of Chinese, a word or two of English
 NEAR = 0.5
 MAX_WORST = 10
@@ -50,8 +52,8 @@ def report(texts: Sequence[str], split: NDArray[np.uint8], groups: Sequence[str]
         groups: group of each document, or "".
         seed: draws the hash; the result depends on it only through 64-bit collisions.
     """
-    held: list[int] = np.flatnonzero(split == 1).tolist()
-    trained: list[int] = np.flatnonzero(split == 0).tolist()
+    held: list[int] = np.flatnonzero(split == Split.HOLDOUT).tolist()
+    trained: list[int] = np.flatnonzero(split == Split.TRAIN).tolist()
     trained_texts, trained_groups = {texts[i] for i in trained}, {groups[i] for i in trained} - {""}
     declared = np.fromiter((groups[i] in trained_groups for i in held), bool, len(held))
     exact = np.fromiter((texts[i] in trained_texts for i in held), bool, len(held)) & ~declared

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from unpad.data.sources.example import BadRow, Example, Split
+from unpad.data.sources.example import BadRow, Example, SplitName
 from unpad.data.sources.files import HEAD_BYTES, SourceFile
 from unpad.data.sources.jsonlines import RowFault, read_array, read_lines, type_name, wrong_encoding
 from unpad.recipes.data import DataSettings
@@ -157,7 +157,7 @@ def require_text(value: object, name: str) -> str:
     return value
 
 
-def optional_fields(row: dict[str, Any]) -> tuple[Split | None, str, tuple[str, ...]]:
+def optional_fields(row: dict[str, Any]) -> tuple[SplitName | None, str, tuple[str, ...]]:
     """Return a row's own split, group (also called fact) and keywords; null is the same as absent.
 
     Raises:

@@ -1,13 +1,41 @@
-"""Which documents are held out: decided by each document's own content and the seed."""
+"""Split of examples into training and held-out ones, by content and seed alone."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.example import Example
+from unpad.data.sources.example import Example, SplitName
 
-UNDECLARED, TRAIN, HOLDOUT = -1, 0, 1
+
+class Split(IntEnum):
+    """Part of the data that an example belongs to.
+
+    UNDECLARED examples leave the choice to the seed; TEST examples are left out of a run and counted.
+    """
+
+    UNDECLARED = -1
+    TRAIN = 0
+    HOLDOUT = 1
+    TEST = 2
+
+
+_BY_NAME = {None: Split.UNDECLARED, "train": Split.TRAIN, "holdout": Split.HOLDOUT, "test": Split.TEST}
+
+
+def declared_splits(names: Iterable[SplitName | None]) -> NDArray[np.int8]:
+    """Splits that rows declare by name, (num_names,) int8 of `Split`."""
+    return np.array([_BY_NAME[name] for name in names], np.int8)
+
+
+def describe_split(split: NDArray[np.uint8]) -> str:
+    """Number of sequences on each side, as text."""
+    num_train, num_holdout = (int((split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT))
+    return f"{num_train:,} to train on, {num_holdout:,} held out"
 
 
 def content_key(example: Example) -> int:
@@ -19,7 +47,7 @@ def content_key(example: Example) -> int:
 def assign(
     content_keys: NDArray[np.uint64], declared: NDArray[np.int8], holdout: float, seed: int
 ) -> NDArray[np.uint8]:
-    """Choose a side for every document: 0 training, 1 held out.
+    """Choose a split for every document, TRAIN or HOLDOUT.
 
     A document's side depends on its key and the seed alone, so other documents move nobody. Equal documents share a
     side: copies of a declared one follow it, to training where the declarations disagree. Only when a side would stay
@@ -27,23 +55,23 @@ def assign(
 
     Args:
         content_keys: `content_key` of each document, (num_documents,) uint64.
-        declared: -1 undeclared, 0 training, 1 held out, (num_documents,) int8; declarations always hold.
+        declared: split that each document declares, (num_documents,) int8 of `Split`; declarations always hold.
         holdout: share of the undeclared documents to hold out, in [0, 1).
 
     Returns:
-        (num_documents,) uint8.
+        (num_documents,) uint8 of `Split`.
     """
     drawn = _mix(content_keys ^ _mix(np.array([seed], np.uint64)))  # (num_documents,) uint64, uniform
     side = (drawn < np.uint64(int(holdout * 2.0**64))).astype(np.uint8)
-    for value in (HOLDOUT, TRAIN):
+    for value in (Split.HOLDOUT, Split.TRAIN):
         side[np.isin(content_keys, content_keys[declared == value])] = value
-    side[declared != UNDECLARED] = declared[declared != UNDECLARED]
-    free = (declared == UNDECLARED) & ~np.isin(content_keys, content_keys[declared != UNDECLARED])
+    side[declared != Split.UNDECLARED] = declared[declared != Split.UNDECLARED]
+    free = (declared == Split.UNDECLARED) & ~np.isin(content_keys, content_keys[declared != Split.UNDECLARED])
     if holdout > 0 and np.unique(content_keys).size > 1 and free.any():
         if not side.any():
-            side[free & (drawn == drawn[free].min())] = HOLDOUT
+            side[free & (drawn == drawn[free].min())] = Split.HOLDOUT
         elif side.all():
-            side[free & (drawn == drawn[free].max())] = TRAIN
+            side[free & (drawn == drawn[free].max())] = Split.TRAIN
     return side
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.images import DeclaredSplit, Found, ImageExample, checked_path, declared_split, examine
+from unpad.data.sources.images import Found, ImageExample, checked_path, declared_split, examine
 from unpad.data.sources.jsonlines import RowFault, type_name
 from unpad.data.sources.rows import missing, require_text, rows
 from unpad.errors import SourceError
@@ -35,7 +35,7 @@ class VqaExample:
     images: tuple[int, ...]
     question: str
     answers: tuple[str, ...]
-    split: DeclaredSplit | None
+    split: SplitName | None
     caption: bool
 
     @property
@@ -50,7 +50,7 @@ class _Row:
     paths: tuple[Path, ...]
     question: str
     answers: tuple[str, ...]
-    split: DeclaredSplit | None
+    split: SplitName | None
     caption: bool
 
 

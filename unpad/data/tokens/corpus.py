@@ -22,7 +22,7 @@ from unpad.data.sources.files import SourceFile, expand
 from unpad.data.sources.leaks import LeakReport, report
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import KINDS, read_file
-from unpad.data.sources.split import HOLDOUT, TRAIN, UNDECLARED, assign, content_key
+from unpad.data.sources.split import Split, assign, content_key, declared_splits
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (  # fmt: skip
     Shard,
@@ -44,8 +44,6 @@ from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder, sha256, sha256_file
 
 __all__ = ["CorpusReport", "TokenSet", "prepare"]
-
-DECLARED = {None: UNDECLARED, "train": TRAIN, "holdout": HOLDOUT}
 
 
 @dataclass(frozen=True)
@@ -202,8 +200,8 @@ def _report(
         rows_used=rows_used,
         rows_quarantined=len(bad),
         num_files=len(work.files),
-        num_train=int((originals & (tokens.split == TRAIN)).sum()),
-        num_holdout=int((tokens.split == HOLDOUT).sum()),
+        num_train=int((originals & (tokens.split == Split.TRAIN)).sum()),
+        num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
         num_copies=int((~originals).sum()),
         tokens=int(tokens.lengths.sum()),
         characters=sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts),
@@ -261,7 +259,7 @@ def _read(work: _Work, index: int) -> _Rows:
             examples,
             bad,
             content_key=np.array([content_key(example) for example in examples], np.uint64),
-            declared=np.array([DECLARED[example.split] for example in examples], np.int8),
+            declared=declared_splits(example.split for example in examples),
             copy=np.zeros(len(examples), np.uint8),
         )
     return work.read[index]
@@ -316,7 +314,7 @@ def _build_tokenizer(work: _Work) -> Tokenizer:
         turn.content
         for index in range(len(work.files))
         for example, side in zip(_read(work, index).examples, work.sides[index].tolist(), strict=True)
-        if side == TRAIN
+        if side == Split.TRAIN
         for turn in example.turns
     )
     tokenizer = train_tokenizer(work.recipe.tokenizer, texts, reserved_texts(work.recipe.data.template))
@@ -371,7 +369,7 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
         key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
         shard = _open(work, index, key)
         if shard is None:
-            rows, kept = _read(work, index), np.flatnonzero(work.sides[index] == TRAIN)
+            rows, kept = _read(work, index), np.flatnonzero(work.sides[index] == Split.TRAIN)
             originals = [rows.examples[row] for row in kept]
             copies = _Rows(
                 with_copies(originals, augment, segment, synonyms, seed)[len(originals) :],
@@ -381,7 +379,7 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
                 copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), kept.size),
             )
             shard = _store(work, key, _encode(work, index, copies, tokenizer))
-        parts.append(_part(file, shard, key, np.full(shard.num_rows, TRAIN, np.uint8)))
+        parts.append(_part(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8)))
     return parts
 
 

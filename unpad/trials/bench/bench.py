@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unpad.data.sources.split import Split
 from unpad.nn.native import library as native
 from unpad.training.setup import Setup, stage_sequences
 from unpad.trials.bench.measure import describe_machine, spread
@@ -110,7 +111,7 @@ def bench(name: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> Be
 
 
 def _describe_data(setup: Setup) -> dict[str, Any]:
-    ids = stage_sequences(setup, all_data(setup), 0)
+    ids = stage_sequences(setup, all_data(setup), Split.TRAIN)
     lengths = setup.data.positions[ids]
     return {
         "sequences": int(ids.size), "tokens": int(lengths.sum()), "mean_tokens": float(lengths.mean()),

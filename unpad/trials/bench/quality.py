@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from unpad.data.sources.split import Split
 from unpad.evaluation.metrics import held_out
 from unpad.training.setup import stage_sequences
 from unpad.trials.bench.speed import MIB
@@ -42,7 +43,7 @@ def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
         trainer.update(micros)
         tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
     seconds = time.perf_counter() - began
-    heldout = stage_sequences(setup, variant.stage, 1)
+    heldout = stage_sequences(setup, variant.stage, Split.HOLDOUT)
     loss = None
     if heldout.size:
         loss = held_out(trainer.model, setup.data, heldout, setup.recipe.plan, setup.device).loss

@@ -12,6 +12,7 @@ from typing import Any
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
+from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
@@ -37,7 +38,7 @@ def prepare(name: str, overrides: Sequence[str]) -> Setup:
     setup = prepare_setup(recipe, Path(), None, Timers())
     freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing
-    if not stage_sequences(setup, all_data(setup), 0).size:
+    if not stage_sequences(setup, all_data(setup), Split.TRAIN).size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
     return setup
 
