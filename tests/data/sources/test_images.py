@@ -320,14 +320,14 @@ def test_copies_of_a_picture_share_a_side(tmp_path: Path) -> None:
 
 
 @needs_icons
-def test_the_icons_are_listed_in_seconds_and_agree_with_their_manifest() -> None:
-    start = time.perf_counter()
+def test_the_icons_are_listed_without_decoding_and_agree_with_their_manifest() -> None:
+    start = time.process_time()
     found = items(ICONS / "images.jsonl")
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert [item for item in found if isinstance(item, BadRow)] == []
     assert len(found) == 5_889
     assert {item.split for item in found if isinstance(item, ImageExample)} == {"train", "holdout"}
-    assert seconds < 20  # about one on two idle cores; the bound is for busy ones
+    assert seconds < 20  # about one; decoding all of them takes a minute
 
 
 @needs_icons

@@ -62,9 +62,9 @@ def test_shares_equal_a_plain_recount(held: list[str], trained: list[str], chunk
         assert leaks._shares(held, trained, seed=1).tolist() == expected
 
 
-def test_twenty_thousand_documents_take_a_second_or_two() -> None:
+def test_twenty_thousand_documents_take_linear_time() -> None:
     texts = random_texts(20_000, 200)
     split = (np.arange(20_000) % 20 == 0).astype(np.uint8)
     start = time.process_time()
     assert report(texts, split, [""] * 20_000, seed=0).num_near == 0
-    assert time.process_time() - start < 3
+    assert time.process_time() - start < 30  # about one second; comparing all pairs takes minutes

@@ -89,14 +89,14 @@ def test_check_does_not_pass_a_file_without_rows(tmp_path: Path) -> None:
     assert "E_EMPTY" in report.lines()[-1]
 
 
-def test_a_hundred_thousand_rows_are_read_in_two_seconds(tmp_path: Path) -> None:
+def test_a_hundred_thousand_rows_take_linear_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
     path.write_text("".join(row % n for n in range(100_000)), encoding="utf-8")
     start = time.process_time()
     used, bad = read_file("text", SourceFile(path, "jsonl", None, 1.0, 0), DataSettings())
     assert (len(used), len(bad)) == (100_000, 0)
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 20  # about one second; a quadratic path takes minutes
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared Chinese data is absent")
