@@ -49,7 +49,8 @@ def write_folder(root: Path, num: int = 24) -> Path:
 def recipe_of(folder: Path, **sections: Any) -> Recipe:
     values: dict[str, Any] = {
         "data": {"images": str(folder), "holdout": 0.25}, "model": SMALL, "precision": "fp32",
-        "plan": {"tokens_per_step": 64, "overflow": "error", "max_tokens": 64}, "train": {"max_epochs": 8, "threads": 1},
+        "plan": {"tokens_per_step": 64, "overflow": "error", "max_tokens": 64},
+        "train": {"max_epochs": 8, "threads": 1},
     }  # fmt: skip
     for name, fields in sections.items():
         values[name] = {**values.get(name, {}), **fields} if isinstance(fields, dict) else fields
