@@ -31,7 +31,7 @@ import torch
 import unpad
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split
-from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, log_loss
+from unpad.evaluation.binary import auroc, average_precision, bootstrap, brier, calibration_error, mean
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe
 from unpad.storage import make_folder, write_atomic
@@ -41,6 +41,15 @@ HORIZON = 1825  # days
 SEEDS = range(5)
 TRAIN_SHARE, STOPPING_SHARE = 0.8, 0.1
 DAYS_PER_YEAR = 365.25
+CLOSEST = 1e-12  # probabilities nearer to 0 or 1 count as this near
+
+
+def log_loss(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean negative log-likelihood in nats; arguments as in `brier`."""
+    p = np.clip(p, CLOSEST, 1 - CLOSEST)
+    return mean(-np.where(labels > 0, np.log(p), np.log1p(-p)), weights)
+
+
 MEASURES: dict[str, Callable[..., np.ndarray]] = {
     "AUROC": auroc,
     "average precision": average_precision,

@@ -24,7 +24,6 @@ from unpad.data.sources.images import read_bytes
 from unpad.data.sources.split import Split
 from unpad.evaluation.run import evaluate_run
 from unpad.recipes.file import load_recipe
-from unpad.run.timers import Timers
 from unpad.storage import write_atomic
 from unpad.training.loop import train
 from unpad.training.setup import Setup, prepare_setup, resolved
@@ -37,7 +36,7 @@ FORESTS = {"random forest on 32 x 32 colours": slice(3), "random forest on 32 x 
 
 
 def open_setup(overrides: list[str]) -> Setup:
-    return prepare_setup(resolved(load_recipe("images", overrides)), Path(), None, Timers())
+    return prepare_setup(resolved(load_recipe("images", overrides)), Path(), None)
 
 
 def tokens_of(setup: Setup) -> int:

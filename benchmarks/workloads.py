@@ -42,7 +42,6 @@ from unpad.nn.objective import WEIGHTS
 from unpad.nn.precision import autocast, choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
-from unpad.run.timers import Timers
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, plan_inputs, prepare_setup, stage_sequences
 from unpad.training.step import Trainable, train_step
@@ -368,7 +367,7 @@ def corpus(name: str, data: Path, overrides: tuple[str, ...] = ()) -> Workload:
     """The preset zh_gpt on a corpus, through the recipe: sources, tokenizer, cache."""
     fixed = ["stages=[]", "train.max_epochs=1", "plan.tokens_per_step=2048", f"train.seed={SEED}"]
     paths = [text.format(data=data) for text in CORPORA[name]]
-    setup = prepare_setup(load_recipe("zh_chat", [*paths, *fixed, *overrides]), Path(), None, Timers())
+    setup = prepare_setup(load_recipe("zh_chat", [*paths, *fixed, *overrides]), Path(), None)
     stage = setup.stages[0]
     lengths, settings, _ = plan_inputs(setup, stage, 0)
     return Workload(

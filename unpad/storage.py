@@ -128,16 +128,6 @@ def make_folder(path: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def sync_folder(path: Path) -> None:
-    """Flush a folder's names to the device.
-
-    Raises:
-        DiskError: the device refuses.
-    """
-    with _disk_errors(path):
-        _sync_folder(path)
-
-
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write a file that is either the old one or the complete new one, whatever happens; text is stored as UTF-8.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from tests.evaluation.scikit_learn import FILE
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +43,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     events = {"id": [1, 1, 5, 6], "days": [-1, 0, 1, -5], "event": ["x", "y", "x", "y"]}
     pq.write_table(pa.table(events), folder / "events.parquet")
     return folder
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties"])
+def test_the_log_loss_equals_that_of_scikit_learn(clinical: ModuleType, kind: str) -> None:
+    known = json.loads(FILE.read_text(encoding="utf-8"))[kind]
+    labels, p, times = (np.array(known[name]) for name in ("labels", "p", "times"))
+    assert clinical.log_loss(labels, p) == pytest.approx(known["scores"]["log_loss"], abs=1e-12)
+    assert clinical.log_loss(labels, p, times) == pytest.approx(known["weighted"]["log_loss"], abs=1e-12)
+
+
+def test_probabilities_of_exactly_0_and_1_cost_much_and_not_everything(clinical: ModuleType) -> None:
+    assert 10 < clinical.log_loss(np.array([1, 0, 1, 0]), np.array([0.0, 1.0, 1.0, 0.0])) < 20
 
 
 def test_people_are_those_of_known_outcome(clinical: ModuleType, folder: Path) -> None:

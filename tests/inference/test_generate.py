@@ -363,14 +363,6 @@ def test_pad_and_bos_are_control_ids_and_eos_never_is(parrot: tuple[Decoder, obj
     assert control_ids(tokenizer) == [tokenizer.pad_id, tokenizer.bos_id]
 
 
-def test_tokens_are_reported_as_they_appear() -> None:
-    seen: dict[int, list[int]] = {0: [], 1: []}
-    ids = generate(
-        tiny_model(), [[1], [2, 3]], generate_settings(), eos_id=NO_EOS, on_token=lambda row, id: seen[row].append(id)
-    )
-    assert [seen[0], seen[1]] == ids
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_generation_has_no_dropout_and_leaves_the_model_as_it_was(training: bool) -> None:
     sinusoidal_table.cache_clear()

@@ -25,7 +25,6 @@ from unpad.proof.measure import Variant
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
-from unpad.run.timers import Timers
 from unpad.training.setup import Setup, prepare_setup
 
 SMALL = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "tokenizer.vocab_size=600"]
@@ -41,7 +40,7 @@ def failed(certificate: Certificate) -> list[str]:
 
 
 def setup_of(recipe: Path, *overrides: str) -> Setup:
-    return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None, Timers())
+    return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -22,7 +22,6 @@ from unpad.data.sources.split import Split
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
-from unpad.run.timers import Timers
 from unpad.training import memory
 from unpad.training.setup import Setup, describe, epoch_plan, prepare_setup, stage_sequences
 from unpad.training.step import accumulate
@@ -39,7 +38,7 @@ def _as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 def setup_of(recipe: Path, *overrides: str) -> Setup:
-    return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None, Timers())
+    return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None)
 
 
 # --------------------------------------------------------------------------- threads, precision, kernels
@@ -62,10 +61,9 @@ def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path:
 ALLOCATOR = """
 import resource, sys, torch
 from pathlib import Path
-from unpad.run.timers import Timers
 from unpad.recipes.file import load_recipe
 from unpad.training.setup import describe, prepare_setup
-setup = prepare_setup(load_recipe(sys.argv[1], sys.argv[2:]), Path(), None, Timers())
+setup = prepare_setup(load_recipe(sys.argv[1], sys.argv[2:]), Path(), None)
 print(describe(setup)[-1])
 for _ in range(8):
     torch.ones(1 << 24).mul_(2)  # the heap finds its shape

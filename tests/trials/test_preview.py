@@ -20,7 +20,6 @@ from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
-from unpad.run.timers import Timers
 from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 from unpad.trials.preview import Preview, Trial, preview
 from unpad.trials.strategy_table import Units
@@ -58,7 +57,7 @@ def test_the_json_has_a_row_per_strategy_and_a_ledger(made: tuple[Preview, str])
 
 
 def setup_of(recipe: str, *overrides: str) -> Setup:
-    return prepare_setup(load_recipe(recipe, [*ROWS, *overrides]), Path(), None, Timers())
+    return prepare_setup(load_recipe(recipe, [*ROWS, *overrides]), Path(), None)
 
 
 def test_every_number_equals_a_recount_over_the_plans_of_training(

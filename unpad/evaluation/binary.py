@@ -133,12 +133,6 @@ def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) 
     return mean((p - labels) ** 2, weights)
 
 
-def log_loss(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Mean negative log-likelihood in nats; arguments as in `brier`."""
-    p = np.clip(p, CLOSEST, 1 - CLOSEST)
-    return mean(-np.where(labels > 0, np.log(p), np.log1p(-p)), weights)
-
-
 def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Share of patients whose likelier outcome is theirs; a probability of exactly a half says that there is none."""
     return mean((p > 0.5) == (labels > 0), weights)

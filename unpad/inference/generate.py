@@ -7,7 +7,7 @@ and one that ends leaves the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -72,7 +72,6 @@ def generate(
     banned: Sequence[int] = (),
     precision: Precision = "fp32",
     indices: Sequence[int] | None = None,
-    on_token: Callable[[int, int], None] | None = None,
 ) -> list[list[int]]:
     """Continue every prompt until EOS, max_new_tokens or the end of the model's context.
 
@@ -81,7 +80,6 @@ def generate(
         eos_id: the token that ends a sequence; it is not part of the result.
         banned: ids that are never proposed.
         indices: seed each prompt's draws together with settings.seed; by default its position in `prompts`.
-        on_token: called with (position in `prompts`, id) as tokens appear; with beams, once the best is known.
 
     Raises:
         RecipeError: a prompt is empty, longer than the model's context or not of its vocabulary; beams with a
@@ -94,9 +92,6 @@ def generate(
         for rows, tokens in steps:
             all_rows.append(rows)
             all_tokens.append(tokens)
-            if on_token is not None:
-                for row, token in zip(rows.tolist(), tokens.tolist(), strict=True):
-                    on_token(row, token)
     flat_rows, flat_tokens = np.concatenate(all_rows), np.concatenate(all_tokens)
     order = np.argsort(flat_rows, kind="stable")
     num = len(token_lists(prompts))

@@ -19,7 +19,6 @@ from unpad.proof.line import Certificate
 from unpad.proof.measure import Variant
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
-from unpad.run.timers import Timers
 from unpad.training.setup import Setup, prepare_setup, stage_sequences
 
 # fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
@@ -31,7 +30,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     """Prove a recipe on a sample of its own data, its longest and shortest sequence among them."""
     recipe = load_recipe(name, list(overrides))
     recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # what is drawn anew has no truth to equal
-    setup = prepare_setup(recipe, Path(), None, Timers())
+    setup = prepare_setup(recipe, Path(), None)
     setup.model.label_smoothing = recipe.train.label_smoothing
     sample = _sample(setup)
     truth, index = _alone(setup, sample)

@@ -20,8 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from unpad.errors import SourceError
-from unpad.run.report.history import load_metrics as load_metrics
-from unpad.run.report.history import read_rows
+from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen
 from unpad.storage import LineLog, write_atomic
@@ -222,10 +221,10 @@ class Monitor:
         if perf_counter() >= self._report_due:
             self._report()
 
-    def latent(self, step: int, stage: str, values: dict[str, Any]) -> None:
-        """Record a reading of a model's latent, as `collapse.Verdict.to_row` gives it."""
-        self._write(_row("latent", step, stage, self._epoch_of(stage), None, values=values))
-        self._scalars("latent", {name: value for name, value in values.items() if isinstance(value, float)}, step)
+    def row(self, kind: str, step: int, stage: str, values: dict[str, Any]) -> None:
+        """Record values of another kind than steps and evaluations, such as the reading of a watch; JSON values."""
+        self._write(_row(kind, step, stage, self._epoch_of(stage), None, values=values))
+        self._scalars(kind, {name: value for name, value in values.items() if isinstance(value, float)}, step)
 
     def epoch(self, step: int, stage: str, epoch: int) -> None:
         """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""

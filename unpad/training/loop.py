@@ -339,7 +339,7 @@ def _read_latent(course: StageRun) -> None:
     with course.timers("latent"):
         verdict = latent.check(progress.step)
     with course.timers("log"):
-        monitor.latent(progress.step, course.stage.name, verdict.to_row())
+        monitor.row("latent", progress.step, course.stage.name, verdict.to_row())
     if verdict.changed:
         monitor.event("collapse", step=progress.step, light=verdict.light, message=verdict.message)
     if verdict.action == "save":

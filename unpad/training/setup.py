@@ -48,12 +48,14 @@ def stages_of(recipe: Recipe) -> list[Stage]:
     return recipe.stages or [Stage(name="train")]
 
 
-def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, timers: Timers) -> Setup:
+def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, timers: Timers | None = None) -> Setup:
     """Read the data, build the model. Nothing is written to the run directory yet.
 
     Args:
         files: what the run kept of its data when it began; None for a new run.
+        timers: gets the seconds of reading and building.
     """
+    timers = timers or Timers()
     config = model_config(recipe.model)
     for stage in stages_of(recipe):
         _check_lengths_given(recipe.for_stage(stage), stage)

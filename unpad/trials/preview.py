@@ -23,7 +23,6 @@ from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Stage
 from unpad.recipes.training import PlanSettings
-from unpad.run.timers import Timers
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
@@ -113,7 +112,7 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
         picture: where to write a PNG of lengths, padding and attention cells.
     """
     recipe = load_recipe(name, list(overrides))
-    setup = prepare_setup(recipe, Path(), None, Timers())
+    setup = prepare_setup(recipe, Path(), None)
     stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, Split.TRAIN).size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"

@@ -43,7 +43,7 @@ def train(run: Monitor, first: int, last: int, latent: bool = True) -> None:
         row = record(step, stage="train", epoch=1, targets=900, loss=5 / step)
         run.step(row, seconds=0.1, waited=0.0, memory_bytes=10**9)
         if latent and step % 50 == 0:
-            run.latent(step, "train", values(step))
+            run.row("latent", step, "train", values(step))
 
 
 def run_directory(folder: Path, latent: bool = True) -> Path:
@@ -131,7 +131,7 @@ def test_killed_and_resumed_leaves_the_same_bytes(tmp_path: Path) -> None:
     train(monitor(killed), 10, 440)
     again = monitor(killed)
     again.resume(400)
-    again.latent(400, "train", values(400))  # of exactly the checkpoint's step: written once
+    again.row("latent", 400, "train", values(400))  # of exactly the checkpoint's step: written once
     train(again, 410, 600)
     again.epoch(600, "train", 1)
     again.close()

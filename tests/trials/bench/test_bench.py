@@ -17,7 +17,6 @@ from unpad.errors import PlanError, RecipeError
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.recipes.file import load_recipe
-from unpad.run.timers import Timers
 from unpad.training.memory import process_memory
 from unpad.training.setup import Setup, prepare_setup
 from unpad.trials.bench import memory as bench_memory
@@ -47,7 +46,7 @@ def result(toy: str) -> Bench:
 
 @pytest.fixture(scope="module")
 def setup(toy: str) -> Setup:
-    return prepare_setup(load_recipe(toy), Path(), None, Timers())
+    return prepare_setup(load_recipe(toy), Path(), None)
 
 
 def _row(name: str, rates: list[float], torch_rates: list[float] | None = None, **fields: Any) -> SpeedRow:

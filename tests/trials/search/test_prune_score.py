@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unpad.trials.search.prune_score import prune_score, smoothed
+from unpad.trials.search.prune_score import prune_score
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,3 @@ def test_the_score_is_its_formula(origin: float, accuracy: float, keep: float, w
 def test_fewer_tokens_and_more_right_answers_are_better() -> None:
     assert prune_score(0.8, 0.8, 0.2) > prune_score(0.8, 0.8, 0.5) > prune_score(0.8, 0.8, 0.9)
     assert prune_score(0.8, 0.79, 0.3) > prune_score(0.8, 0.7, 0.2)
-
-
-def test_evaluations_are_averaged_and_the_newest_counts_most() -> None:
-    assert smoothed(None, -1.0) == -1.0
-    assert smoothed(-1.0, 0.0) == pytest.approx(-0.7)
-    assert smoothed(smoothed(-1.0, 0.0), 0.0) == pytest.approx(-0.49)

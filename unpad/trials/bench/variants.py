@@ -17,7 +17,6 @@ from unpad.errors import PlanError, RecipeError
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Stage
-from unpad.run.timers import Timers
 from unpad.training.optim import freeze, make_optimizer
 from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequences
 from unpad.training.step import LossScaler, train_step
@@ -35,7 +34,7 @@ def prepare(name: str, overrides: Sequence[str]) -> Setup:
     if recipe.model["kind"] != "decoder":
         what = f"bench counts the operations of decoders, and this recipe trains a {recipe.model['kind']}"
         raise RecipeError(what, where="model.kind", fix="`unpad plan` measures memory and time of any recipe")
-    setup = prepare_setup(recipe, Path(), None, Timers())
+    setup = prepare_setup(recipe, Path(), None)
     freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing
     if not stage_sequences(setup, all_data(setup), Split.TRAIN).size:

@@ -5,7 +5,6 @@ from __future__ import annotations
 KEEP_RANGE = (0.10, 0.60)  # shares of visual tokens among which fewer are only a little better
 OUTSIDE, INSIDE = 10.0, 0.1  # penalty per distance from that range, and per share kept within it
 STEEPNESS = 50.0
-SMOOTHING = 0.3
 
 
 def prune_score(accuracy_origin: float, accuracy: float, keep: float) -> float:
@@ -21,12 +20,3 @@ def prune_score(accuracy_origin: float, accuracy: float, keep: float) -> float:
     low, high = KEEP_RANGE
     distance = max(low - keep, keep - high, 0.0)
     return worth - (OUTSIDE * distance if distance else INSIDE * keep)
-
-
-def smoothed(before: float | None, score: float) -> float:
-    """The score after one more evaluation: an exponential moving average in which the newest counts 0.3.
-
-    Args:
-        before: what this returned for the evaluation before; None for the first.
-    """
-    return score if before is None else SMOOTHING * score + (1 - SMOOTHING) * before
