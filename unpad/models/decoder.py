@@ -43,14 +43,17 @@ class Config(BlockConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["decoder"] = "decoder"
-    preset: Literal["zh_gpt", "llm"] | None = None
+    preset: Literal["zh_gpt", "llm"] | None = Field(
+        None,
+        description="Sizes and choices of a small Chinese GPT, or of a Llama-style model; other fields override it.",
+    )
     context: int = Field(512, ge=1, description="Longest sequence, in tokens.")
-    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
-    rope_theta: float = Field(10000.0, gt=0)
+    positions: Literal["sinusoidal", "learned", "rotary"] = Field("rotary", description="Kind of position encoding.")
+    rope_theta: float = Field(10000.0, gt=0, description="Base of the rotary frequencies.")
     context_method: ContextMethod = Field("none", description="How rotary positions reach past the trained context.")
     context_factor: float = Field(1.0, ge=1, description="Context wanted over context trained.")
     tied: bool = Field(True, description="The head shares the embedding's weights.")
-    embed_dropout: float = Field(0.0, ge=0, lt=1)
+    embed_dropout: float = Field(0.0, ge=0, lt=1, description="On the embeddings.")
 
     @model_validator(mode="before")
     @classmethod

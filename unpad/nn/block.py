@@ -22,17 +22,17 @@ class BlockConfig(Section):
     """Sizes and choices of a stack of blocks."""
 
     width: int = Field(256, ge=1, description="Channels of the residual stream.")
-    blocks: int = Field(2, ge=0)
-    heads: int = Field(8, ge=1)
+    blocks: int = Field(2, ge=0, description="Transformer blocks.")
+    heads: int = Field(8, ge=1, description="Attention heads.")
     kv_heads: int | None = Field(None, ge=1, description="Key and value heads; default as many as heads.")
     hidden: int = Field(512, ge=1, description="Channels inside the feed-forward part.")
-    norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
-    eps: float = Field(1e-6, gt=0)
-    activation: Kind = "swiglu"
-    bias: bool = False
+    norm: Literal["layernorm", "rmsnorm"] = Field("rmsnorm", description="Kind of normalization.")
+    eps: float = Field(1e-6, gt=0, description="Of the norms.")
+    activation: Kind = Field("swiglu", description="Of the feed-forward part.")
+    bias: bool = Field(False, description="Biases in the linear layers.")
     dropout: float = Field(0.0, ge=0, lt=1, description="On the output of attention and of feed-forward.")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="On the weights of attention.")
-    causal: bool = True
+    causal: bool = Field(True, description="Attend to earlier positions only.")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> BlockConfig:

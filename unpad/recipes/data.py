@@ -12,9 +12,11 @@ from unpad.recipes.section import Section
 class Source(Section):
     """Files to read: a file, a folder or a glob, and how often to draw from it."""
 
-    path: str
+    path: str = Field(description="File, folder or glob.")
     weight: float = Field(1.0, gt=0, description="Epochs of this source per epoch of the run; 0.5 draws half of it.")
-    format: Literal["auto", "text", "json", "jsonl", "parquet"] = "auto"
+    format: Literal["auto", "text", "json", "jsonl", "parquet"] = Field(
+        "auto", description="auto: by the file's ending."
+    )
     field: str | None = Field(None, description="Field or column that holds the text; default `text` or `messages`.")
 
 
@@ -35,13 +37,13 @@ class EventSource(Section):
     numeric_value`; of files of one patient each, named by its id, `minute, variable, value`.
     """
 
-    path: str
+    path: str = Field(description="File, folder or glob.")
     layout: Literal["auto", "table", "patients", "meds"] = Field(
         "auto", description="auto: meds where its columns are, patients where there is none for the id, else table."
     )
-    id: str = "auto"
-    time: str = "auto"
-    code: str = "auto"
+    id: str = Field("auto", description="Column of the patient's id.")
+    time: str = Field("auto", description="Column of the time.")
+    code: str = Field("auto", description="Column of the code.")
     value: str | None = Field("auto", description="null: events of this table have no value, as diagnoses.")
     set: str | None = Field("auto", description="Number of the set of an event; auto: set_index where there is one.")
     static: list[str] = Field(
@@ -58,8 +60,8 @@ class EventSource(Section):
 class EventLabels(Section):
     """A table with one row per patient that says what is to be predicted: `label`, or `event` and `duration`."""
 
-    path: str
-    id: str = "auto"
+    path: str = Field(description="File of the table.")
+    id: str = Field("auto", description="Column of the patient's id.")
     label: str | None = Field(None, description="Column of 0 and 1.")
     time: str | None = Field(None, description="Column: when the label was known; events after it are refused.")
     event: str | None = Field(None, description="Column of 0 and 1: whether observation ended with the outcome.")
@@ -90,7 +92,7 @@ class EventLabels(Section):
 class EventSettings(Section):
     """How events of patients become histories, and what is predicted from them."""
 
-    labels: EventLabels | None = None
+    labels: EventLabels | None = Field(None, description="The table of outcomes.")
     landmark: float | str | None = Field(
         None,
         description="Where the prediction is made: a time, or a column of the table of labels; events after it are not "
@@ -130,15 +132,15 @@ class EventSettings(Section):
 class Template(Section):
     """How a conversation becomes one text: a prefix per role, a separator between messages, EOS after each reply."""
 
-    system: str = "系统："
-    user: str = "用户："
-    assistant: str = "助手："
-    separator: str = ""
+    system: str = Field("系统：", description="Prefix of a system message.")
+    user: str = Field("用户：", description="Prefix of a user's message.")
+    assistant: str = Field("助手：", description="Prefix of a reply.")
+    separator: str = Field("", description="Text between messages.")
 
 
 class DataSettings(Section):
-    text: Sources = Field([])
-    chat: Sources = Field([])
+    text: Sources = Field([], description="Plain text, or rows with `text`.")
+    chat: Sources = Field([], description="Conversations: rows with `messages` or `conversations`, or strings.")
     images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
     vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
     events: Annotated[list[EventSource], BeforeValidator(_as_sources)] = Field(
@@ -152,8 +154,10 @@ class DataSettings(Section):
         "auto",
         description="What ends a document in plain text; auto: <|endoftext|> where it occurs, else a blank line.",
     )
-    template: Template = Template()
-    on_bad_row: Literal["stop", "quarantine"] = "stop"
+    template: Template = Field(Template(), description="Text around the messages of a conversation.")
+    on_bad_row: Literal["stop", "quarantine"] = Field(
+        "stop", description="stop: list all bad rows and end; quarantine: skip them, up to max_bad."
+    )
     max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that quarantine may set aside.")
 
 
@@ -162,7 +166,11 @@ KINDS = tuple(name for name, field in DataSettings.model_fields.items() if get_o
 
 
 class TokenizerSettings(Section):
-    kind: Literal["words", "bpe", "file"] = "words"
+    kind: Literal["words", "bpe", "file"] = Field(
+        "words",
+        description="words: Chinese words; unknown ones fall back to characters and bytes. bpe: byte-level, trained on "
+        "your text. file: a tokenizer.json.",
+    )
     vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Upper limit of the vocabulary that is built.")
     min_count: int = Field(1, ge=1, description="Words seen less often are spelled in characters.")
     path: str | None = Field(None, description="A tokenizer.json, for kind: file.")
@@ -182,7 +190,7 @@ class AugmentSettings(Section):
     synonyms_file: str | None = Field(None, description="Your dictionary: one group of words per line, space between.")
     delete: float = Field(0.0, ge=0, lt=1, description="Probability that a word is left out.")
     insert: float = Field(0.0, ge=0, le=1, description="Probability of a function word at a word boundary.")
-    insert_words: list[str] = Field(["的", "了"])
+    insert_words: list[str] = Field(["的", "了"], description="Function words that `insert` draws from.")
     reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text change places.")
 
 

@@ -34,14 +34,14 @@ Model = Annotated[dict[str, Any], AfterValidator(lambda section: {"kind": "decod
 class Stage(Section):
     """One stage of a run: which data it uses, and what it changes of plan, optim, losses and train."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="What overrides and messages call the stage.")
     use: list[Literal[KINDS]] | None = Field(  # type: ignore[valid-type]  # names that are known when it runs
         None, description="Which of the run's data; default all."
     )
-    plan: dict[str, Any] = Field({})
-    optim: dict[str, Any] = Field({})
-    losses: dict[str, Weight] = Field({})
-    train: dict[str, Any] = Field({})
+    plan: dict[str, Any] = Field({}, description="Fields of `plan` that the stage changes.")
+    optim: dict[str, Any] = Field({}, description="Fields of `optim` that the stage changes.")
+    losses: dict[str, Weight] = Field({}, description="Weights of `losses` that the stage changes.")
+    train: dict[str, Any] = Field({}, description="Fields of `train` that the stage changes.")
 
 
 class StageError(ValueError):
@@ -68,12 +68,14 @@ class Recipe(Section):
     losses: dict[str, Weight] = Field(
         {}, description="Weight of each loss term of the model, or a ramp; default what the model says."
     )
-    stages: list[Stage] = Field([])
+    stages: list[Stage] = Field([], description="Stages in order; none: the whole run is one.")
     train: TrainSettings = TrainSettings()
     collapse: CollapseSettings = CollapseSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     generate: GenerateSettings = GenerateSettings()
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="Of matrix products; auto: bf16 where the hardware has it, else fp32."
+    )
     profile: Literal["standard", "low_power"] = Field(
         "standard", description="low_power: one thread, micro-batches of 512 tokens, fp32, for small machines."
     )

@@ -15,7 +15,7 @@ STRATEGIES = Path(__file__).parents[1] / "batching" / "strategies"
 
 
 def strategy_names() -> list[str]:
-    """Names of the batching strategies: the files of plan/strategies/."""
+    """Names of the batching strategies: the files of batching/strategies/."""
     return sorted(path.stem for path in STRATEGIES.glob("[a-z]*.py"))
 
 
@@ -27,7 +27,7 @@ def _known_strategy(name: str) -> str:
 
 class PlanSettings(Section):
     strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema({"enum": strategy_names()})] = Field(
-        "pack", description="A file of plan/strategies/."
+        "pack", description="A file of batching/strategies/."
     )
     tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer update.")
     grow: dict[Annotated[int, Field(ge=2)], Annotated[int, Field(ge=1)]] = Field(
@@ -37,7 +37,7 @@ class PlanSettings(Section):
         4096, ge=1, description="Tokens per forward pass; limits memory, never changes results."
     )
     batch_size: int = Field(8, ge=1, description="Sequences per forward pass of fixed, dynamic and bucket.")
-    bucket_width: int = Field(16, ge=1)
+    bucket_width: int = Field(16, ge=1, description="Lengths that share a bucket, in tokens.")
     row_tokens: int = Field(512, ge=1, description="Length of a row of the strategy rows.")
     max_tokens: int | None = Field(None, ge=1, description="Longest sequence; default the model's context.")
     overflow: Literal["error", "split", "truncate_right", "truncate_left", "drop"] = Field(
@@ -58,8 +58,8 @@ class PlanSettings(Section):
 class Ramp(Section):
     """A number that changes from `start` to `end` as a stage goes on, and stays there."""
 
-    start: float = 0.0
-    end: float
+    start: float = Field(0.0, description="First value.")
+    end: float = Field(description="Last value.")
     steps: int | None = Field(None, ge=1, description="Updates that it takes.")
     share: float | None = Field(None, gt=0, le=1, description="Instead of steps: the share of the stage's updates.")
     shape: Literal["linear", "cosine"] = Field("linear", description="cosine: along half a cosine, as loss ramps do.")
@@ -98,19 +98,21 @@ class ParameterGroup(Section):
 
 
 class OptimSettings(Section):
-    lr: float = Field(1e-3, gt=0)
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
     lr_scale: float = Field(1.0, gt=0, description="Factor on lr, so that a stage follows a changed lr.")
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
+    eps: float = Field(1e-8, gt=0, description="Of AdamW.")
     weight_decay: float = Field(0.01, ge=0, description="On matrices; never on biases, norms and embeddings.")
     clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm.")
-    schedule: Literal["constant", "exponential", "warmup", "cosine", "restarts"] = "cosine"
+    schedule: Literal["constant", "exponential", "warmup", "cosine", "restarts"] = Field(
+        "cosine", description="Learning rate over a stage; restarts: several cosines, each from the peak."
+    )
     per: Literal["update", "epoch"] = Field("update", description="When the learning rate steps.")
     warmup: float = Field(0.05, ge=0, lt=1, description="Share of the stage spent warming up.")
     floor: float = Field(0.01, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
-    restarts: int = Field(2, ge=0)
+    restarts: int = Field(2, ge=0, description="Restarts of the schedule `restarts`.")
     decay: float = Field(0.95, gt=0, le=1, description="exponential: lr = peak * decay ** (epoch / decay_epochs).")
-    decay_epochs: float = Field(10.0, gt=0)
+    decay_epochs: float = Field(10.0, gt=0, description="Epochs over which exponential multiplies by `decay`.")
     groups: list[ParameterGroup] = Field(
         [], description="Parameters with rates of their own; each belongs to the first group that names it."
     )
@@ -119,20 +121,22 @@ class OptimSettings(Section):
 class TrainSettings(Section):
     max_steps: int | None = Field(None, ge=0, description="The run ends after this many updates, all stages together.")
     max_epochs: int | None = Field(None, ge=0, description="Each stage ends after this many epochs; 0 skips it.")
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(0, ge=0, lt=2**31, description="Of initial weights, plans, dropout and the held-out part.")
     init_from: str | None = Field(None, description="A run whose weights and tokenizer this one starts from.")
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Of the trained loss; reported losses have none.")
     freeze: list[str] = Field([], description="Name patterns (fnmatch) of parameters that stay as they are.")
     eval_every: int | None = Field(None, ge=1, description="Updates between held-out checks; default every epoch.")
     log_every: int = Field(10, ge=1, description="Updates between lines on the screen; the files get every update.")
     patience: int | None = Field(None, ge=1, description="Held-out checks without progress before a stage stops early.")
-    min_delta: float = Field(0.0, ge=0)
+    min_delta: float = Field(0.0, ge=0, description="Smallest fall of the held-out loss that counts as progress.")
     weights: Literal["best", "last"] = Field(
         "best", description="What a stage ends with: the weights of its best held-out check, or its last."
     )
-    on_nonfinite: Literal["stop", "skip"] = "stop"
-    max_skips: int = Field(10, ge=0)
-    grad_norm_warning: float = Field(10.0, gt=0)
+    on_nonfinite: Literal["stop", "skip"] = Field(
+        "stop", description="After a loss or gradient that is not finite: stop, or skip the step and count it."
+    )
+    max_skips: int = Field(10, ge=0, description="Most steps of a run that `skip` may skip.")
+    grad_norm_warning: float = Field(10.0, gt=0, description="Larger gradient norms are marked, with a warning.")
     threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default all cores.")
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
@@ -169,11 +173,15 @@ class CheckpointSettings(Section):
 
 
 class GenerateSettings(Section):
-    max_new_tokens: int = Field(128, ge=1)
+    max_new_tokens: int = Field(128, ge=1, description="Most tokens of a continuation or reply.")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
-    top_k: int = Field(0, ge=0, description="0 is off.")
-    top_p: float = Field(1.0, gt=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
-    beams: int = Field(1, ge=1, le=64)
+    top_k: int = Field(0, ge=0, description="Draw from this many most probable tokens; 0 is off.")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Draw from the most probable tokens that reach this share together, after top_k."
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, le=100, description="Above 1, tokens that occurred already become less probable."
+    )
+    beams: int = Field(1, ge=1, le=64, description="Width of a beam search; 1 is off.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="auto: as training chooses.")
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(0, ge=0, lt=2**31, description="Of the draws.")

@@ -61,7 +61,9 @@ class Config(BlockConfig):
     decoder_history: bool = Field(False, description="The set decoder is also told the history before the set.")
     sample: bool = Field(True, description="Training draws latents; false takes their means.")
     slot_noise: float = Field(0.1, ge=0, description="Noise on the decoder's slots in training.")
-    reconstruction: Literal["chamfer", "sinkhorn"] = "chamfer"
+    reconstruction: Literal["chamfer", "sinkhorn"] = Field(
+        "chamfer", description="Distance between the events of a set and those made from its latent."
+    )
     prior: Prior = Field("standard", description="history: predicted from the sets before.")
     update: Update = Field("none", description="product: the posterior is the product of prior and observation.")
     free_bits: float = Field(0.03, ge=0, description="Nats per dimension and set that the latent carries free of cost.")

@@ -44,10 +44,12 @@ class Config(Section):
     """The `model` section of a recipe."""
 
     kind: Literal["vision_language"] = "vision_language"
-    vision: TowerConfig = Field(default_factory=TowerConfig)
-    language: decoder.Config = Field(default_factory=decoder.Config)
-    projector_activation: Literal["relu", "gelu", "quick_gelu"] = "gelu"
-    projector_bias: bool = True
+    vision: TowerConfig = Field(default_factory=TowerConfig, description="The vision tower.")
+    language: decoder.Config = Field(
+        default_factory=decoder.Config, description="The language model, with the fields of a decoder."
+    )
+    projector_activation: Literal["relu", "gelu", "quick_gelu"] = Field("gelu", description="Of the projector.")
+    projector_bias: bool = Field(True, description="Biases in the projector.")
     image_id: int | None = Field(None, description="Id of the placeholders; None: only their number is checked.")
     merge: MergeConfig | None = Field(None, description="Fewer visual tokens before the language model.")
     prune: PruneConfig | None = Field(None, description="Removal of visual tokens before or inside the language model.")
