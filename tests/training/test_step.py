@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -167,21 +168,41 @@ def test_a_step_without_targets_is_legal_and_changes_nothing() -> None:
     assert same(values(model), before)
 
 
-def test_out_of_memory_names_the_largest_micro_batch_and_other_errors_pass() -> None:
+def failing_with(error: RuntimeError) -> Decoder:
+    """A model whose losses raise `error`, caused by a KeyError."""
     model = tiny_model()
-    messages = iter(["DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", "a plain fault"])
 
     def losses(batch: RaggedBatch) -> Terms:
-        raise RuntimeError(next(messages))
+        raise error from KeyError("the cause")
 
     model.losses = losses  # type: ignore[method-assign]
+    return model
+
+
+def test_out_of_memory_names_the_largest_micro_batch() -> None:
+    error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
     micros = [random_batch([9, 5]), random_batch([30, 4, 2]), random_batch([3])]
     with pytest.raises(OutOfMemoryError, match="a micro-batch of 3 sequences, 33 tokens, the longest 29") as caught:
-        step(model, micros)
+        step(failing_with(error), micros)
     assert "plan.tokens_per_micro" in caught.value.fix
     assert "GiB" in caught.value.where
-    with pytest.raises(RuntimeError, match="a plain fault"):
-        step(model, micros)
+    assert caught.value.__cause__ is error
+
+
+class ForeignError(RuntimeError):
+    """An error of somebody else's layer."""
+
+
+def test_an_error_of_another_kind_keeps_its_type_its_cause_and_its_traceback() -> None:
+    error = ForeignError("a plain fault")
+    with pytest.raises(ForeignError) as caught:
+        step(failing_with(error), [random_batch([9, 5])])
+    assert caught.value is error
+    assert isinstance(error.__cause__, KeyError)
+    assert [entry.name for entry in caught.traceback][-1] == "losses"
+    report = "".join(traceback.format_exception(error))
+    assert "the cause" in report
+    assert "direct cause of the following exception" in report
 
 
 # --------------------------------------------------------------------------- precision

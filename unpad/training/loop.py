@@ -77,7 +77,7 @@ class StageRun:
     stage: Stage
     recipe: Recipe
     progress: Progress
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     objective: Objective
     num_steps: int
     monitor: Monitor

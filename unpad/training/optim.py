@@ -69,19 +69,19 @@ def make_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Ada
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 
-def set_rate(optimizer: torch.optim.AdamW, rate: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give every group its learning rate: `rate` times its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_scale"]
 
 
-def forget(optimizer: torch.optim.AdamW, parameters: Iterable[nn.Parameter]) -> None:
+def forget(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
     """Drop the state of parameters that were drawn anew."""
     for parameter in parameters:
         optimizer.state.pop(parameter, None)
 
 
-def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> None:
+def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None) -> None:
     """Clip the gradients and take the optimizer's step.
 
     Args:
@@ -102,7 +102,7 @@ def update(optimizer: torch.optim.AdamW, norm: Tensor, clip: float | None) -> No
     torch.autograd.graph.increment_version(p for group in optimizer.param_groups for p in group["params"])
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state as flat names, `optim.<parameter>.<field>`; fields are exp_avg, exp_avg_sq and step."""
     return {
         f"optim.{name}.{field}": value
@@ -111,7 +111,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[st
     }
 
 
-def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
+def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """Put back what `optimizer_tensors` returned."""
     for name, parameter in model.named_parameters():
         prefix = f"optim.{name}."

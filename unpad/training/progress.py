@@ -57,7 +57,7 @@ class Progress:
 
 
 def save_checkpoint(
-    setup: Setup, progress: Progress, optimizer: torch.optim.AdamW, kept: dict[str, torch.Tensor]
+    setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, kept: dict[str, torch.Tensor]
 ) -> Path:
     """Write everything the run needs to continue from here; `kept` is what else it holds, by names of its own."""
     state = _state(setup, progress)

@@ -100,7 +100,7 @@ def accumulate(
 def train_step(
     model: Trainable,
     micros: Sequence[RaggedBatch],
-    optimizer: torch.optim.AdamW,
+    optimizer: torch.optim.Optimizer,
     *,
     weights: dict[str, float],
     precision: Precision,
@@ -129,25 +129,28 @@ def train_step(
         if updated and gradients:
             update(optimizer, norm, clip)
     except RuntimeError as error:
-        raise _out_of_memory(error, micros) from None
+        if not _is_memory_error(error):
+            raise
+        raise _out_of_memory(error, micros) from error
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
     return StepResult(terms, sum(batch.num_targets for batch in micros), float(norm), updated)
 
 
-def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> Exception:
-    """Turn torch's two ways of saying "no memory" into ours; return any other error as it is."""
+def _is_memory_error(error: RuntimeError) -> bool:
+    """Recognize torch's errors for memory: a type of its own on a GPU, a message on the processor."""
     text = str(error)
-    if not (
-        isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
-    ):
-        return error
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
+
+
+def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> OutOfMemoryError:
+    """Describe a memory error by the step's largest micro-batch."""
     largest = max(micros, key=lambda batch: batch.total_tokens)
     longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0
     return OutOfMemoryError(
         f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
-        f"does not fit: {text.splitlines()[0][:200]}",
+        f"does not fit: {str(error).splitlines()[0][:200]}",
         where=f"peak memory {_peak_memory() / 2**30:.2f} GiB",
         fix="lower plan.tokens_per_micro; it changes memory and never the result. "
         "For one long sequence lower plan.max_tokens",
