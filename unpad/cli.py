@@ -76,7 +76,9 @@ def train(
     result = train(
         recipe, out or free_folder(recipe, resume), overrides or [], resume=resume, console=console, verbose=verbose
     )
-    for line in [*result.lines, "", *what_next(result.folder)]:
+    lines = [f"{part['name']:<12}{part['seconds']:8.1f} s {part['share']:6.1%}" for part in result.timings]
+    lines.append(f"steps waited for the loader {result.waited_share:.2%} of their time")
+    for line in [*lines, "", *what_next(result.folder)]:
         console.print(line, markup=False)
 
 

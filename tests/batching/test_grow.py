@@ -18,7 +18,7 @@ from unpad.errors import Interrupted, PlanError, RecipeError, ResumeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
-from unpad.training.optim import Epochs, learning_rate
+from unpad.training.optim import Epochs, Schedule
 
 GROW = "plan.grow={3: 400, 4: 800}"
 LENGTHS = np.random.default_rng(0).integers(1, 60, 200)
@@ -52,24 +52,29 @@ def test_epochs_and_updates_are_counted_as_by_hand(parts: list[tuple[int, int]],
     first = np.cumsum([0, *(num for num, _ in parts[:-1])])
     epochs = Epochs(tuple(first.tolist()), tuple(steps for _, steps in parts))
     lengths += [parts[-1][1]] * 21
-    assert epochs.before(epoch) == sum(lengths[:epoch])
+    assert epochs.steps_before(epoch) == sum(lengths[:epoch])
     for within in range(lengths[epoch]):
-        at = epochs.at(sum(lengths[:epoch]) + within)
+        at = epochs.epochs_before(sum(lengths[:epoch]) + within)
         assert int(at) == epoch
         assert at == pytest.approx(epoch + within / lengths[epoch])
 
 
 def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
-    epochs = Epochs((0, 1), (4, 2))  # epochs of 4, 2, 2 updates
+    epochs, epoch_of = Epochs((0, 1), (4, 2)), [0, 0, 0, 0, 1, 1, 2, 2]
+
+    def rates(settings: OptimSettings) -> list[float]:
+        schedule = Schedule(settings, epochs, 8)
+        return [schedule.rate(step, epoch) for step, epoch in enumerate(epoch_of)]
+
     by_epoch = OptimSettings(lr=1.0, schedule="exponential", decay=0.5, decay_epochs=1, per="epoch")
-    assert [learning_rate(by_epoch, step, 8, epochs) for step in range(8)] == [1] * 4 + [0.5] * 2 + [0.25] * 2
+    assert rates(by_epoch) == [1] * 4 + [0.5] * 2 + [0.25] * 2
     by_update = by_epoch.model_copy(update={"per": "update"})
-    found = [learning_rate(by_update, step, 8, epochs) for step in range(8)]
+    found = rates(by_update)
     assert found == pytest.approx(
         [0.5 ** (step / 4) for step in range(4)] + [0.5 ** (1 + step / 2) for step in range(4)]
     )
     cosine = OptimSettings(lr=1.0, schedule="cosine", warmup=0, floor=0.5, per="epoch")
-    assert [learning_rate(cosine, step, 8, epochs) for step in range(8)] == [1] * 4 + [0.75] * 2 + [0.5] * 2
+    assert rates(cosine) == [1] * 4 + [0.75] * 2 + [0.5] * 2
 
 
 def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -> None:

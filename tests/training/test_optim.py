@@ -15,9 +15,8 @@ from unpad.errors import RecipeError
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import (
     Epochs,
-    check_schedule,
+    Schedule,
     freeze,
-    learning_rate,
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
@@ -29,7 +28,8 @@ ONE = Epochs((0,), (1,))
 
 def rates(total: int, steps_per_epoch: int = 10, **fields: Any) -> list[float]:
     chosen = OptimSettings(**{"lr": 1e-3, "warmup": 0, **fields})
-    return [learning_rate(chosen, step, total, Epochs((0,), (steps_per_epoch,))) for step in range(total)]
+    schedule = Schedule(chosen, Epochs((0,), (steps_per_epoch,)), total)
+    return [schedule.rate(step, step // steps_per_epoch) for step in range(total)]
 
 
 def test_exponential_decay_has_the_documented_values() -> None:
@@ -83,11 +83,12 @@ def test_the_last_step_is_at_the_floor_for_any_total(
 ) -> None:
     assume(schedule == "cosine" or restarts < total)
     chosen = OptimSettings(lr=1e-3, schedule=schedule, restarts=restarts, warmup=warmup, floor=floor)
-    check_schedule(chosen, total, ONE)
-    found = [learning_rate(chosen, step, total, ONE) for step in range(total)]
+    schedule = Schedule(chosen, ONE, total)
+    schedule.check()
+    found = [schedule.rate(step, step) for step in range(total)]
     assert found[-1] == pytest.approx(1e-3 * floor)
     assert max(found) == pytest.approx(1e-3)
-    assert learning_rate(chosen, total + 3, total, ONE) == found[-1]  # an epoch longer than the first
+    assert schedule.rate(total + 3, total + 3) == found[-1]  # an epoch longer than the first
     if schedule == "restarts":
         bounds = [round(total * cycle / (restarts + 1)) for cycle in range(1, restarts + 1)]
         for bound in bounds:
@@ -100,13 +101,13 @@ def test_a_run_of_one_step_trains_at_the_peak() -> None:
 
 def test_as_many_restarts_as_steps_are_refused() -> None:
     chosen = OptimSettings(schedule="restarts", restarts=5)
-    check_schedule(chosen, 6, ONE)
+    Schedule(chosen, ONE, 6).check()
     for total in (5, 4):
-        with pytest.raises(RecipeError, match=f"5 restarts do not fit into {total} updates") as caught:
-            check_schedule(chosen, total, ONE)
+        with pytest.raises(RecipeError, match=f"5 restarts do not fit into {total} steps") as caught:
+            Schedule(chosen, ONE, total).check()
         assert f"at most {total - 1}" in caught.value.fix
     with pytest.raises(RecipeError, match="do not fit into 5 epochs"):
-        check_schedule(OptimSettings(schedule="restarts", restarts=5, per="epoch"), 50, Epochs((0,), (10,)))
+        Schedule(OptimSettings(schedule="restarts", restarts=5, per="epoch"), Epochs((0,), (10,)), 50).check()
 
 
 # --------------------------------------------------------------------------- groups and state

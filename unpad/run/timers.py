@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any
+from typing import TypedDict
+
+
+class Timing(TypedDict):
+    """Wall time of one part of a run; `share` is of the whole run."""
+
+    name: str
+    seconds: float
+    share: float
 
 
 class Timers:
@@ -32,8 +40,8 @@ class Timers:
             self.totals[self._open[-1]] = self.totals.get(self._open[-1], 0.0) + now - self._since
         self._since = now
 
-    def summary(self, wall: float) -> list[dict[str, Any]]:
-        """Rows {"name", "seconds", "share"}, longest first, and "other" for what of `wall` seconds no timer saw."""
+    def summary(self, wall: float) -> list[Timing]:
+        """Timings of all parts, longest first, and "other" for the rest of `wall` seconds."""
         rows = sorted(self.totals.items(), key=lambda item: -item[1])
         rows.append(("other", max(0.0, wall - sum(self.totals.values()))))
         return [{"name": name, "seconds": seconds, "share": seconds / wall if wall else 0.0} for name, seconds in rows]

@@ -26,10 +26,10 @@ from unpad.run.checkpoint import State, newest_weights, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor, StepRecord
-from unpad.run.timers import Timers
+from unpad.run.timers import Timers, Timing
 from unpad.training.collapse import CollapseMonitor
 from unpad.training.memory import HeapKeeper
-from unpad.training.optim import forget, freeze, learning_rate, load_optimizer_tensors, make_optimizer, set_rate
+from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
 from unpad.training.progress import (
     Progress,
     end_stage,
@@ -60,18 +60,19 @@ AfterCheck = Callable[[str, int, HeldOut], bool]
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended."""
+    """Outcome of a run; `waited_share` is the share of the steps' time spent waiting for the loader."""
 
     folder: Path
     step: int
     epochs: int
     heldout_loss: float | None
-    lines: list[str]
+    timings: list[Timing]
+    waited_share: float
 
 
 @dataclass(frozen=True)
 class StageRun:
-    """One stage on its way: what all its functions work with. `recipe` is the stage's own, `num_steps` its updates."""
+    """One stage on its way: what all its functions work with. `recipe` is the stage's own."""
 
     setup: Setup
     stage: Stage
@@ -79,7 +80,7 @@ class StageRun:
     progress: Progress
     optimizer: torch.optim.Optimizer
     objective: Objective
-    num_steps: int
+    schedule: Schedule
     monitor: Monitor
     timers: Timers
     latent: CollapseMonitor | None
@@ -213,15 +214,11 @@ def _run_stages(
             progress.next_stage()
     if not has_best:  # the last stage had nothing to do: the weights as they are
         save_best(setup, progress)
-    rows = timers.summary(time.perf_counter() - began)
-    monitor.event("timers", rows=rows)
+    timings = timers.summary(time.perf_counter() - began)
+    monitor.event("timers", rows=timings)
     monitor.event("finished", step=progress.step, heldout_loss=heldout)
-    with timers("log"):
-        monitor.close()
-    rows = timers.summary(time.perf_counter() - began)
-    lines = [f"{row['name']:<12}{row['seconds']:8.1f} s {row['share']:6.1%}" for row in rows]
-    lines.append(f"steps waited for the loader {monitor.waited_share:.2%} of their time")
-    return Result(setup.folder, progress.step, epochs, heldout, lines)
+    monitor.close()
+    return Result(setup.folder, progress.step, epochs, heldout, timings, monitor.waited_share)
 
 
 def _has_work(setup: Setup, stage: Stage, progress: Progress, monitor: Monitor) -> bool:
@@ -284,7 +281,17 @@ def _run_stage(
     if latent is not None:
         monitor.event("latent", message=latent.describe())
     course = StageRun(
-        setup, stage, recipe, progress, optimizer, objective, last - before, monitor, timers, latent, after_check
+        setup,
+        stage,
+        recipe,
+        progress,
+        optimizer,
+        objective,
+        Schedule(recipe.optim, epochs, last - before),
+        monitor,
+        timers,
+        latent,
+        after_check,
     )
     if _is_over(course):
         message = f"{stage.name}: it ended at step {progress.step}; more epochs, or more steps, would make it go on"
@@ -296,9 +303,7 @@ def _run_stage(
         if current.num_steps == 0:  # weights below 1 may draw nothing for once
             progress.epoch += 1
         for waited, micros in _epoch_steps(course, current):
-            position = epochs.before(progress.epoch) if recipe.optim.per == "epoch" else progress.stage_step
-            rate = learning_rate(recipe.optim, position, last - before, epochs)
-            _one_step(course, micros, rate, waited)
+            _one_step(course, micros, waited)
             _after_step(course, progress.epoch_step == current.num_steps, signals)
             if progress.epoch_step == 0 or _is_over(course):
                 break
@@ -384,15 +389,16 @@ def _epoch_steps(course: StageRun, current: Plan) -> Iterator[tuple[float, list[
             yield time.perf_counter() - began, micros
 
 
-def _one_step(course: StageRun, micros: list[RaggedBatch], rate: float, waited: float) -> None:
+def _one_step(course: StageRun, micros: list[RaggedBatch], waited: float) -> None:
     """One update and its record."""
     setup, recipe, progress = course.setup, course.recipe, course.progress
     began = time.perf_counter()
+    rate = course.schedule.rate(progress.stage_step, progress.epoch)
     set_rate(course.optimizer, rate)
     # Dropout draws from (seed, step), so a resumed run drops the same values.
     torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
     setup.model.train()
-    weights, fresh = course.objective.begin(setup.model, progress.stage_step, course.num_steps)
+    weights, fresh = course.objective.begin(setup.model, progress.stage_step, course.schedule.num_steps)
     forget(course.optimizer, fresh)
     if fresh:
         course.monitor.event("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))

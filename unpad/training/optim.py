@@ -125,88 +125,105 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
 
 @dataclass(frozen=True)
 class Epochs:
-    """How many updates the epochs of a stage have.
+    """Number of steps in the epochs of a stage.
 
     Args:
-        first: epochs from which on another number holds, counted from 0 and ascending; the first is 0.
-        steps: those numbers.
+        first: first epoch of each segment of equal epochs, 0-based and ascending; starts with 0.
+        steps: steps per epoch in each segment.
     """
 
     first: tuple[int, ...]
     steps: tuple[int, ...]
 
-    def before(self, epoch: int) -> int:
-        """Updates of all epochs before one, counted from 0."""
+    def steps_before(self, epoch: int) -> int:
+        """Steps of all epochs before a 0-based epoch."""
         ends = (*self.first[1:], epoch)
         return sum(
             max(min(end, epoch) - first, 0) * steps
             for first, end, steps in zip(self.first, ends, self.steps, strict=True)
         )
 
-    def at(self, step: int) -> float:
-        """How many epochs are over before an update of the stage, counted from 0."""
-        part = max(i for i, first in enumerate(self.first) if i == 0 or self.before(first) <= step)
-        return self.first[part] + (step - self.before(self.first[part])) / max(self.steps[part], 1)
+    def epochs_before(self, step: int) -> float:
+        """Epochs, with a fraction, that are over before a 0-based step of the stage."""
+        segment = max(i for i, first in enumerate(self.first) if i == 0 or self.steps_before(first) <= step)
+        first = self.first[segment]
+        return first + (step - self.steps_before(first)) / max(self.steps[segment], 1)
 
 
-def learning_rate(settings: OptimSettings, step: int, total_steps: int, epochs: Epochs) -> float:
-    """Learning rate of one update.
+@dataclass(frozen=True)
+class Schedule:
+    """Learning-rate schedule of a stage.
 
     Args:
-        step: update within the stage, from 0.
-        total_steps: updates planned for the stage.
-        epochs: updates of each; with `per: epoch` the rate changes only between epochs.
+        epochs: as planned; the epochs that a run trains may differ by a few steps.
+        num_steps: steps planned for the stage.
 
     cosine and restarts: Loshchilov and Hutter 2017, arXiv 1608.03983; each cycle of two steps or more starts at the
     peak and reaches the floor at its last step, and so does the stage.
     """
-    peak = settings.lr * settings.lr_scale
-    epoch = epochs.at(step)
-    if settings.per == "epoch":
-        at, total = int(epoch), max(math.ceil(epochs.at(total_steps)), 1)
-        epoch = at
-    else:
-        at, total = step, max(total_steps, 1)
-    if settings.schedule == "constant":
-        return peak
-    if settings.schedule == "exponential":
-        return peak * settings.decay ** (epoch / settings.decay_epochs)
-    warmup = math.ceil(settings.warmup * total)
-    if settings.schedule != "restarts" and at < warmup:
-        return peak * (at + 1) / warmup
-    if settings.schedule == "warmup":
-        return peak
-    if at >= total - 1 > 0:
-        return peak * settings.floor
-    if settings.schedule == "restarts":
-        return peak * _restarts(at, total, settings)
-    return peak * _cosine(at - warmup, total - warmup, settings.floor)
+
+    settings: OptimSettings
+    epochs: Epochs
+    num_steps: int
+
+    def check(self) -> None:
+        """Refuse a schedule that does not fit the stage.
+
+        Raises:
+            RecipeError: as many restarts as there are steps, or more.
+        """
+        total, restarts = self._length(), self.settings.restarts
+        if self.settings.schedule == "restarts" and restarts >= total > 0:
+            unit = "epochs" if self.settings.per == "epoch" else "steps"
+            raise RecipeError(
+                f"{restarts} restarts do not fit into {total} {unit}",
+                where="optim.restarts",
+                fix=f"use at most {total - 1}",
+            )
+
+    def rate(self, step: int, epoch: int) -> float:
+        """Learning rate of a step; with `per: epoch` it changes only between epochs.
+
+        Args:
+            step: 0-based, within the stage.
+            epoch: 0-based, the epoch that the step belongs to.
+        """
+        settings, total = self.settings, max(self._length(), 1)
+        peak = settings.lr * settings.lr_scale
+        by_epoch = settings.per == "epoch"
+        now = epoch if by_epoch else step
+        if settings.schedule == "constant":
+            return peak
+        if settings.schedule == "exponential":
+            epochs = epoch if by_epoch else self.epochs.epochs_before(step)
+            return peak * settings.decay ** (epochs / settings.decay_epochs)
+        warmup = math.ceil(settings.warmup * total)
+        if settings.schedule != "restarts" and now < warmup:
+            return peak * (now + 1) / warmup
+        if settings.schedule == "warmup":
+            return peak
+        if now >= total - 1 > 0:
+            return peak * settings.floor
+        if settings.schedule == "restarts":
+            return peak * _restarts(now, total, settings)
+        return peak * _cosine(now - warmup, total - warmup, settings.floor)
+
+    def _length(self) -> int:
+        """Length of the stage in what the rate changes by, steps or epochs."""
+        if self.settings.per == "epoch":
+            return math.ceil(self.epochs.epochs_before(self.num_steps))
+        return self.num_steps
 
 
-def check_schedule(settings: OptimSettings, total_steps: int, epochs: Epochs) -> None:
-    """Refuse a schedule that does not fit the run.
-
-    Raises:
-        RecipeError: as many restarts as there are steps, or more.
-    """
-    total = math.ceil(epochs.at(total_steps)) if settings.per == "epoch" else total_steps
-    if settings.schedule == "restarts" and settings.restarts >= total > 0:
-        raise RecipeError(
-            f"{settings.restarts} restarts do not fit into {total} {settings.per}s",
-            where="optim.restarts",
-            fix=f"use at most {total - 1}",
-        )
-
-
-def _cosine(at: int, length: int, floor: float) -> float:
+def _cosine(step: int, length: int, floor: float) -> float:
     """1 at the first of `length` steps, `floor` at the last."""
-    progress = min(at / (length - 1), 1.0) if length > 1 else 0.0
+    progress = min(step / (length - 1), 1.0) if length > 1 else 0.0
     return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def _restarts(at: int, total: int, settings: OptimSettings) -> float:
+def _restarts(step: int, total: int, settings: OptimSettings) -> float:
     """Cycles of equal length; when the total does not divide, their lengths differ by one."""
     cycles = settings.restarts + 1
     bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]
-    cycle = max(i for i in range(cycles) if bounds[i] <= at)
-    return _cosine(at - bounds[cycle], bounds[cycle + 1] - bounds[cycle], settings.floor)
+    cycle = max(i for i in range(cycles) if bounds[i] <= step)
+    return _cosine(step - bounds[cycle], bounds[cycle + 1] - bounds[cycle], settings.floor)

@@ -26,7 +26,7 @@ from unpad.run.folder import find_run
 from unpad.run.kept import open_files
 from unpad.run.timers import Timers
 from unpad.training.memory import choose_allocator
-from unpad.training.optim import Epochs, check_schedule, freeze, make_optimizer
+from unpad.training.optim import Epochs, Schedule, freeze, make_optimizer
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,14 @@ def check_stages(setup: Setup) -> None:
             raise PlanError(f"{what}: the plan drops every token", where="plan", fix=fix)
         last = last_step(recipe, before, epochs)
         if last > before:
-            check_schedule(recipe.optim, last - before, epochs)
+            Schedule(recipe.optim, epochs, last - before).check()
         before = max(last, before)
 
 
 def last_step(recipe: Recipe, before: int, epochs: Epochs) -> int:
     """The last step of a stage that begins after step `before` of the run, by its recipe and the length of epochs."""
     train = recipe.train
-    by_epochs = None if train.max_epochs is None else before + epochs.before(train.max_epochs)
+    by_epochs = None if train.max_epochs is None else before + epochs.steps_before(train.max_epochs)
     return min(end for end in (by_epochs, train.max_steps) if end is not None)
 
 
