@@ -19,7 +19,7 @@ from unpad.batching.batch import RaggedBatch, to_padded
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import PaddedLayout
 from unpad.models.set_sequence.decoder import slot_table
-from unpad.models.set_sequence.encoder import Latent, LatentHead, draw, soft_clamp
+from unpad.models.set_sequence.encoder import Latent, LatentHead, draw_latents, soft_clamp
 from unpad.models.set_sequence.history import SetLayout, lay_out_course
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.set_sequence.next_set import sets_that_follow
@@ -79,7 +79,7 @@ def pooled_latent(head: LatentHead, x: Tensor, delta: Tensor, sets: Sets) -> tup
     hidden = activate("gelu", head.hidden(torch.cat([pooled, sets.log_sizes(pooled.dtype)], 1)))
     mean, log_var = widened(head.to_latent(hidden)).chunk(2, 1)
     log_var = soft_clamp(log_var)
-    return x, Latent(mean, log_var, draw(mean, log_var) if head.training and head.sample else mean)
+    return x, Latent(mean, log_var, draw_latents(mean, log_var) if head.training and head.sample else mean)
 
 
 def encode(model: SetSequence, x: Tensor, sets: Sets) -> list[Latent]:

@@ -138,7 +138,8 @@ class Ours:
     def _load(self) -> Iterator[list[RaggedBatch]]:
         for epoch in count():
             made = self.workload.plan(self.settings, epoch)
-            yield from load_steps(partial(load_micro, self.workload.tokens, pad_id=0), made, CPU)
+            load = partial(load_micro, self.workload.tokens, pad_id=0)
+            yield from load_steps(load, made, CPU, group_lengths=not (self.native and library.enabled()))
 
     def step(self) -> Work:
         """One update."""
@@ -162,7 +163,8 @@ class Ours:
         self.model.eval()
         made = self.workload.plan(self.workload.settings, 0, self.workload.held_out)
         total, targets = 0.0, 0
-        for micros in load_steps(partial(load_micro, self.workload.tokens, pad_id=0), made, CPU):
+        load = partial(load_micro, self.workload.tokens, pad_id=0)
+        for micros in load_steps(load, made, CPU, group_lengths=not library.enabled()):
             for batch in micros:
                 with autocast(self.precision, CPU):
                     total += float(self.model.token_nll(batch).sum())

@@ -20,6 +20,7 @@ from unpad.batching.plan import Plan
 from unpad.batching.plan import plan as make_plan
 from unpad.errors import PlanError
 from unpad.inference.loaded import LoadedRun, load
+from unpad.nn.native import library
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 from unpad.run.folder import free_folder
@@ -77,7 +78,9 @@ def batches(
             f"there are {len(sequences)} sequences and {len(masks)} loss masks", fix="give one per sequence"
         )
     tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
-    yield from load_steps(partial(load_micro, tokens, pad_id=0), made, device=torch.device("cpu"))
+    yield from load_steps(
+        partial(load_micro, tokens, pad_id=0), made, torch.device("cpu"), group_lengths=not library.enabled()
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from itertools import pairwise
 
@@ -18,11 +18,10 @@ import torch
 from tests.helpers.toy import write_toy
 from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import PaddedLayout
-from unpad.batching.loader import AHEAD, load_micro, load_steps
+from unpad.batching.loader import AHEAD, TokenSource, load_micro, load_steps
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
-from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings
 
@@ -33,6 +32,10 @@ PAD, CPU = 0, torch.device("cpu")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenSet:
     folder = tmp_path_factory.mktemp("toy")
     return prepare(load_recipe(str(write_toy(folder))), cache=folder / "cache")[0]
+
+
+def steps_of(tokens: TokenSource, planned: Plan, first: int = 0) -> Generator[list[RaggedBatch], None, None]:
+    return load_steps(partial(load_micro, tokens, pad_id=PAD), planned, CPU, first, group_lengths=False)
 
 
 def whole(tokens: TokenSet, ids: list[int], pad_to: int = 0, fill_to: int = 0) -> Micro:
@@ -93,7 +96,7 @@ def test_positions_that_an_earlier_window_has_shown_are_context(tokens: TokenSet
 def test_windows_with_stride_show_every_target_once(tokens: TokenSet) -> None:
     settings = PlanSettings(max_tokens=12, stride=5, overflow="split", tokens_per_step=60, tokens_per_micro=40)
     made = plan(tokens.lengths - 1, settings, seed=0, epoch=0, targets=tokens.count_targets)
-    steps = list(load_steps(partial(load_micro, tokens, pad_id=PAD), made, torch.device("cpu")))
+    steps = list(steps_of(tokens, made))
     assert sum(batch.num_targets for micros in steps for batch in micros) == tokens.num_targets.sum()
     assert max(batch.layout.max_seqlen for micros in steps for batch in micros) == 12
 
@@ -124,9 +127,9 @@ def test_a_rectangle_holds_the_same_tokens(tokens: TokenSet) -> None:
 def test_loading_from_a_step_on_gives_the_rest_of_the_epoch(tokens: TokenSet) -> None:
     settings = PlanSettings(tokens_per_step=150, tokens_per_micro=60)
     made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
-    steps = list(load_steps(partial(load_micro, tokens, pad_id=PAD), made, torch.device("cpu")))
+    steps = list(steps_of(tokens, made))
     assert len(steps) == made.num_steps > 5
-    rest = list(load_steps(partial(load_micro, tokens, pad_id=PAD), made, torch.device("cpu"), first=4))
+    rest = list(steps_of(tokens, made, first=4))
     assert len(rest) == made.num_steps - 4
     for full, later in zip(steps[4:], rest, strict=True):
         assert [batch.input_ids.tolist() for batch in full] == [batch.input_ids.tolist() for batch in later]
@@ -192,7 +195,7 @@ def test_a_worker_loads_what_loading_in_place_gives(
         made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
     else:
         made = one_micro_steps
-    loaded = list(load_steps(partial(load_micro, tokens, pad_id=PAD), made, CPU, first))
+    loaded = list(steps_of(tokens, made, first))
     in_place = [[load_micro(tokens, micro, PAD) for micro in made.step(step)] for step in range(first, made.num_steps)]
     assert len(loaded) == len(in_place) > AHEAD
     for got, wanted in zip(loaded, in_place, strict=True):
@@ -203,7 +206,7 @@ def test_a_worker_loads_what_loading_in_place_gives(
 
 def test_the_worker_runs_ahead_by_a_few_steps_and_no_more(tokens: TokenSet, one_micro_steps: Plan) -> None:
     watched = Watched(tokens)
-    steps = load_steps(partial(load_micro, watched, pad_id=PAD), one_micro_steps, CPU)
+    steps = steps_of(watched, one_micro_steps)
     for taken in range(1, 4):
         next(steps)
         until(lambda wanted=taken + AHEAD: watched.asked == wanted)
@@ -215,7 +218,7 @@ def test_the_worker_runs_ahead_by_a_few_steps_and_no_more(tokens: TokenSet, one_
 
 @pytest.mark.parametrize("stop", ["close", "forget", "raise"])
 def test_no_thread_is_left_when_the_consumer_stops_early(tokens: TokenSet, one_micro_steps: Plan, stop: str) -> None:
-    steps = load_steps(partial(load_micro, tokens, pad_id=PAD), one_micro_steps, CPU)
+    steps = steps_of(tokens, one_micro_steps)
     next(steps)
     assert len(workers()) == 1
     if stop == "close":
@@ -235,7 +238,7 @@ def test_what_fails_in_the_worker_is_raised_at_its_step_with_its_traceback(
         if asked == 3:
             raise OSError(5, "the disk went away")
 
-    steps = load_steps(partial(load_micro, Watched(tokens, fail), pad_id=PAD), one_micro_steps, CPU)
+    steps = steps_of(Watched(tokens, fail), one_micro_steps)
     next(steps)
     next(steps)
     with pytest.raises(OSError, match="the disk went away") as caught:
@@ -255,7 +258,7 @@ def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens: TokenSet, o
             reading.set()
             assert go_on.wait(20)
 
-    steps = load_steps(partial(load_micro, Watched(tokens, block), pad_id=PAD), one_micro_steps, CPU)
+    steps = steps_of(Watched(tokens, block), one_micro_steps)
     next(steps)
     assert reading.wait(20)  # step AHEAD is being read, and those before it are taken meanwhile
     for _ in range(AHEAD - 1):
@@ -282,12 +285,10 @@ def test_the_worker_starts_no_threads_of_its_own(tokens: TokenSet, one_micro_ste
     assert done.stdout.split() == ["1"]  # and the process ends, though nobody closed the generator
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_layouts_come_ready_where_attention_needs_groups(
-    tokens: TokenSet, one_micro_steps: Plan, native: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("group_lengths", [True, False])
+def test_layouts_come_with_their_length_groups_where_attention_needs_them(
+    tokens: TokenSet, one_micro_steps: Plan, group_lengths: bool
 ) -> None:
-    monkeypatch.setattr(library, "enabled", lambda: native)
-    for micros in load_steps(
-        partial(load_micro, tokens, pad_id=PAD), one_micro_steps, CPU, first=one_micro_steps.num_steps - 2
-    ):
-        assert all(("_grouped" in vars(batch.layout)) != native for batch in micros)
+    load, first = partial(load_micro, tokens, pad_id=PAD), one_micro_steps.num_steps - 2
+    for micros in load_steps(load, one_micro_steps, CPU, first, group_lengths=group_lengths):
+        assert all(("_grouped" in vars(batch.layout)) == group_lengths for batch in micros)

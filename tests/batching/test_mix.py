@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.batching.mix import draw
+from unpad.batching.mix import draw_sequences
 from unpad.errors import PlanError
 
 
@@ -11,7 +11,7 @@ from unpad.errors import PlanError
 @settings(deadline=None)
 def test_a_weight_takes_its_whole_part_of_everything_and_a_share_of_the_rest(source_of, weights):
     source_of = np.array(source_of, np.int64)
-    ids = draw(source_of, weights, seed=0, epoch=0)
+    ids = draw_sequences(source_of, weights, seed=0, epoch=0)
     times = np.bincount(ids, minlength=len(source_of))
     for source, weight in enumerate(weights):
         of_source = times[source_of == source]
@@ -20,21 +20,21 @@ def test_a_weight_takes_its_whole_part_of_everything_and_a_share_of_the_rest(sou
 
 
 def test_weight_one_is_every_sequence_once():
-    assert draw(np.array([0, 1, 0]), [1.0, 1.0], seed=5, epoch=2).tolist() == [0, 1, 2]
+    assert draw_sequences(np.array([0, 1, 0]), [1.0, 1.0], seed=5, epoch=2).tolist() == [0, 1, 2]
 
 
 def test_the_share_depends_on_seed_and_epoch_only():
     source_of = np.zeros(200, np.int64)
-    drawn = [draw(source_of, [0.5], seed, epoch).tolist() for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    drawn = [draw_sequences(source_of, [0.5], seed, epoch).tolist() for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))]
     assert drawn[0] == drawn[1]
     assert len({tuple(ids) for ids in drawn}) == 3
 
 
 def test_a_single_sequence_of_half_weight_appears_in_about_half_of_the_epochs():
-    assert 70 < sum(len(draw(np.array([0]), [0.5], seed=0, epoch=epoch)) for epoch in range(200)) < 130
+    assert 70 < sum(len(draw_sequences(np.array([0]), [0.5], seed=0, epoch=epoch)) for epoch in range(200)) < 130
 
 
 @pytest.mark.parametrize("weights", [[0.0], [-1.0], [float("nan")], [float("inf")], []])
 def test_weights_that_cannot_be_are_refused(weights):
     with pytest.raises(PlanError):
-        draw(np.array([0]), weights, seed=0, epoch=0)
+        draw_sequences(np.array([0]), weights, seed=0, epoch=0)

@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.batching.ledger import COLUMNS, Ledger
-from unpad.batching.pieces import Pieces, cut
+from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
 from unpad.errors import PlanError
+from unpad.recipes.training import PlanSettings
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=30)
 POLICIES = ("split", "truncate_right", "truncate_left", "drop")
@@ -28,8 +29,18 @@ def corpora(draw):
     return np.array(lengths, np.int32), masks
 
 
+def cut(
+    lengths: np.ndarray, targets: TargetCount | None = None, ids: np.ndarray | None = None, **settings
+) -> tuple[Pieces, Ledger]:
+    """The pieces that a plan would have, and its account of every token."""
+    sizes, wanted = check_lengths(lengths), PlanSettings(**settings)
+    pieces, counts, lost = cut_and_count(sizes, ids, wanted, targets)
+    return pieces, lost + account(pieces, counts, sizes, wanted.overflow)
+
+
 def spans(pieces: Pieces) -> list[tuple[int, int, int, int]]:
-    return list(zip(*(a.tolist() for a in (pieces.seq_ids, pieces.starts, pieces.stops, pieces.fresh)), strict=True))
+    columns = (pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @given(corpora(), st.integers(1, 12), st.sampled_from(POLICIES), st.integers(1, 12), st.booleans())
@@ -39,17 +50,18 @@ def test_the_ledger_equals_a_walk_over_every_position(corpus, limit, overflow, s
     stride = min(stride, limit)
     if not masked:
         masks = [np.ones(n, bool) for n in lengths]
-    pieces, ledger = cut(lengths, None, limit, overflow, stride, targets_of(masks) if masked else None)
+    targets = targets_of(masks) if masked else None
+    pieces, ledger = cut(lengths, targets, max_tokens=limit, overflow=overflow, stride=stride)
     trained = context = repeated = 0
     seen = [np.zeros(n, int) for n in lengths]
-    for seq_id, start, stop, fresh in spans(pieces):
-        assert 0 <= start <= fresh < stop <= lengths[seq_id]
+    for seq_id, start, stop, first_target in spans(pieces):
+        assert 0 <= start <= first_target < stop <= lengths[seq_id]
         assert stop - start <= limit
-        assert masks[seq_id][fresh:stop].any()
-        trained += masks[seq_id][fresh:stop].sum()
-        context += (~masks[seq_id][fresh:stop]).sum()
-        repeated += fresh - start
-        seen[seq_id][fresh:stop] += 1
+        assert masks[seq_id][first_target:stop].any()
+        trained += masks[seq_id][first_target:stop].sum()
+        context += (~masks[seq_id][first_target:stop]).sum()
+        repeated += first_target - start
+        seen[seq_id][first_target:stop] += 1
     assert all((s <= 1).all() for s in seen)
     assert (ledger.tokens("trained"), ledger.tokens("context"), ledger.repeated) == (trained, context, repeated)
     over = lengths[lengths > limit]
@@ -65,10 +77,10 @@ def test_the_ledger_equals_a_walk_over_every_position(corpus, limit, overflow, s
 def test_windows_cover_every_target_exactly_once(corpus, limit, stride):
     lengths, masks = corpus
     stride = min(stride, limit)
-    pieces, ledger = cut(lengths, None, limit, "split", stride, targets_of(masks))
+    pieces, ledger = cut(lengths, targets_of(masks), max_tokens=limit, overflow="split", stride=stride)
     seen = [np.zeros(n, int) for n in lengths]
-    for seq_id, _, stop, fresh in spans(pieces):
-        seen[seq_id][fresh:stop] += 1
+    for seq_id, _, stop, first_target in spans(pieces):
+        seen[seq_id][first_target:stop] += 1
     assert all((s[m] == 1).all() for s, m in zip(seen, masks, strict=True))
     assert ledger.tokens("trained") == sum(int(m.sum()) for m in masks)
 
@@ -77,50 +89,50 @@ def test_a_sequence_without_positions_stays_where_it_has_a_target():
     def one_each(seq_ids, starts, stops):
         return (starts == 0).astype(np.int64)
 
-    pieces, ledger = cut(np.array([3, 0, 2]), None, 8, "error", None, one_each)
+    pieces, ledger = cut(np.array([3, 0, 2]), one_each, max_tokens=8, overflow="error")
     assert spans(pieces) == [(0, 0, 3, 0), (1, 0, 0, 0), (2, 0, 2, 0)]
     assert (ledger.trained, ledger.context, ledger.total) == ({"whole": 2}, {"no_loss": 3}, 5)
     assert ledger.sequences == {"whole": 3, "no_loss": 2}
-    pieces, ledger = cut(np.array([3, 0, 2]), None, 8, "error", None, None)
+    pieces, ledger = cut(np.array([3, 0, 2]), max_tokens=8, overflow="error")
     assert (spans(pieces), ledger.dropped) == ([(0, 0, 3, 0), (2, 0, 2, 0)], {"no_target": 0})
 
 
 def test_windows_start_every_stride_and_keep_the_tail():
-    pieces, ledger = cut(np.array([10]), None, 4, "split", None, None)
+    pieces, ledger = cut(np.array([10]), max_tokens=4, overflow="split")
     assert spans(pieces) == [(0, 0, 4, 0), (0, 4, 8, 4), (0, 8, 10, 8)]
     assert (ledger.trained, ledger.repeated, ledger.sequences) == ({"split": 10}, 0, {"split": 1})
-    pieces, ledger = cut(np.array([9]), None, 4, "split", 2, None)
+    pieces, ledger = cut(np.array([9]), max_tokens=4, overflow="split", stride=2)
     assert spans(pieces) == [(0, 0, 4, 0), (0, 2, 6, 4), (0, 4, 8, 6), (0, 6, 9, 8)]
     assert (ledger.trained, ledger.repeated) == ({"split": 9}, 6)
 
 
 def test_each_truncation_keeps_its_side():
     lengths = np.array([3, 7])
-    right, ledger = cut(lengths, None, 4, "truncate_right", None, None)
+    right, ledger = cut(lengths, max_tokens=4, overflow="truncate_right")
     assert spans(right) == [(0, 0, 3, 0), (1, 0, 4, 0)]
     assert ledger.truncated == {"truncate_right": 3}
     assert ledger.trained == {"whole": 3, "rest": 4}
     assert ledger.first_ids["truncate_right"] == (1,)
-    left, _ = cut(lengths, None, 4, "truncate_left", None, None)
+    left, _ = cut(lengths, max_tokens=4, overflow="truncate_left")
     assert spans(left) == [(0, 0, 3, 0), (1, 3, 7, 3)]
 
 
 def test_error_names_the_first_long_sequence_its_length_the_limit_and_the_fix():
     with pytest.raises(PlanError, match="sequence 2 has 9 tokens, the limit is 4") as caught:
-        cut(np.array([1, 9, 9]), np.array([0, 2, 1]), 4, "error", None, None)
+        cut(np.array([1, 9, 9]), ids=np.array([0, 2, 1]), max_tokens=4, overflow="error")
     assert "plan.overflow" in caught.value.fix
-    pieces, _ = cut(np.array([1, 4]), None, 4, "error", None, None)
+    pieces, _ = cut(np.array([1, 4]), max_tokens=4, overflow="error")
     assert len(pieces) == 2
 
 
 def test_a_stride_that_leaves_gaps_is_refused():
     with pytest.raises(PlanError, match="leave tokens out"):
-        cut(np.array([10]), None, 4, "split", 5, None)
+        cut(np.array([10]), max_tokens=4, overflow="split", stride=5)
 
 
 def test_documents_of_one_token_and_pieces_without_a_target_are_counted():
     masks = [np.zeros(0, bool), np.array([True, False]), np.array([False] * 3)]
-    pieces, ledger = cut(np.array([0, 2, 3]), None, None, "split", None, targets_of(masks))
+    pieces, ledger = cut(np.array([0, 2, 3]), targets_of(masks), overflow="split")
     assert spans(pieces) == [(1, 0, 2, 0)]
     assert ledger.dropped == {"no_target": 3}
     assert ledger.sequences == {"no_target": 2, "whole": 1, "no_loss": 1}
@@ -129,22 +141,23 @@ def test_documents_of_one_token_and_pieces_without_a_target_are_counted():
 
 
 def test_sequences_are_chosen_and_repeated_by_id():
-    pieces, ledger = cut(np.array([5, 6, 7]), np.array([2, 0, 2]), None, "split", None, None)
+    pieces, ledger = cut(np.array([5, 6, 7]), ids=np.array([2, 0, 2]), overflow="split")
     assert spans(pieces) == [(2, 0, 7, 0), (0, 0, 5, 0), (2, 0, 7, 0)]
     assert ledger.total == 19
     assert ledger.sequences == {"whole": 2}
-    assert [a.dtype for a in (pieces.seq_ids, pieces.starts, pieces.stops, pieces.fresh)] == [np.int64] + [np.int32] * 3
+    assert pieces.seq_ids.dtype == np.int64
+    assert all(span.dtype == np.int32 for span in (pieces.starts, pieces.stops, pieces.first_target))
 
 
 @pytest.mark.parametrize("lengths", [[-1], [1.5], [[1, 2]], [2**31]])
 def test_lengths_that_are_no_counts_are_refused(lengths):
     with pytest.raises(PlanError):
-        cut(np.array(lengths), None, 4, "split", None, None)
+        cut(np.array(lengths), max_tokens=4, overflow="split")
 
 
 def test_sequence_ids_outside_the_lengths_are_refused():
     with pytest.raises(PlanError, match="there are 2 sequences"):
-        cut(np.array([1, 1]), np.array([2]), 4, "split", None, None)
+        cut(np.array([1, 1]), ids=np.array([2]), max_tokens=4, overflow="split")
 
 
 @given(LENGTHS, st.integers(1, 12), st.sampled_from(POLICIES))
@@ -152,12 +165,12 @@ def test_sequence_ids_outside_the_lengths_are_refused():
 def test_ledgers_of_two_halves_add_up_to_the_whole(lengths, limit, overflow):
     lengths = np.array(lengths, np.int64)
     ids, middle = np.arange(len(lengths)), len(lengths) // 2
-    parts = [cut(lengths, part, limit, overflow, None, None)[1] for part in (ids[:middle], ids[middle:])]
-    assert parts[0] + parts[1] == cut(lengths, None, limit, overflow, None, None)[1]
+    parts = [cut(lengths, ids=part, max_tokens=limit, overflow=overflow)[1] for part in (ids[:middle], ids[middle:])]
+    assert parts[0] + parts[1] == cut(lengths, max_tokens=limit, overflow=overflow)[1]
 
 
 def test_a_ledger_prints_as_rows_and_json():
-    _, ledger = cut(np.array([3, 9]), None, 4, "truncate_right", None, None)
+    _, ledger = cut(np.array([3, 9]), max_tokens=4, overflow="truncate_right")
     assert ledger.rows() == [
         ("trained", "whole", 3, 0.25, 1, (0,)),
         ("trained", "rest", 4, pytest.approx(1 / 3), 1, (1,)),

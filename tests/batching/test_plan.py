@@ -64,7 +64,7 @@ def test_the_numbers_of_a_plan_equal_a_recount(case):
     for micro in micros_of(made):
         sizes = (micro.stops - micro.starts).tolist()
         real += sum(sizes)
-        trained += int((micro.stops - micro.fresh).sum())
+        trained += int((micro.stops - micro.first_target).sum())
         if micro.pad_to:
             assert max(sizes) <= micro.pad_to
             cells += micro.pad_to * len(sizes)

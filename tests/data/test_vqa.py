@@ -109,7 +109,7 @@ def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(
     held, trained = (np.flatnonzero(data.split == side).tolist() for side in (1, 0))
 
     def pixels(ids: list[int], epoch: int) -> torch.Tensor:
-        media = data.load(replace(micro_of(data, ids), draw=(7, epoch))).media  # type: ignore[arg-type]
+        media = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).media  # type: ignore[arg-type]
         assert media is not None
         assert media.inputs_embeds is not None
         return media.inputs_embeds

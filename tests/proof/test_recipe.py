@@ -149,7 +149,7 @@ def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
 
 def test_windows_that_count_their_context_again_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def everything(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
-        return load_micro(tokens, replace(micro, fresh=micro.starts), pad_id)
+        return load_micro(tokens, replace(micro, first_target=micro.starts), pad_id)
 
     monkeypatch.setattr(text_data, "load_micro", everything)
     certificate = prove_recipe(str(write_toy(tmp_path / "toy")), ["plan.max_tokens=7", "plan.stride=3"])

@@ -109,11 +109,14 @@ class Layout:
 
     @cached_property
     def _grouped(self) -> GroupedRun:
-        """Made when first asked for, and kept: a kernel for ragged runs needs none of it. Where there are no native
-        kernels the loader asks first, so that no step makes it."""
+        """Computed on first use, since a kernel for ragged runs needs none of it."""
         lengths = np.diff(self.cu_seqlens.cpu().numpy()).astype(np.int64)
         with torch.inference_mode(False):  # first asked for in inference, they may be trained with later
             return _group_run(lengths).to(self.cu_seqlens.device)
+
+    def prepare_groups(self) -> None:
+        """Compute the length groups now, so that no step has to."""
+        _ = self._grouped
 
     @property
     def groups(self) -> tuple[LengthGroup, ...]:

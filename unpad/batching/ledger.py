@@ -20,7 +20,7 @@ NUM_FIRST_IDS = 5
 
 @dataclass(frozen=True)
 class Ledger:
-    """Tokens by fate; every position is counted once, by the piece in which it is fresh.
+    """Tokens by fate; every position is counted once, by the first piece that holds it.
 
     Args:
         trained, context, truncated, dropped: tokens per reason.

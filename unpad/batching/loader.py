@@ -13,7 +13,6 @@ import torch
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import Layout
 from unpad.batching.plan import Micro, Plan
-from unpad.nn.native import library
 
 AHEAD = 4  # steps: some tenths of a second, so that one slow read of the disk is not felt; a step is some 100 KB
 
@@ -32,7 +31,7 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
     """Gather one micro-batch.
 
     A piece of n positions is n + 1 tokens: the input of position i is token i, its label token i + 1. Positions of a
-    window that an earlier window has counted (before `fresh`) serve as context only.
+    window that an earlier window has counted (before `first_target`) serve as context only.
     """
     flat, counts_loss, offsets = tokens.gather(micro.seq_ids, micro.starts, micro.stops)
     lengths = (micro.stops - micro.starts).astype(np.int64)
@@ -41,9 +40,9 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
     is_label = np.ones(flat.size, np.bool_)
     is_label[offsets[:-1]] = False  # the first only an input
     loss_mask = counts_loss[is_label]
-    if np.any(micro.fresh > micro.starts):
+    if np.any(micro.first_target > micro.starts):
         column = np.arange(loss_mask.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        loss_mask &= column >= np.repeat(micro.fresh - micro.starts, lengths)
+        loss_mask &= column >= np.repeat(micro.first_target - micro.starts, lengths)
     input_ids, labels, seq_ids = flat[is_input], flat[is_label], micro.seq_ids
     filler = micro.fill_to - input_ids.size
     if filler > 0:  # sequences of one token make the run as long as the plan says, at next to no cost in attention
@@ -56,19 +55,24 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
 
 
 def load_steps(
-    load_one: Callable[[Micro], RaggedBatch], plan: Plan, device: torch.device, first: int = 0
+    load_one: Callable[[Micro], RaggedBatch], plan: Plan, device: torch.device, first: int = 0, *, group_lengths: bool
 ) -> Generator[list[RaggedBatch], None, None]:
     """Yield the micro-batches of every step of the plan, from step `first` on.
 
     Args:
         load_one: gathers one micro-batch, such as the `load` of a run's data.
+        group_lengths: also compute the length groups of every layout, for attention without a kernel for ragged runs.
 
     A worker loads up to AHEAD steps before they are asked for, in the plan's order. What fails there is raised here, at
     the step it belongs to. The worker ends with the generator, however that ends: exhausted, closed or forgotten.
     """
 
     def load(step: int) -> list[RaggedBatch]:
-        return [_ready(load_one(micro)).to(device) for micro in plan.step(step)]
+        micros = [load_one(micro) for micro in plan.step(step)]
+        for batch in micros:
+            if group_lengths and isinstance(batch.layout, Layout):
+                batch.layout.prepare_groups()
+        return [batch.to(device) for batch in micros]
 
     # A thread, not a process: most of a load is numpy copying out of mapped files, and a batch then needs no copy.
     worker = ThreadPoolExecutor(1, thread_name_prefix="unpad-loader")
@@ -81,10 +85,3 @@ def load_steps(
             yield micros
     finally:
         worker.shutdown(cancel_futures=True)
-
-
-def _ready(batch: RaggedBatch) -> RaggedBatch:
-    """Leave nothing of the layout to be made in the step: attention without native kernels goes by length groups."""
-    if isinstance(batch.layout, Layout) and not library.enabled():
-        _ = batch.layout.groups
-    return batch

@@ -9,6 +9,7 @@ import numpy as np
 
 from unpad.batching.ledger import Ledger, entry
 from unpad.errors import PlanError
+from unpad.recipes.training import PlanSettings
 
 # (seq_ids, starts, stops) -> number of targets with loss inside each span; all (n,) int.
 TargetCount = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -21,13 +22,13 @@ class Pieces:
     Args:
         seq_ids: (num_pieces,) int64.
         starts, stops: (num_pieces,) int32, positions of the sequence.
-        fresh: (num_pieces,) int32, first position whose target counts; `start` unless windows overlap.
+        first_target: (num_pieces,) int32, first position whose target counts; `start` unless windows overlap.
     """
 
     seq_ids: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
-    fresh: np.ndarray
+    first_target: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
@@ -39,57 +40,36 @@ class Pieces:
 
     def take(self, index: np.ndarray) -> Pieces:
         """The pieces at `index`, (n,) int, or where `index`, (num_pieces,) bool, is True."""
-        return Pieces(self.seq_ids[index], self.starts[index], self.stops[index], self.fresh[index])
-
-
-def cut(
-    lengths: np.ndarray,
-    seq_ids: np.ndarray | None,
-    max_tokens: int | None,
-    overflow: str,
-    stride: int | None,
-    targets: TargetCount | None,
-) -> tuple[Pieces, Ledger]:
-    """Apply the overflow policy, leave out what has no target, and account for every token.
-
-    Args:
-        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int.
-        seq_ids: the sequences to cut, (n,) int, repeats allowed; None is every sequence once.
-        max_tokens: longest piece; None is no limit.
-        overflow: error, split, truncate_right, truncate_left or drop.
-        stride: tokens between the starts of windows of split; None is max_tokens. Where windows overlap, the positions
-            of a later window that an earlier one has shown are context, so every target counts once.
-        targets: counts targets with loss inside spans; None says that every position is one.
-
-    Raises:
-        PlanError: a sequence is too long and overflow is error; the stride leaves gaps; lengths are not counts.
-    """
-    lengths = check_lengths(lengths)
-    pieces, counts, lost = cut_and_count(lengths, seq_ids, max_tokens, overflow, stride, targets)
-    return pieces, lost + account(pieces, counts, lengths, overflow)
+        return Pieces(self.seq_ids[index], self.starts[index], self.stops[index], self.first_target[index])
 
 
 def cut_and_count(
-    lengths: np.ndarray,
-    seq_ids: np.ndarray | None,
-    max_tokens: int | None,
-    overflow: str,
-    stride: int | None,
-    targets: TargetCount | None,
+    lengths: np.ndarray, seq_ids: np.ndarray | None, settings: PlanSettings, targets: TargetCount | None
 ) -> tuple[Pieces, np.ndarray, Ledger]:
-    """Cut as `cut` does, with lengths already checked.
+    """Apply the overflow policy, and drop pieces without a target.
+
+    Args:
+        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int64 of `check_lengths`.
+        seq_ids: sequences to cut, (n,) int, repeats allowed; None is every sequence once.
+        settings: `max_tokens` limits a piece, `overflow` is the policy for longer sequences, and windows of split start
+            every `stride` tokens, by default `max_tokens`. Where windows overlap, the positions of a later window that
+            an earlier one has shown are context, so every target counts once.
+        targets: counts targets with loss inside spans; None: every position is a target.
 
     Returns:
-        The pieces, their numbers of targets (num_pieces,) int64, and the ledger of everything that is in no piece.
+        The pieces, their numbers of targets (num_pieces,) int64, and the ledger of all tokens that are in no piece.
+
+    Raises:
+        PlanError: a sequence is too long and overflow is error; the stride leaves gaps.
     """
     ids = np.arange(len(lengths)) if seq_ids is None else _check_ids(seq_ids, len(lengths))
-    sizes = lengths[ids]
-    limit = max(int(sizes.max(initial=1)), 1) if max_tokens is None else max_tokens
+    sizes, overflow = lengths[ids], settings.overflow
+    limit = settings.max_tokens or max(int(sizes.max(initial=1)), 1)
     over = sizes > limit
     num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, kept where it has a target
     step, shift, lost = limit, np.zeros_like(sizes), Ledger()
     if overflow == "split":
-        step = _check_stride(stride, limit) if max_tokens is not None else limit
+        step = _check_stride(settings.stride, limit) if settings.max_tokens else limit
         num_pieces[over] = 1 + -(-(sizes[over] - limit) // step)
     elif over.any():
         if overflow == "error":
@@ -106,12 +86,12 @@ def cut_and_count(
     window = np.arange(len(source)) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
     starts = window * step + shift[source]
     stops = np.minimum(starts + limit, sizes[source])
-    fresh = starts + np.where(window > 0, limit - step, 0)
-    pieces = Pieces(ids[source], starts.astype(np.int32), stops.astype(np.int32), fresh.astype(np.int32))
-    counts = stops - fresh if targets is None else _count(targets, pieces)
+    first_target = starts + np.where(window > 0, limit - step, 0)
+    pieces = Pieces(ids[source], starts.astype(np.int32), stops.astype(np.int32), first_target.astype(np.int32))
+    counts = stops - first_target if targets is None else _count(targets, pieces)
     if not counts.all():
         none = counts == 0
-        lost += entry("dropped", "no_target", (stops - fresh)[none].sum(), pieces.seq_ids[none])
+        lost += entry("dropped", "no_target", (stops - first_target)[none].sum(), pieces.seq_ids[none])
         pieces, counts = pieces.take(~none), counts[~none]
     return pieces, counts, lost
 
@@ -123,11 +103,11 @@ def account(pieces: Pieces, counts: np.ndarray, lengths: np.ndarray, overflow: s
         counts: targets per piece, (num_pieces,) int64.
         lengths: positions per sequence, indexed by sequence id.
     """
-    counts = np.minimum(counts, pieces.stops - pieces.fresh)  # the target of an empty piece is no token
+    counts = np.minimum(counts, pieces.stops - pieces.first_target)  # the target of an empty piece is no token
     whole = (pieces.starts == 0) & (pieces.stops == lengths[pieces.seq_ids])
     reason = "split" if overflow == "split" else "rest"
-    silent = pieces.stops - pieces.fresh - counts  # (num_pieces,) positions without a target
-    repeated = int((pieces.fresh - pieces.starts).sum(dtype=np.int64))
+    silent = pieces.stops - pieces.first_target - counts  # (num_pieces,) positions without a target
+    repeated = int((pieces.first_target - pieces.starts).sum(dtype=np.int64))
     return (
         Ledger(repeated=repeated)
         + entry("trained", "whole", counts[whole].sum(), pieces.seq_ids[whole])
@@ -185,9 +165,10 @@ def _refuse(seq_id: int, length: int, limit: int) -> None:
 
 
 def _count(targets: TargetCount, pieces: Pieces) -> np.ndarray:
-    counts = np.asarray(targets(pieces.seq_ids, pieces.fresh, pieces.stops)).astype(np.int64)
+    counts = np.asarray(targets(pieces.seq_ids, pieces.first_target, pieces.stops)).astype(np.int64)
     assert counts.shape == pieces.seq_ids.shape, "one count per span"
     assert (counts >= 0).all(), "counts are not negative"
-    most = np.maximum(pieces.stops - pieces.fresh, 1)  # a whole sequence may have a target though it has no position
+    # At least 1: a whole sequence without positions may have a target.
+    most = np.maximum(pieces.stops - pieces.first_target, 1)
     assert (counts <= most).all(), "at most one target per position"
     return counts

@@ -23,19 +23,19 @@ class Micro:
 
     Args:
         seq_ids: (num_seqs,) int64.
-        starts, stops, fresh: (num_seqs,) int32, as in Pieces.
+        starts, stops, first_target: (num_seqs,) int32, as in Pieces.
         pad_to: 0 is ragged; else every sequence is padded to it, a (batch, pad_to) rectangle.
         fill_to: 0, or the tokens of the flat run with the filler at its end.
-        draw: seed and epoch, where whatever is drawn anew in every epoch begins.
+        epoch_seed: seed and epoch, where whatever is drawn anew in every epoch begins.
     """
 
     seq_ids: np.ndarray
     starts: np.ndarray
     stops: np.ndarray
-    fresh: np.ndarray
+    first_target: np.ndarray
     pad_to: int
     fill_to: int
-    draw: tuple[int, int] = (0, 0)
+    epoch_seed: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Plan:
         micro_offsets: (num_micros + 1,) int64 into order.
         step_offsets: (num_steps + 1,) int64 into the micro-batches.
         pad_to, fill_to: (num_micros,) int32, as in Micro.
-        draw: as in Micro.
+        epoch_seed: as in Micro.
     """
 
     pieces: Pieces
@@ -58,7 +58,7 @@ class Plan:
     fill_to: np.ndarray
     ledger: Ledger
     strategy: str
-    draw: tuple[int, int] = (0, 0)
+    epoch_seed: tuple[int, int] = (0, 0)
 
     @property
     def num_steps(self) -> int:
@@ -76,7 +76,9 @@ class Plan:
         for i in range(self.step_offsets[index], self.step_offsets[index + 1]):
             part = self.pieces.take(self.order[self.micro_offsets[i] : self.micro_offsets[i + 1]])
             pad_to, fill_to = int(self.pad_to[i]), int(self.fill_to[i])
-            micros.append(Micro(part.seq_ids, part.starts, part.stops, part.fresh, pad_to, fill_to, self.draw))
+            micros.append(
+                Micro(part.seq_ids, part.starts, part.stops, part.first_target, pad_to, fill_to, self.epoch_seed)
+            )
         return micros
 
     @property
@@ -111,7 +113,7 @@ class Plan:
         digest = hashlib.sha256(self.strategy.encode())
         pieces = self.pieces
         for array in (
-            pieces.seq_ids, pieces.starts, pieces.stops, pieces.fresh,
+            pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target,
             self.order, self.micro_offsets, self.step_offsets, self.pad_to, self.fill_to,
         ):  # fmt: skip
             digest.update(f"{len(array)},".encode())
@@ -145,9 +147,7 @@ def plan(
     limits = [limit for limit in (settings.max_tokens, max_tokens) if limit is not None]
     settings = settings.at_epoch(epoch).model_copy(update={"max_tokens": min(limits, default=None)})
     lengths = check_lengths(lengths)
-    pieces, counts, lost = cut_and_count(
-        lengths, seq_ids, settings.max_tokens, settings.overflow, settings.stride, targets
-    )
+    pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets)
     rng = np.random.default_rng([seed, epoch])
     strategy = import_module(f"unpad.batching.strategies.{settings.strategy}")
     grouping: Grouping = strategy.group(pieces.lengths, settings, rng)
@@ -155,7 +155,7 @@ def plan(
     if settings.drop_last:
         grouping, left_out = _without_short_last_step(grouping, pieces.lengths, settings.tokens_per_step)
         gone = pieces.take(left_out)
-        lost += entry("dropped", "last_step", (gone.stops - gone.fresh).sum(), gone.seq_ids)
+        lost += entry("dropped", "last_step", (gone.stops - gone.first_target).sum(), gone.seq_ids)
         kept, counts = pieces.take(~left_out), counts[~left_out]
     ledger = lost + account(kept, counts, lengths, settings.overflow)
     assert ledger.total == int((lengths if seq_ids is None else lengths[seq_ids]).sum()), "the ledger does not add up"

@@ -88,7 +88,7 @@ class Data(Protocol):
         """Targets inside spans of sequences, (n,) int64."""
         ...
 
-    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         """Positions per sequence in the epoch of this seed and number; `positions` where no epoch draws sizes anew."""
         ...
 
@@ -96,7 +96,7 @@ class Data(Protocol):
         """One micro-batch of a plan; called from the loader's own thread."""
         ...
 
-    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         """One piece of a plan as a batch of its own, made past everything that batches; the proof's truth."""
         ...
 

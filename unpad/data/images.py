@@ -129,10 +129,10 @@ class ImageData:
         """One per image, which its first patch stands for; images are never cut."""
         return (np.asarray(starts) == 0).astype(np.int64)
 
-    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
-        return self.drawn_grids(np.arange(len(self.examples)), draw).prod(1)
+    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
+        return self.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
 
-    def drawn_grids(self, ids: np.ndarray, draw: tuple[int, int]) -> np.ndarray:
+    def drawn_grids(self, ids: np.ndarray, epoch_seed: tuple[int, int]) -> np.ndarray:
         """Rows and columns of images at the sizes that an epoch draws, (num_ids, 2) int64.
 
         An image to train on has its own size times a factor from 1 / (1 + scale) to 1 + scale, small factors as often
@@ -141,7 +141,7 @@ class ImageData:
         if not self.settings.draws_sizes:
             return self.grids[ids]
         # Other numbers than those that change the pixels of an image: images are numbered below this.
-        drawn = np.random.default_rng([*draw, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
+        drawn = np.random.default_rng([*epoch_seed, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
         factors = np.where(self.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
         grids = [
             scaled_grid(self.examples[i].width, self.examples[i].height, factor, self.patch, self.settings)
@@ -151,14 +151,14 @@ class ImageData:
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
-        grids = self.drawn_grids(ids, micro.draw)
+        grids = self.drawn_grids(ids, micro.epoch_seed)
         assert np.array_equal(micro.stops - micro.starts, grids.prod(1)), "an image is never cut"
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            patches = list(pool.map(partial(self._changed, micro.draw), ids.tolist(), map(tuple, grids.tolist())))
+            patches = list(pool.map(partial(self._changed, micro.epoch_seed), ids.tolist(), map(tuple, grids.tolist())))
         batch = self._batch(patches, grids, ids)
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
-    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         rows, columns = self.grids[seq_id].tolist()
         patches = [prepare(self._pixels(seq_id), (rows, columns), self.patch, self.settings)]
         return self._batch(patches, self.grids[[seq_id]], np.array([seq_id]))
@@ -200,12 +200,12 @@ class ImageData:
     def _pixels(self, image: int) -> np.ndarray:
         return pixels_of(self.examples[image], self.channels == WITH_OPACITY)
 
-    def _changed(self, draw: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
+    def _changed(self, epoch_seed: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, changed as this epoch draws where the image is one to train on."""
         patches = self._patches(image, grid)
         if not self.settings.augments or self.split[image] != Split.TRAIN:
             return patches
-        return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*draw, image]))
+        return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*epoch_seed, image]))
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, (num_patches, channels * patch * patch) float32."""

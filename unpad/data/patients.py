@@ -113,7 +113,7 @@ class EventData:
         """The sets of every patient and one readout, (num_patients,)."""
         return np.diff(self.sets.sets_of) + 1
 
-    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         return self.positions
 
     @cached_property
@@ -157,7 +157,7 @@ class EventData:
         )
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
-    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         sets = self.sets
         first, last = sets.sets_of[seq_id : seq_id + 2].tolist()
         sizes: list[int] = []

@@ -45,7 +45,7 @@ class TextData:
     def attended(self) -> np.ndarray | None:
         return None
 
-    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         return self.positions
 
     @property
@@ -86,10 +86,10 @@ class TextData:
     def load(self, micro: Micro) -> RaggedBatch:
         return load_micro(self.tokens, micro, self.tokenizer.pad_id)
 
-    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         ids = self.tokens.tokens(seq_id)[start : stop + 1]
         counts = self.tokens.loss_mask(seq_id)[start : stop + 1].copy()
-        counts[: fresh - start + 1] = False
+        counts[: first_target - start + 1] = False
         return from_sequences([ids.tolist()], [counts.tolist()])
 
     def where(self, seq_id: int) -> str:

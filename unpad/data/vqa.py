@@ -102,7 +102,7 @@ class VqaData:
     def attended(self) -> np.ndarray | None:
         return None
 
-    def lengths(self, draw: tuple[int, int]) -> np.ndarray:
+    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         return self.positions
 
     @cached_property
@@ -131,11 +131,11 @@ class VqaData:
         shown = [(seq, image) for seq in ids.tolist() for image in self.examples[seq].images]
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
             known = dict(pool.map(lambda image: (image, self._patches(image)), {image for _, image in shown}))
-        patches = [self._changed(known[image], seq, image, micro.draw) for seq, image in shown]
+        patches = [self._changed(known[image], seq, image, micro.epoch_seed) for seq, image in shown]
         batch = self._batch(ids.tolist(), patches, answered=True)
         return batch.pad(pad_to=micro.pad_to, pad_id=self.tokenizer.pad_id) if micro.pad_to else batch
 
-    def alone(self, seq_id: int, start: int, stop: int, fresh: int) -> RaggedBatch:
+    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         patches = [self._decode(image) for image in self.examples[seq_id].images]
         return self._batch([seq_id], patches, answered=True)
 
@@ -213,12 +213,12 @@ class VqaData:
             np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
         )
 
-    def _changed(self, patches: np.ndarray, seq: int, image: int, draw: tuple[int, int]) -> np.ndarray:
+    def _changed(self, patches: np.ndarray, seq: int, image: int, epoch_seed: tuple[int, int]) -> np.ndarray:
         """The patches of an image, changed as this epoch draws for this row where the row is one to train on."""
         if not self.settings.augments or self.split[seq] != Split.TRAIN:
             return patches
         rows, columns = self.grids[image].tolist()
-        rng = np.random.default_rng([*draw, seq, image])
+        rng = np.random.default_rng([*epoch_seed, seq, image])
         return augment(patches, (rows, columns), self.patch, self.settings, rng)
 
     def _patches(self, image: int) -> np.ndarray:

@@ -97,9 +97,11 @@ def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tu
     truth: list[RaggedBatch] = []
     index: dict[tuple[int, int], int] = {}
     for micro in _micros(setup, "pack", sample):
-        for seq, start, stop, fresh in zip(micro.seq_ids, micro.starts, micro.stops, micro.fresh, strict=True):
+        for seq, start, stop, first_target in zip(
+            micro.seq_ids, micro.starts, micro.stops, micro.first_target, strict=True
+        ):
             index[int(seq), int(start)] = len(truth)
-            truth.append(setup.data.alone(int(seq), int(start), int(stop), int(fresh)))
+            truth.append(setup.data.alone(int(seq), int(start), int(stop), int(first_target)))
     return truth, index
 
 

@@ -19,6 +19,7 @@ from unpad.batching.plan import Plan
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, Stopped, UnpadError
 from unpad.evaluation.metrics import HeldOut, held_out
+from unpad.nn.native import library
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, Stage
@@ -378,7 +379,8 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
 def _epoch_steps(course: StageRun, current: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
     """The rest of an epoch's steps, each with the seconds spent waiting for it."""
     setup = course.setup
-    steps = load_steps(setup.data.load, current, setup.device, course.progress.epoch_step)
+    ready, first = not library.enabled(), course.progress.epoch_step
+    steps = load_steps(setup.data.load, current, setup.device, first, group_lengths=ready)
     with closing(steps):
         while True:
             began = time.perf_counter()

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import unpad
-from unpad.batching.mix import draw
+from unpad.batching.mix import draw_sequences
 from unpad.batching.plan import Plan, plan
 from unpad.data.family import Data, open_data
 from unpad.data.sources.split import Split
@@ -198,7 +198,7 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
     ids = stage_sequences(setup, stage, Split.TRAIN)
     weights = setup.data.weights
     if any(weight != 1 for weight in weights):
-        ids = ids[draw(setup.data.source[ids], weights, recipe.train.seed, epoch)]
+        ids = ids[draw_sequences(setup.data.source[ids], weights, recipe.train.seed, epoch)]
     settings = recipe.plan
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})

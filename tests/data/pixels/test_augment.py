@@ -144,7 +144,7 @@ def test_an_epoch_draws_for_training_images_alone_and_always_the_same(tmp_path: 
     held, trained = (np.flatnonzero(data.split == side).tolist() for side in (1, 0))
 
     def pixels(ids: list[int], epoch: int) -> torch.Tensor:
-        found = data.load(replace(micro_of(data, ids), draw=(7, epoch))).inputs_embeds
+        found = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).inputs_embeds
         assert found is not None
         return found
 
@@ -178,9 +178,9 @@ def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path:
                     assert torch.equal(batch.select([place]).inputs_embeds, _drawn_alone(data, image, (7, epoch)))
 
 
-def _drawn_alone(data: ImageData, image: int, draw: tuple[int, int]) -> torch.Tensor:
+def _drawn_alone(data: ImageData, image: int, epoch_seed: tuple[int, int]) -> torch.Tensor:
     """The patches of an image at the size that an epoch draws, straight from its file."""
-    rows, columns = data.drawn_grids(np.array([image]), draw)[0].tolist()
+    rows, columns = data.drawn_grids(np.array([image]), epoch_seed)[0].tolist()
     pixels = pixels_of(data.examples[image])
     return torch.from_numpy(prepare(pixels, (rows, columns), data.patch, data.settings))
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unpad.models.set_sequence.encoder import Latent, draw, soft_clamp
+from unpad.models.set_sequence.encoder import Latent, draw_latents, soft_clamp
 from unpad.models.set_sequence.gaussian import Gate, product_of_experts
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout
 from unpad.models.set_sequence.set_losses import gaussian_kl
@@ -82,7 +82,7 @@ class Belief(nn.Module):
             gaps = course.gaps.index_select(0, course.sets)
             gate = self.gate(prior_mean, prior_log_var, seen.mean, seen.log_var, gaps)
             mean, log_var = product_of_experts(prior_mean, prior_log_var, seen.mean, seen.log_var, gate)
-            posterior = Latent(mean, log_var, draw(mean, log_var) if self.training and self.sample else mean)
+            posterior = Latent(mean, log_var, draw_latents(mean, log_var) if self.training and self.sample else mean)
         return posterior, gaussian_kl(posterior.mean, posterior.log_var, prior_mean, prior_log_var)
 
     def _predict(

@@ -215,7 +215,7 @@ def soft_clamp(log_var: Tensor) -> Tensor:
     return LOG_VAR_LIMIT * torch.tanh(log_var / LOG_VAR_LIMIT)
 
 
-def draw(mean: Tensor, log_var: Tensor) -> Tensor:
+def draw_latents(mean: Tensor, log_var: Tensor) -> Tensor:
     """One draw per set by torch's generator (Kingma and Welling 2014, arXiv 1312.6114, section 2.4)."""
     return mean + (0.5 * log_var).exp() * torch.randn_like(mean)
 
@@ -259,7 +259,7 @@ class LatentHead(nn.Module):
         hidden = activate("gelu", self.hidden(torch.cat([pooled, sizes], 1)))
         mean, log_var = widened(self.to_latent(hidden)).chunk(2, 1)
         log_var = soft_clamp(log_var)
-        z = draw(mean, log_var) if self.training and self.sample else mean
+        z = draw_latents(mean, log_var) if self.training and self.sample else mean
         return x, Latent(mean, log_var, z)
 
 

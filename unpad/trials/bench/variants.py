@@ -14,6 +14,7 @@ from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
+from unpad.nn.native import library
 from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Stage
@@ -92,7 +93,8 @@ def all_data(setup: Setup) -> Stage:
 def every_update(setup: Setup, stage: Stage, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
     """The micro-batches of one update after the other, epoch after epoch."""
     for epoch in count(first_epoch):
-        yield from load_steps(setup.data.load, epoch_plan(setup, stage, epoch), setup.device)
+        epoch_steps = epoch_plan(setup, stage, epoch)
+        yield from load_steps(setup.data.load, epoch_steps, setup.device, group_lengths=not library.enabled())
 
 
 class Trainer:
