@@ -17,7 +17,8 @@ from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
 from unpad import cli
 from unpad.errors import Interrupted
-from unpad.recipes.file import RECIPES, load_recipe
+from unpad.recipes.file import load_recipe
+from unpad.recipes.find import RECIPES
 from unpad.training.step import StepResult
 
 

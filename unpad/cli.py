@@ -1,61 +1,117 @@
-"""The command line: one verb per stage, and each verb calls one function."""
+"""The command line: one verb per stage, and each verb calls one function.
+
+Only standard modules and typer are imported here; every verb imports what it needs, so that `unpad --help` starts fast.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from unpad.errors import Interrupted, UnpadError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train transformers on ragged data without padding, with proof that batching changed nothing.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
-recipes_app = typer.Typer(help="What there is to run.", invoke_without_command=True)
+data_app = typer.Typer(no_args_is_help=True, help="Check data before training on it.")
+recipes_app = typer.Typer(help="List, copy and describe recipes.", invoke_without_command=True)
 app.add_typer(data_app, name="data")
 app.add_typer(recipes_app, name="recipes")
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Recipe fields to change.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.")]
+
+# --------------------------------------------------------------------------- shell completion
+
+
+def _recipes(incomplete: str) -> list[str]:
+    from unpad.recipes.find import complete_recipe
+
+    return complete_recipe(incomplete)
+
+
+def _runs(incomplete: str) -> list[str]:
+    from unpad.run.folder import list_runs
+
+    return [folder.name for folder in list_runs() if folder.name.startswith(incomplete)]
+
+
+def _fields(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    from unpad.recipes.fields import complete_field, complete_value
+
+    recipe: str | None = context.params.get("recipe")
+    # bash splits words at "=": a value comes alone, behind its field and perhaps the sign.
+    before = [word for word in context.params.get("overrides") or context.params.get("fields") or [] if word != "="]
+    if before and "=" not in before[-1]:
+        return [(value, "") for value in complete_value(recipe, before[-1], incomplete)]
+    return complete_field(recipe, incomplete)
+
+
+def _sampling_fields(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    from unpad.recipes.fields import complete_field
+
+    fields = complete_field(None, f"generate.{incomplete}")
+    return [(name.removeprefix("generate."), help) for name, help in fields]
+
+
+# --------------------------------------------------------------------------- arguments and output
+
+
+def _debug(context: typer.Context, debug: bool) -> None:
+    """Tell `main`, which prints the error of a verb, to print its traceback too."""
+    if isinstance(context.obj, dict):
+        context.obj["debug"] = debug
+
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.", autocompletion=_recipes)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value ...]", help="Recipe fields to change.", autocompletion=_fields),
+]
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.", autocompletion=_runs)
+]
+Sampling = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value ...]", help="Sampling fields.", autocompletion=_sampling_fields),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Verbose = Annotated[bool, typer.Option("--verbose", help="Shapes, sums and skipped items.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Tracebacks of errors.")]
-
-console = Console(highlight=False, soft_wrap=True)
+Verbose = Annotated[bool, typer.Option("--verbose", help="Also print shapes, sums and skipped items.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors.", callback=_debug)]
 
 
-_asked_for_traces = False
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=True)
 
 
-def _debug(debug: bool) -> None:
-    global _asked_for_traces  # main() prints what a verb raises, and only the verb has read the option
-    _asked_for_traces = debug
+def _print_lines(lines: Iterable[str]) -> None:
+    console = _console()
+    for line in lines:
+        console.print(line, markup=False)
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(_finite(value), ensure_ascii=False, indent=1, allow_nan=False))
+    from unpad.storage import finite
+
+    print(json.dumps(finite(value), ensure_ascii=False, indent=1, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
-    """Numbers that JSON does not have as the words "inf", "-inf" and "nan", as in metrics.jsonl."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+# --------------------------------------------------------------------------- verbs
 
 
 @app.command(epilog="Example: unpad train zh_chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
@@ -67,19 +123,16 @@ def train(
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Train a recipe; ends with what to type next."""
+    """Train a recipe, and print the commands that use the run."""
     from unpad.run.folder import free_folder
     from unpad.run.kept import what_next
     from unpad.training.loop import train
 
-    _debug(debug)
-    result = train(
-        recipe, out or free_folder(recipe, resume), overrides or [], resume=resume, console=console, verbose=verbose
-    )
+    folder = out or free_folder(recipe, resume)
+    result = train(recipe, folder, overrides or [], resume=resume, console=_console(), verbose=verbose)
     lines = [f"{part['name']:<12}{part['seconds']:8.1f} s {part['share']:6.1%}" for part in result.timings]
     lines.append(f"steps waited for the loader {result.waited_share:.2%} of their time")
-    for line in [*lines, "", *what_next(result.folder)]:
-        console.print(line, markup=False)
+    _print_lines([*lines, "", *what_next(result.folder)])
 
 
 @app.command(
@@ -93,6 +146,7 @@ def search(
         typer.Argument(
             metavar="[key=LOW..HIGH ...]",
             help="Ranges (key=1e-4..1e-2:log, key=2..6), choices (key=a,b,c) and recipe fields (key=value).",
+            autocompletion=_fields,
         ),
     ] = None,
     trials: Annotated[int, typer.Option(min=1, help="Trials of the whole search.")] = 20,
@@ -103,14 +157,14 @@ def search(
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
-    """Train with many values of some fields and find the best; runs that fall behind end early."""
+    """Train a recipe with many values of some fields and report the best; trials that fall behind end early."""
     from unpad.trials.search.search import search
 
-    _debug(debug)
-    for line in search(
-        recipe, out, fields or [], trials=trials, metric=metric, resume=resume, console=console, verbose=verbose
-    ):
-        console.print(line, markup=False)
+    _print_lines(
+        search(
+            recipe, out, fields or [], trials=trials, metric=metric, resume=resume, console=_console(), verbose=verbose
+        )
+    )
 
 
 @app.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.png")
@@ -121,29 +175,26 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this PNG file.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Before training: what every batching strategy would cost on your data, and where every token goes."""
+    """Preview training: the cost of every batching strategy on your data, and where every token goes."""
     from unpad.trials.preview import preview
 
-    _debug(debug)
     result = preview(recipe, overrides or [], plot)
     if as_json:
         _print_json(result.to_json())
     else:
-        result.show(console)
+        result.show(_console())
 
 
 @app.command(epilog="Example: unpad prove zh_chat")
 def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
-    """The certificate: batching your data with your model changes nothing. Exit code 1 when a line fails."""
+    """Certify that batching your data with your model changes nothing. Exit code 1 when a line fails."""
     from unpad.proof.recipe import prove_recipe
 
-    _debug(debug)
     certificate = prove_recipe(recipe, overrides or [])
     if as_json:
         _print_json(certificate.to_json())
     else:
-        for line in certificate.text():
-            console.print(line, markup=False)
+        _print_lines(certificate.text())
     raise typer.Exit(0 if certificate.passed else 1)
 
 
@@ -155,39 +206,34 @@ def evaluate(
         int, typer.Option(help="Also show this many questions with replies, misread images or misjudged patients.")
     ] = 0,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Also what fewer visual tokens save: time, memory, work.")
+        bool, typer.Option("--cost", help="Also measure the time, memory and work that fewer visual tokens save.")
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Held-out metrics of a run with 95 % confidence intervals."""
+    """Evaluate a run on its held-out data, with 95 % confidence intervals."""
     from unpad.evaluation.metrics import metric_lines
     from unpad.evaluation.run import evaluate_run
 
-    _debug(debug)
     metrics, shown = evaluate_run(run, replies)
     if cost:
         from unpad.evaluation.vqa_cost import evaluate_cost
 
         metrics |= evaluate_cost(run)
-    if not as_json:
-        for line in shown:
-            console.print(line, markup=False)
     if as_json:
         _print_json({name: vars(metric) for name, metric in metrics.items()})
-        return
-    for line in metric_lines(metrics):
-        console.print(line, markup=False)
+    else:
+        _print_lines([*shown, *metric_lines(metrics)])
 
 
 @app.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    --image folder --csv out.csv")
 def infer(
     run: RunArgument,
     image: Annotated[list[Path], typer.Option(help="An image file, or a folder of them; may be repeated.")],
-    question: Annotated[str | None, typer.Option(help="What to ask about each image, of a run that answers.")] = None,
+    question: Annotated[str | None, typer.Option(help="Question about each image, for a run that answers.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
     table: Annotated[Path | None, typer.Option("--csv", help="Write image, class, probability and fault here.")] = None,
     show: Annotated[
-        Path | None, typer.Option(help="Draw which patches a pruned model kept for its answer: a PNG or SVG file.")
+        Path | None, typer.Option(help="Draw the patches that a pruned model kept for its answer: a PNG or SVG file.")
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -198,7 +244,6 @@ def infer(
     from unpad.run.report.kept_patches import check_request, write_pictures
     from unpad.storage import write_atomic
 
-    _debug(debug)
     if show is not None:
         check_request(show, question)
     loaded, paths = load(run), list_images(image)
@@ -221,32 +266,29 @@ def infer(
 def embed(
     run: RunArgument,
     out: Annotated[Path, typer.Option(help="The parquet file to write.")],
-    data: Annotated[Path | None, typer.Option(help="Patients as the run's were given; default the run's own.")] = None,
-    level: Annotated[Literal["patient", "set"], typer.Option(help="A row per patient, or per set.")] = "patient",
+    data: Annotated[Path | None, typer.Option(help="Patients, as in the run's data; default the run's own.")] = None,
+    level: Annotated[Literal["patient", "set"], typer.Option(help="One row per patient, or per set.")] = "patient",
     debug: Debug = False,
 ) -> None:
     """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids."""
     from unpad.inference.embed import embed_file
     from unpad.inference.loaded import load
 
-    _debug(debug)
-    for line in embed_file(load(run), data, level, out):
-        console.print(line, markup=False)
+    _print_lines(embed_file(load(run), data, level, out))
 
 
 @app.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")
 def generate(
     run: RunArgument,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.")] = None,
+    settings: Sampling = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
     heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
     debug: Debug = False,
 ) -> None:
-    """Continue texts, or answer questions; without --prompt, one prompt per line of the standard input."""
+    """Continue texts, or answer questions; without --prompt, read one prompt per line of standard input."""
     from unpad.evaluation.openings import heldout_openings
     from unpad.inference.loaded import load
 
-    _debug(debug)
     loaded = load(run, [_generate_field(text) for text in settings or []])
     if heldout:
         prompts = heldout_openings(loaded, heldout)
@@ -264,59 +306,55 @@ def generate(
 @app.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
 def chat(
     run: RunArgument,
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.")] = None,
+    settings: Sampling = None,
     debug: Debug = False,
 ) -> None:
-    """Talk to a run. /help lists what else can be typed; without a terminal, a reply per line."""
+    """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input."""
     from unpad.inference.chat import chat_with_run
 
-    _debug(debug)
     chat_with_run(run, [_generate_field(text) for text in settings or []])
 
 
 def _generate_field(text: str) -> str:
-    """`temperature=0.8` is short for generate.temperature=0.8; fields of other sections keep their names."""
+    """Put a field without a section into `generate`: `temperature=0.8` is short for generate.temperature=0.8."""
     return text if "." in text.partition("=")[0] else f"generate.{text}"
 
 
 @data_app.command(epilog="Example: unpad data check my.jsonl")
 def check(
-    path: Annotated[Path, typer.Argument(help="A file or folder, or a recipe of events.")],
+    path: Annotated[Path, typer.Argument(help="A file or folder, or a recipe with tables of events.")],
     kind: Annotated[
         str | None, typer.Option(help="text, chat, images, vqa or events; default by the first rows.")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Name every row that cannot be used, with file:line, code and fix. Exit code 3 when there is one."""
+    """Report every unusable row with file:line, code and fix. Exit code 3 when there is one."""
     from unpad.data.check import check
     from unpad.errors import RecipeError, nearest
     from unpad.recipes.data import KINDS
 
-    _debug(debug)
     if kind not in (None, *KINDS):
         raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
     report = check(path, kind)
-    for line in report.lines():
-        console.print(line, markup=False)
+    _print_lines(report.lines())
     raise typer.Exit(0 if report.passed else 3)
 
 
 @recipes_app.callback(epilog="Example: unpad recipes")
 def recipes(context: typer.Context) -> None:
     """List the packaged recipes."""
-    from unpad.recipes.file import RECIPES, recipe_names
+    from unpad.recipes.find import describe_recipes
 
     if context.invoked_subcommand is None:
-        for name in recipe_names():
-            first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
-            print(f"{name:<16}{first.removeprefix('# ')}")
+        for line in describe_recipes():
+            print(line)
 
 
 @recipes_app.command(epilog="Example: unpad recipes copy zh_chat my.yaml")
-def copy(name: str, file: Path) -> None:
+def copy(name: Annotated[str, typer.Argument(autocompletion=_recipes)], file: Path) -> None:
     """Write an editable copy of a packaged recipe."""
     from unpad.errors import RecipeError
-    from unpad.recipes.file import find_recipe
+    from unpad.recipes.find import find_recipe
     from unpad.storage import write_atomic
 
     if file.exists():
@@ -335,7 +373,7 @@ def schema() -> None:
 
 @app.command(epilog="Example: unpad runs")
 def runs() -> None:
-    """List what has run, newest first."""
+    """List runs, newest first."""
     from unpad.run.folder import describe_runs
 
     for line in describe_runs():
@@ -344,7 +382,7 @@ def runs() -> None:
 
 @app.command(epilog="Example: unpad report zh_chat-1")
 def report(run: RunArgument) -> None:
-    """Write one run's page of plots and print where it is."""
+    """Write the page of plots of a run and print its path."""
     from unpad.run.folder import find_run
     from unpad.run.report.page import write_report
 
@@ -356,31 +394,29 @@ def bench(
     recipe: RecipeArgument = "zh_chat",
     overrides: Overrides = None,
     as_json: Json = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Short turns: a third of the time, and less exact.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
     debug: Debug = False,
 ) -> None:
     """Measure speed, padding, memory and quality of every way to batch, on this machine and your data."""
     from unpad.trials.bench.bench import FULL, QUICK, bench
 
-    _debug(debug)
     table = bench(recipe, overrides or [], QUICK if quick else FULL)
     if as_json:
         _print_json(table.to_json())
     else:
-        for line in table.lines():
-            console.print(line, markup=False)
+        _print_lines(table.lines())
 
 
 def main() -> None:
-    """Run a verb; errors a user can cause are three lines and an exit code, not a traceback."""
-    _debug(False)
+    """Run a verb; print an error that a user can cause as three lines, without a traceback, and exit with its code."""
+    options: dict[str, bool] = {}
     try:
         try:
-            app(standalone_mode=True)
+            app(prog_name="unpad", obj=options)
         finally:
             sys.stdout.flush()  # here, where a reader that has gone is expected, and not while the interpreter ends
     except UnpadError as error:
-        if _asked_for_traces:
+        if options.get("debug"):
             traceback.print_exc()
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -33,7 +33,7 @@ class UnpadError(Exception):
 
 
 class ProofError(UnpadError):
-    """A line of the equivalence certificate failed."""
+    """There is nothing to prove, so no certificate can be made; a certificate with a failed line is no error."""
 
     exit_code = 1
 

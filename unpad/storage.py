@@ -483,7 +483,7 @@ class LineLog:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add one record in one write. Keys keep their order; a non-finite float becomes the text "nan" or "inf"."""
-        line = (json.dumps(_strict(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
         with _disk_errors(self.path, len(line)):
             try:
@@ -539,14 +539,14 @@ class LineLog:
                 os.ftruncate(self._descriptor, self.path.read_bytes().rfind(b"\n") + 1)
 
 
-def _strict(value: Any) -> Any:
-    """The same value with every non-finite float as text, so that the line is strict JSON."""
+def finite(value: Any) -> Any:
+    """Replace every non-finite float by its text, "inf", "-inf" or "nan", so that the value is strict JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 

@@ -46,5 +46,4 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     for name, value in LONG_HELP.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "console", type(cli.console)(highlight=False, soft_wrap=True))
     return Shell(monkeypatch, capsys)

@@ -12,7 +12,8 @@ import pytest
 from unpad.errors import RecipeError
 from unpad.recipes import file as recipe_file
 from unpad.recipes.changes import differences, may_change_on_resume
-from unpad.recipes.file import load_recipe, parse_recipe, recipe_names
+from unpad.recipes.file import load_recipe, parse_recipe
+from unpad.recipes.find import recipe_names
 
 TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
 

@@ -4,12 +4,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
-from unpad.data.histories.event_files import looks_like_events
-from unpad.data.histories.tables import column_names
 from unpad.data.sources import chat, images, vqa
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import SourceFile, expand
+from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
 from unpad.data.sources.jsonlines import count_blank_lines
 from unpad.data.sources.read import read_file
 from unpad.data.sources.rows import rows
@@ -83,7 +80,7 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
             what, fix = "the recipe has no tables of events", "name a data file; of recipes only events are checked"
             raise RecipeError(what, where=str(path), fix=fix)
         return _check_events(recipe, trains=True)
-    if kind == "events" or (kind is None and looks_like_events(path)):
+    if kind == "events" or (kind is None and _looks_like_events(path)):
         return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
         return _check_picture(path)
@@ -112,6 +109,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
     Args:
         trains: whether to refuse patients of whom training would learn nothing, once no row is bad.
     """
+    from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
+
     rows, labels, cohort, _ = read_cohort(recipe)
     found = [*(part.bad for part in rows.parts), *([labels.bad] if labels else [])]
     tables = [*(part.table for part in rows.parts), *([labels.table] if labels else [])]
@@ -130,6 +129,15 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_rows = len(table) + len(table.bad) + sum(row.where in names for row in mine)  # a file without rows is one
         checked.append(FileCheck(Path(shown), "events", num_rows, num_rows - len(own) - len(mine), 0))
     return CheckReport(tuple(checked), tuple(bad))
+
+
+def _looks_like_events(path: Path) -> bool:
+    """Whether there are tables at `path`, and their columns are those of events."""
+    if not any(file.suffix.lower() in TABLE_SUFFIXES for file in (path.rglob("*") if path.is_dir() else [path])):
+        return False
+    from unpad.data.histories.event_files import looks_like_events
+
+    return looks_like_events(path)
 
 
 def _holds_classes(path: Path) -> bool:
@@ -176,6 +184,8 @@ def _guess_kind(file: SourceFile, data: DataSettings) -> str:
 
 def _has_any(path: Path, fields: tuple[str, ...]) -> bool:
     """Whether a table has one of these columns, or cannot be read: reading it names the fault."""
+    from unpad.data.histories.tables import column_names
+
     try:
         return not set(fields).isdisjoint(column_names(path, str(path)))
     except SourceError:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from unpad.errors import RecipeError, nearest
+from unpad.recipes.find import find_recipe
 from unpad.recipes.recipe import Recipe, StageError
 
-RECIPES = Path(__file__).parent
 MAX_RECIPE_BYTES = 1 << 20
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 NUMBER_TAG = "tag:yaml.org,2002:int"
@@ -64,35 +65,13 @@ class _LineLoader(yaml.SafeLoader):
                 self._walk(value, (*path, index), visited)
 
 
-def recipe_names() -> list[str]:
-    """Names of the packaged recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
-
-
-def find_recipe(name: str) -> Path:
-    """Find a packaged recipe by name, or a YAML file by path.
-
-    Raises:
-        RecipeError: neither exists.
-    """
-    if "/" not in name and not name.endswith((".yaml", ".yml")):
-        path = RECIPES / f"{name}.yaml"
-        if path.is_file():
-            return path
-        raise RecipeError(f'there is no recipe "{name}"', fix=nearest(name, recipe_names()))
-    path = Path(name)
-    if not path.is_file():
-        raise RecipeError(f"there is no file {name}", fix="check the path, or see `unpad recipes`")
-    return path
-
-
-def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
+def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:
     """Read a recipe by packaged name or path and apply `key.sub=value` overrides.
 
     Raises:
         RecipeError: unknown recipe or key, wrong type or value; names the file and line, or the override.
     """
-    path = find_recipe(name)
+    path = find_recipe(recipe)
     if path.stat().st_size > MAX_RECIPE_BYTES:
         raise RecipeError("the recipe is larger than 1 MB", where=str(path), fix="a recipe is a short YAML file")
     try:
@@ -176,8 +155,9 @@ def _validate(
             line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
             where = f"{origin}:{line}: {dotted}" if line else f"{origin}: {dotted}".removesuffix(": ")
         if first["type"] == "extra_forbidden":
-            known = _known_keys(path[2:-1] if isinstance(fault, StageError) else path[:-1])
-            raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=nearest(str(path[-1]), known)) from None
+            section = field_schema(path[2:-1] if isinstance(fault, StageError) else path[:-1])
+            fix = nearest(str(path[-1]), list(section.get("properties", {})))
+            raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=fix) from None
         message = first["msg"].removeprefix("Value error, ")
         got = (
             ""
@@ -187,13 +167,18 @@ def _validate(
         raise RecipeError(message + got, where=where, fix="correct this field") from None
 
 
-def _known_keys(path: tuple[str | int, ...]) -> list[str]:
-    """Field names of the section at `path`, found by walking the schema."""
-    schema = Recipe.model_json_schema()
+@cache
+def _schema() -> dict[str, Any]:
+    return Recipe.model_json_schema()
+
+
+def field_schema(path: Sequence[str | int]) -> dict[str, Any]:
+    """JSON schema of the section or field at `path`; empty when the recipe has none there."""
+    schema = _schema()
     node: dict[str, Any] = schema
     for part in path:
         node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
         node = node.get("allOf", [node])[0]
         if "$ref" in node:
-            node = schema["$defs"][node["$ref"].rsplit("/", 1)[1]]
-    return list(node.get("properties", {}))
+            node = {**schema["$defs"][node["$ref"].rsplit("/", 1)[1]], **node}
+    return node

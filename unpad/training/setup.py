@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-import unpad
 from unpad.batching.mix import draw_sequences
 from unpad.batching.plan import Plan, plan
 from unpad.data.family import Data, open_data
@@ -74,7 +74,7 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         model = build_model(config, data.num_outputs)
         _load_code_vectors(model, config, getattr(data, "code_vectors", None))
     environment = {
-        "version": unpad.__version__, "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "version": version("unpad"), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
         "kernels": _kernels(device, precision, getattr(config, "head_dim", 0)),

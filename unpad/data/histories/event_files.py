@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
-from unpad.data.histories.tables import SUFFIXES, TableFile, alias, column_names, open_table
-from unpad.data.sources.files import list_paths, natural_key
+from unpad.data.histories.tables import TableFile, alias, column_names, open_table
+from unpad.data.sources.files import TABLE_SUFFIXES, list_paths, natural_key
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSource
@@ -38,7 +38,7 @@ def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
     """The files of a source in natural order, and the layout: table, patients or meds."""
     is_meds = (path / "data").is_dir() and ((path / "metadata").is_dir() or source.layout == "meds")
     base = path / "data" if is_meds else path
-    paths = list_paths(base, SUFFIXES)
+    paths = list_paths(base, TABLE_SUFFIXES)
     layout = _layout(source, paths, path)
     folder = base if base.is_dir() else None
     sides = [_side(one, folder) for one in paths]
@@ -54,9 +54,9 @@ def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
 
 def looks_like_events(path: Path) -> bool:
     """Whether a file, or the first readable one of a folder, has the columns of a layout under their own names."""
-    paths = [path] if path.is_file() and path.suffix.lower() in SUFFIXES else []
+    paths = [path] if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES else []
     if path.is_dir():
-        inside = (one for one in path.rglob("*") if one.suffix.lower() in SUFFIXES)
+        inside = (one for one in path.rglob("*") if one.suffix.lower() in TABLE_SUFFIXES)
         paths = sorted(inside, key=natural_key)
     for one in paths:
         try:

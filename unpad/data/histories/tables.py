@@ -26,7 +26,6 @@ from unpad.data.sources.jsonlines import wrong_encoding
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 
-SUFFIXES = (".parquet", ".csv", ".tsv")
 DELIMITERS = ",;\t"
 # Each kind of text and list that pyarrow has, and the plain one that is worked with.
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))

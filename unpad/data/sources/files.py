@@ -14,6 +14,7 @@ from unpad.recipes.data import Source
 Format = Literal["text", "json", "jsonl", "parquet"]
 
 FORMATS: dict[str, Format] = {".json": "json", ".jsonl": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet"}
+TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
 HEAD_BYTES = 1 << 16  # enough of a file to tell its encoding
 BOM = codecs.BOM_UTF8
 MAGIC = {

@@ -3,6 +3,8 @@
 Listing reads every file, checks that it is whole and hashes it, but decodes no pixels.
 """
 
+from __future__ import annotations
+
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -12,10 +14,7 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
 from unpad.data.sources import files
@@ -25,6 +24,9 @@ from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
 from unpad.data.sources.rows import missing, require_text, rows
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SPLITS: dict[str, SplitName] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
 FIELDS = ("label", "split", "width", "height", "sha256")
@@ -136,6 +138,8 @@ def read_bytes(example: ImageExample) -> bytes:
     if example.row is None:
         content = _file_bytes(example.path)
     else:
+        import pyarrow as pa
+
         group, row, column = example.row
         try:
             content = _image_of(_column(example.path, group, column)[row].as_py())
@@ -150,6 +154,8 @@ def read_bytes(example: ImageExample) -> bytes:
 
 @lru_cache(maxsize=2)
 def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
+    import pyarrow.parquet as pq
+
     with pq.ParquetFile(path) as table:
         return table.read_row_group(group, columns=[name]).column(name)
 
@@ -281,6 +287,9 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
 
 
 def _in_parquet(file: SourceFile) -> Iterator[Found | BadRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     name, row = file.field or "image", 0
     try:
         with pq.ParquetFile(file.path) as table:

@@ -1,16 +1,18 @@
 """Any supported file as rows, and the checks that texts and conversations share."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from unpad.data.sources.example import BadRow, Example, SplitName
 from unpad.data.sources.files import HEAD_BYTES, SourceFile
 from unpad.data.sources.jsonlines import RowFault, read_array, read_lines, type_name, wrong_encoding
 from unpad.recipes.data import DataSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 END_OF_TEXT = "<|endoftext|>"
 BATCH_ROWS = 1024
@@ -98,6 +100,9 @@ def _document(path: str, line: int, document: bytes) -> Row | BadRow:
 
 def _parquet(file: SourceFile, fields: tuple[str, ...]) -> Iterator[Row | BadRow]:
     """Yield the rows of a parquet file as objects, numbered from 1, a thousand in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     row = 0
     try:
         with pq.ParquetFile(file.path) as table:

@@ -11,14 +11,11 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from matplotlib import font_manager, get_data_path
-from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
 from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.nn.block import BEFORE
 
 SUFFIXES = (".png", ".svg")
 PANEL = 240  # pixels of the longer side of an image, about
@@ -99,7 +96,7 @@ def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
 
 
 def _moment(block: int) -> str:
-    return "before the first block" if block == BEFORE else f"after block {block}"
+    return "before the first block" if block < 0 else f"after block {block}"
 
 
 def dimmed(pixels: np.ndarray, stays: np.ndarray, patch: int) -> np.ndarray:
@@ -235,6 +232,8 @@ def _hex(colour: tuple[int, int, int]) -> str:
 
 def builtin_font() -> Path:
     """The font that matplotlib brings along; it has no Chinese."""
+    from matplotlib import get_data_path
+
     return Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 
 
@@ -246,6 +245,8 @@ def find_font(text: str) -> Path | None:
 
 @cache
 def _system_fonts() -> list[Path]:
+    from matplotlib import font_manager
+
     def rank(path: Path) -> tuple[bool, bool, str]:
         name = path.name.lower()
         return (
@@ -260,6 +261,8 @@ def _system_fonts() -> list[Path]:
 @cache
 def _letters(path: Path) -> frozenset[int]:
     """Code points that a font file has; none of a file that cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
     try:
         return frozenset(FT2Font(str(path)).get_charmap())
     except (RuntimeError, OSError):

@@ -1,0 +1,74 @@
+"""Dotted names of recipe fields with their values, for shell completion."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from unpad.errors import UnpadError
+from unpad.recipes.file import field_schema, load_recipe
+from unpad.recipes.recipe import Recipe
+
+Candidate = tuple[str, str]  # text and its explanation
+
+
+def complete_field(recipe: str | None, incomplete: str) -> list[Candidate]:
+    """Fields of a recipe that begin with `incomplete`, as `optim.lr=`; values once the field is certain.
+
+    Sections alone, as `optim.`, while several match. Fields of the model and of stages are those that the recipe sets.
+
+    Args:
+        recipe: packaged name or YAML file; the defaults of all fields when it cannot be loaded.
+    """
+    fields = _fields(_load(recipe).model_dump(mode="json"))
+    field, equals, _ = incomplete.partition("=")
+    names = [name for name in fields if name.startswith(incomplete)]
+    heads = dict.fromkeys(name.partition(".")[0] + ("." if "." in name else "=") for name in names)
+    if "." not in incomplete and len(heads) > 1:
+        return [(head, _schema(head.rstrip(".=")).get("description", "")) for head in heads]
+    if equals or len(names) == 1:  # several candidates, or the shell would put a space behind `optim.lr=`
+        name = field if equals else names[0]
+        return [(f"{name}={value}", "") for value in complete_value(recipe, name, "")]
+    return [(f"{name}=", _schema(name).get("description", "")) for name in names]
+
+
+def complete_value(recipe: str | None, field: str, incomplete: str) -> list[str]:
+    """Values of a field that begin with `incomplete`: its choices, or nothing and the value in the recipe."""
+    fields = _fields(_load(recipe).model_dump(mode="json"))
+    if field not in fields:
+        return []
+    schema = _schema(field)
+    kinds = [schema, *schema.get("anyOf", [])]
+    choices = [_text(choice) for kind in kinds for choice in kind.get("enum", [])]
+    if schema.get("type") == "boolean":
+        choices = ["true", "false"]
+    return [text for text in choices or ["", _text(fields[field])] if text.startswith(incomplete)]
+
+
+def _load(recipe: str | None) -> Recipe:
+    try:
+        return load_recipe(recipe) if recipe else Recipe()
+    except (UnpadError, OSError):
+        return Recipe()
+
+
+def _fields(value: Any, prefix: str = "") -> dict[str, Any]:
+    """{dotted name: value} of the fields of nested sections; stages go by their names."""
+    if isinstance(value, dict) and value:
+        items = value.items()
+    elif isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value) and value:
+        items = {item["name"]: item for item in value}.items()
+    else:
+        return {prefix: value}
+    return {
+        name: leaf for key, item in items for name, leaf in _fields(item, f"{prefix}.{key}" if prefix else key).items()
+    }
+
+
+def _schema(field: str) -> dict[str, Any]:
+    parts = field.split(".")
+    return field_schema(parts[2:] if parts[0] == "stages" else parts)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
