@@ -1,0 +1,103 @@
+"""The pages: links lead somewhere, Python runs, and both READMEs say the same."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+import torch
+
+import unpad
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+ENGLISH, CHINESE = (path.read_text(encoding="utf-8") for path in PAGES[:2])
+
+
+def prose(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(path.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text(encoding="utf-8"))):
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+def test_every_page_is_in_the_list_of_pages() -> None:
+    listed = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in PAGES[3:] if page.name != "README.md" and f"({page.name})" not in listed] == []
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/python.md")}
+    blocks = [
+        (f"{page}-{index}", block)
+        for page, text in texts.items()
+        for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
+    ]
+    return [(name, block) for name, block in blocks if "unpad.train" not in block]  # tests/test_api.py trains
+
+
+@pytest.mark.parametrize(("name", "block"), python_blocks(), ids=[name for name, _ in python_blocks()])
+def test_python_of_the_pages_runs(name: str, block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    exec(compile(block, name, "exec"), {})
+    printed = capsys.readouterr().out
+    assert printed
+    assert "FAIL" not in printed
+    assert "NOT PROVEN" not in printed
+
+
+def test_every_public_name_has_a_heading_of_its_own_or_in_a_group() -> None:
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    assert set(headings) <= set(unpad.__all__)
+    assert [name for name in unpad.__all__ if f"\n{name}(" not in text and name not in headings] == []
+
+
+def test_the_first_page_is_short() -> None:
+    assert len(ENGLISH.encode()) <= 7500
+
+
+def shape(text: str) -> list[str]:
+    """Headings by depth, rows of tables by their number of cells, code without comments, folders of the tree."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        inside ^= line.startswith("```")
+        folder = re.match(r" *\w+/ ", line)
+        if inside or line.startswith("    "):
+            lines.append(folder[0] if folder else re.sub(r"\s*#.*", "", line))
+        elif line.startswith("#"):
+            lines.append(line.partition(" ")[0])
+        elif line.startswith("|"):
+            lines.append("|" * line.count("|"))
+    return lines
+
+
+def test_both_first_pages_have_the_same_headings_tables_and_code() -> None:
+    assert shape(CHINESE) == shape(ENGLISH)
+
+
+def test_both_first_pages_have_the_same_numbers_and_links() -> None:
+    for pattern in (r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?: %)?", r"\]\((?!README)([^)]+)\)"):
+        numbers = [sorted(re.findall(pattern, prose(page))) for page in (ENGLISH, CHINESE)]
+        assert numbers[0] == numbers[1]
+
+
+def test_chinese_is_punctuated_in_full_width() -> None:
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)", "", prose(CHINESE))
+    for before, mark in re.findall(r"(.)([,;:?!()])", text):
+        assert unicodedata.category(before) != "Lo", f"{before}{mark}"
