@@ -1,15 +1,13 @@
-"""Attention within each sequence of a flat run, on whatever the machine has.
+"""Attention within each sequence of a flat run.
 
-`self_attention` is the door for layers, `ragged_attention` its twin in torch for queries, keys and values that lie
-apart. Every kernel behind them gives the same result, forward and backward, as `reference_attention`; `unpad prove`
-shows it for the user's own data.
+Layers call `self_attention`, which runs what `kernel.choose_kernels` chooses for the machine. Every kernel gives the
+same result, forward and backward, as `reference_attention`; `unpad prove` shows it for the user's own data.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -19,15 +17,11 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, LengthGroup, PaddedLayout
 from unpad.nn.dropout import draw_seed, kept
-from unpad.nn.native import library
-from unpad.nn.native.attention import native_attention, supports
+from unpad.nn.kernel import Kernel, choose_kernels
+from unpad.nn.native.attention import native_attention
 from unpad.nn.rope import Rotary, rotate
 
-# Above this length the processor's fused kernel beats two matrix products and a softmax in bf16, below it loses
-# by up to six times; docs/log.md has the figures.
-MATMUL_MAX_LENGTH = 512
-HALF = (torch.bfloat16, torch.float16)
-_by_definition = False
+MATMUL = (Kernel.PADDED_MATMUL, Kernel.GROUP_MATMUL)
 
 
 @dataclass(frozen=True)
@@ -47,17 +41,6 @@ class Extras:
     def map(self, move: Callable[[Tensor], Tensor]) -> Extras:
         """The same, its tensors moved as the tokens are."""
         return replace(self, tokens=move(self.tokens), key_bias=None if self.key_bias is None else move(self.key_bias))
-
-
-def kernel_names(dtype: torch.dtype, device: torch.device, layout: Layout | PaddedLayout, head_dim: int) -> set[str]:
-    """Names of the kernels that `self_attention` runs for inputs of this kind; the proof prints them."""
-    if isinstance(layout, PaddedLayout):
-        return {"padded sdpa"}
-    if _runs_native(dtype, device, head_dim):
-        return {"native"}
-    if device.type == "cuda" and dtype in HALF:
-        return {"varlen flash"}
-    return {"group matmul" if _uses_matmul(dtype, group.longest) else "group sdpa" for group in layout.groups}
 
 
 def self_attention(
@@ -83,9 +66,13 @@ def self_attention(
     Returns:
         (total_tokens, heads, head_dim), softmax(q k^T / sqrt(head_dim) + key_bias) v.
     """
+    kernels = choose_kernels(
+        qkv.dtype, qkv.device, layout, qkv.shape[2], key_bias=key_bias is not None, dropout=dropout > 0
+    )
     kv_heads = (qkv.shape[1] - heads) // 2
     seed = draw_seed() if dropout else 0
-    if isinstance(layout, Layout) and not _by_definition and _runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
+    if kernels == (Kernel.NATIVE,):
+        assert isinstance(layout, Layout), "the native kernel runs on flat runs"
         return native_attention(
             qkv, layout.cu_seqlens, heads=heads, kv_heads=kv_heads, causal=causal, rotary=rotary, key_bias=key_bias,
             dropout=dropout, seed=seed,
@@ -93,49 +80,14 @@ def self_attention(
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
     if rotary is not None:
         q, k = rotate(q, *rotary), rotate(k, *rotary)
-    if _by_definition and isinstance(layout, Layout):
+    if kernels == (Kernel.DEFINITION,):
+        assert isinstance(layout, Layout), "the definition takes flat runs"
         assert dropout == 0, "the definition has no dropout"
         return reference_attention(q, k, v, layout, causal, key_bias)
-    return ragged_attention(q, k, v, layout, causal, key_bias=key_bias, dropout=dropout, seed=seed)
-
-
-def ragged_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    layout: Layout | PaddedLayout,
-    causal: bool,
-    *,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> Tensor:
-    """`self_attention` in torch, of positions already turned.
-
-    Args:
-        q: (total_tokens, heads, head_dim).
-        k, v: (total_tokens, kv_heads, head_dim); each key head serves heads / kv_heads consecutive query heads.
-        seed: decides which weights dropout keeps.
-    """
     extras = None
     if key_bias is not None or dropout:
-        extras = Extras(torch.arange(q.shape[0], device=q.device), key_bias, dropout, seed)
-    if isinstance(layout, PaddedLayout):
-        return _padded(q, k, v, layout.attention_mask, causal, extras)
-    if q.is_cuda and q.dtype in HALF and not extras:  # the flash kernel knows half precision only
-        return _varlen(q, k, v, layout, causal)
-    return _grouped(q, k, v, layout, causal, extras)
-
-
-@contextmanager
-def by_definition() -> Iterator[None]:
-    """Attend through `reference_attention` inside; the proof's truth shares no kernel with what it judges."""
-    global _by_definition
-    before, _by_definition = _by_definition, True
-    try:
-        yield
-    finally:
-        _by_definition = before
+        extras = Extras(torch.arange(len(q), device=q.device), key_bias, dropout, seed)
+    return _torch_attention(q, k, v, layout, causal, kernels, extras)
 
 
 def reference_attention(
@@ -156,8 +108,21 @@ def reference_attention(
     return torch.cat(outputs)
 
 
-def _runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
-    return device.type == "cpu" and library.enabled() and supports(dtype, head_dim)
+def _torch_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout | PaddedLayout,
+    causal: bool,
+    kernels: tuple[Kernel, ...],
+    extras: Extras | None,
+) -> Tensor:
+    """Attention through torch's own operations; each key head serves heads / kv_heads consecutive query heads."""
+    if isinstance(layout, PaddedLayout):
+        return _padded(q, k, v, layout.attention_mask, causal, kernels[0], extras)
+    if kernels == (Kernel.VARLEN_FLASH,):
+        return _varlen(q, k, v, layout, causal)
+    return _grouped(q, k, v, layout, causal, kernels, extras)
 
 
 def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -171,23 +136,28 @@ def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------- length groups
 
 
-def _uses_matmul(dtype: torch.dtype, longest: int) -> bool:
-    return dtype in HALF and longest <= MATMUL_MAX_LENGTH
-
-
-def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, extras: Extras | None) -> Tensor:
+def _grouped(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    causal: bool,
+    kernels: tuple[Kernel, ...],
+    extras: Extras | None,
+) -> Tensor:
     if not layout.groups:
         return q
     k, v = _share_heads(q, k, v)
     if (by_length := layout.by_length) is not None:
         q, k, v = (x.index_select(0, by_length) for x in (q, k, v))
         extras = extras and extras.map(lambda x: x.index_select(0, by_length))
-    out = torch.cat([_group_attention(q, k, v, group, causal, extras) for group in layout.groups])
+    groups = zip(layout.groups, kernels, strict=True)
+    out = torch.cat([_group_attention(q, k, v, group, causal, kernel, extras) for group, kernel in groups])
     return out if layout.undo is None else out.index_select(0, layout.undo)
 
 
 def _group_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, causal: bool, extras: Extras | None
+    q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, causal: bool, kernel: Kernel, extras: Extras | None
 ) -> Tensor:
     """Attention of one group as a (num_seqs, heads, longest, head_dim) rectangle; returns its real tokens."""
     heads, head_dim = q.shape[1:]
@@ -199,9 +169,10 @@ def _group_attention(
     q, k, v = (rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.
     mask = None if causal or group.key_mask is None else group.key_mask[:, None, None, :]
-    if extras or _uses_matmul(q.dtype, group.longest):
+    if kernel in MATMUL:
         out = _matmul_attention(q, k, v, mask, causal, extras and extras.map(rectangle))
     else:
+        assert extras is None, "the fused kernel takes no bias and no dropout"
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     out = out.transpose(1, 2).reshape(-1, heads, head_dim)
     return out if group.real is None else out.index_select(0, group.real)
@@ -245,7 +216,9 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Te
     return out
 
 
-def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: bool, extras: Extras | None) -> Tensor:
+def _padded(
+    q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: bool, kernel: Kernel, extras: Extras | None
+) -> Tensor:
     """Attention of a flattened (batch, seq) rectangle with real cells anywhere in a row."""
     k, v = _share_heads(q, k, v)
     batch, seq = attention_mask.shape
@@ -255,9 +228,11 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: boo
         mask = mask & torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
     # A padding query sees at least itself: a row without keys would be NaN, and spread.
     mask = mask | torch.eye(seq, dtype=torch.bool, device=q.device)
-    if extras:
-        out = _matmul_attention(q, k, v, mask, False, extras.map(lambda x: x.unflatten(0, (batch, seq))))
+    if kernel in MATMUL:
+        in_rows = extras and extras.map(lambda x: x.unflatten(0, (batch, seq)))
+        out = _matmul_attention(q, k, v, mask, False, in_rows)
     else:
+        assert extras is None, "the fused kernel takes no bias and no dropout"
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     return out.transpose(1, 2).flatten(0, 1)
 
@@ -272,11 +247,11 @@ def scale_values(qkv: Tensor, kv_heads: int, probability: Tensor, is_vision: Ten
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim).
         probability, is_vision: as in `soft_bias`.
     """
-    factor = _spread(probability, is_vision, 1).to(qkv.dtype)
+    factor = spread_values(probability, is_vision, 1).to(qkv.dtype)
     rest, values = qkv.split([qkv.shape[1] - kv_heads, kv_heads], 1)
     return torch.cat([rest, values * factor[:, None, None]], 1)
 
 
-def _spread(values: Tensor, where: Tensor, fill: float) -> Tensor:
+def spread_values(values: Tensor, where: Tensor, fill: float) -> Tensor:
     """Values (num,) on the True places of `where` (total_tokens,), `fill` on the others."""
     return values.new_full(where.shape, fill).masked_scatter(where, values)

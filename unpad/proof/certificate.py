@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch, concatenate, from_sequences
 from unpad.batching.layout import Layout
 from unpad.errors import ProofError
-from unpad.nn.attention import by_definition
+from unpad.nn.kernel import by_definition
 from unpad.nn.native import library
 from unpad.nn.objective import Objective
 from unpad.nn.precision import autocast

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch, Side, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.nn.attention import kernel_names
+from unpad.nn.kernel import Kernel, choose_kernels
 from unpad.nn.precision import autocast
 from unpad.training.step import accumulate
 
@@ -139,11 +139,16 @@ def more_variants(packed: RaggedBatch) -> list[Variant]:
 
 
 def kernels_of(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+    """Names of the attention kernels that compute a variant."""
     head_dim = getattr(model.config, "head_dim", None)  # a model without attention runs no kernel of ours
-    names: set[str] = set()
-    for batch in variant.micros:
-        names |= set() if head_dim is None else kernel_names(dtype, device, batch.attended, head_dim)
-    return ", ".join(sorted(names))
+    if head_dim is None:
+        return ""
+    return kernel_names(*(choose_kernels(dtype, device, batch.attended, head_dim) for batch in variant.micros))
+
+
+def kernel_names(*chosen: Iterable[Kernel]) -> str:
+    """Names of the chosen kernels, each once."""
+    return ", ".join(sorted({kernel.value for kernels in chosen for kernel in kernels}))
 
 
 def change_tokens(

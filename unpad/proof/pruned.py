@@ -16,6 +16,8 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import PaddedLayout
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
+from unpad.models.vision_language.image_merge import flattened
+from unpad.nn.kernel import choose_kernels
 from unpad.nn.native import library
 from unpad.nn.objective import LAST
 from unpad.nn.precision import autocast
@@ -28,7 +30,7 @@ from unpad.proof.measure import (
     change_tokens,
     errors,
     gradients,
-    kernels_of,
+    kernel_names,
     more_variants,
 )
 from unpad.proof.pruned_reference import plain_pass
@@ -136,7 +138,23 @@ def _equal_line(model: Any, truth: Measurement, variant: Variant, mode: str, dev
     error = max(errors(got, truth))
     what = "" if compared else ", terms and gradients"
     name = f"{mode}: {variant.name} = plain reference{what}"
-    return Line(name, kernels_of(model, variant, torch.float64, device), error, EXACT, error <= EXACT)
+    return Line(name, _kernels_of(model, variant, torch.float64, device), error, EXACT, error <= EXACT)
+
+
+def _kernels_of(model: Any, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+    """Names of the kernels that compute a variant in the language model.
+
+    Merged images make a flat run of a rectangle. Soft removal gives a key bias to the blocks after its first layer, and
+    to all blocks when that is before the first; a batch without images has none.
+    """
+    chosen = []
+    for batch in variant.micros:
+        layout = batch.attended if model.config.merge is None else flattened(batch).layout
+        softened = model.mode == "soft" and batch.media is not None and batch.media.total_tokens > 0
+        first = model.config.prune.layers[0] if softened else model.config.language.blocks
+        for key_bias in {index > first for index in range(model.config.language.blocks)}:
+            chosen.append(choose_kernels(dtype, device, layout, model.config.head_dim, key_bias=key_bias))
+    return kernel_names(*chosen)
 
 
 def _own_precision_lines(
@@ -147,7 +165,7 @@ def _own_precision_lines(
     own = copy.deepcopy(model).float().to(device).eval()
     own.mode = mode
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    kernels = kernels_of(own, variant, dtype, device)
+    kernels = _kernels_of(own, variant, dtype, device)
     lines = []
     if mode == "soft" and model.config.merge is None:
         # Terms of what is kept may be anything near 0, of which a rounding is any share.

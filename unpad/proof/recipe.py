@@ -13,7 +13,7 @@ from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro, plan
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError
-from unpad.nn.attention import kernel_names
+from unpad.nn.kernel import choose_kernels
 from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate
 from unpad.proof.measure import Variant
@@ -133,4 +133,5 @@ def _kernels_of_run(setup: Setup) -> set[str]:
         return set()
     attended = setup.data.attended
     lengths = np.unique(np.minimum(setup.data.positions, _longest(setup)) if attended is None else attended)
-    return kernel_names(dtype, setup.device, build_layout(lengths[lengths > 0]), head_dim)
+    layout = build_layout(lengths[lengths > 0])
+    return {kernel.value for kernel in choose_kernels(dtype, setup.device, layout, head_dim)}

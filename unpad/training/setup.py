@@ -16,8 +16,8 @@ from unpad.data.family import Data, open_data
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
+from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
-from unpad.nn.native.attention import supports
 from unpad.nn.objective import Objective
 from unpad.nn.precision import choose_precision
 from unpad.recipes.recipe import Recipe, Stage
@@ -99,7 +99,7 @@ def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
         return "torch kernels"
     if library.enabled() and precision != "bf16":
         return "torch kernels (native ones compute in bf16)"
-    attention = library.enabled() and head_dim > 0 and not supports(torch.bfloat16, head_dim)
+    attention = library.enabled() and head_dim > 0 and not runs_native(torch.bfloat16, device, head_dim)
     return library.describe() + (f", attention through torch for heads of {head_dim}" if attention else "")
 
 

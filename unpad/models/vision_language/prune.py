@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError, nearest
 from unpad.nn.activation import activate
-from unpad.nn.attention import _spread
+from unpad.nn.attention import spread_values
 from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_sequences, received_attention
 from unpad.nn.dropout import draw_seed, dropout, mix
 from unpad.nn.linear import Linear
@@ -171,7 +171,7 @@ def soft_bias(probability: Tensor, is_vision: Tensor) -> Tensor:
     Returns:
         (total_tokens,), log p on vision tokens, 0 elsewhere.
     """
-    return _spread(log_keep(probability), is_vision, 0)
+    return spread_values(log_keep(probability), is_vision, 0)
 
 
 # --------------------------------------------------------------------------- hard removal

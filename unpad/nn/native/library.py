@@ -10,6 +10,7 @@ import os
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from torch import Tensor
 SWITCH = "UNPAD_NATIVE"
 INTERFACE = 3  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1}  # of activations, as in kernels.h
-_switched_off = False
+_switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
 
 
 @lru_cache(maxsize=1)
@@ -59,7 +60,7 @@ def library() -> ctypes.CDLL:
 
 def enabled() -> bool:
     """Whether the native kernels are there and switched on."""
-    return not _switched_off and _load()[0] is not None
+    return not _switched_off.get() and _load()[0] is not None
 
 
 def runs(x: Tensor) -> bool:
@@ -75,13 +76,15 @@ def describe() -> str:
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """Compute without the native kernels inside; for comparing the two paths."""
-    global _switched_off
-    before, _switched_off = _switched_off, True
+    """Compute without the native kernels inside, in this thread; for comparing the two paths.
+
+    A backward pass takes the path that its forward pass took, wherever it runs.
+    """
+    token = _switched_off.set(True)
     try:
         yield
     finally:
-        _switched_off = before
+        _switched_off.reset(token)
 
 
 def pointer(tensor: Tensor | None) -> int | None:

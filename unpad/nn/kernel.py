@@ -1,0 +1,80 @@
+"""Choice of the attention kernel: `self_attention` runs it, the run's log and the certificate name it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import Enum
+
+import torch
+
+from unpad.batching.layout import Layout, PaddedLayout
+from unpad.nn.native import library
+from unpad.nn.native.attention import supports
+
+# Above this length the processor's fused kernel beats two matrix products and a softmax in bf16, below it loses
+# by up to six times; docs/log.md has the figures.
+MATMUL_MAX_LENGTH = 512
+HALF = (torch.bfloat16, torch.float16)
+_by_definition: ContextVar[bool] = ContextVar("_by_definition", default=False)
+
+
+class Kernel(Enum):
+    """Implementations of attention, by the names that logs and certificates print."""
+
+    DEFINITION = "definition"
+    NATIVE = "native"
+    VARLEN_FLASH = "varlen flash"
+    PADDED_SDPA = "padded sdpa"
+    PADDED_MATMUL = "padded matmul"
+    GROUP_SDPA = "group sdpa"
+    GROUP_MATMUL = "group matmul"
+
+
+def choose_kernels(
+    dtype: torch.dtype,
+    device: torch.device,
+    layout: Layout | PaddedLayout,
+    head_dim: int,
+    *,
+    key_bias: bool = False,
+    dropout: bool = False,
+) -> tuple[Kernel, ...]:
+    """Choose the kernel that attends within the sequences of a layout.
+
+    Args:
+        dtype, device: of queries, keys and values.
+        key_bias, dropout: whether attention has one.
+
+    Returns:
+        One kernel for the whole run, or one for each of `layout.groups`.
+    """
+    weighted = key_bias or dropout  # fused kernels take neither
+    if isinstance(layout, PaddedLayout):
+        return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
+    if _by_definition.get():
+        return (Kernel.DEFINITION,)
+    if runs_native(dtype, device, head_dim):
+        return (Kernel.NATIVE,)
+    if device.type == "cuda" and dtype in HALF and not weighted:  # the flash kernel knows half precision only
+        return (Kernel.VARLEN_FLASH,)
+    return tuple(
+        Kernel.GROUP_MATMUL if weighted or (dtype in HALF and group.longest <= MATMUL_MAX_LENGTH) else Kernel.GROUP_SDPA
+        for group in layout.groups
+    )
+
+
+def runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
+    """Whether the native kernel attends within the sequences of a flat run."""
+    return device.type == "cpu" and library.enabled() and supports(dtype, head_dim)
+
+
+@contextmanager
+def by_definition() -> Iterator[None]:
+    """Attend through `reference_attention` inside; the proof's truth shares no kernel with what it judges."""
+    token = _by_definition.set(True)
+    try:
+        yield
+    finally:
+        _by_definition.reset(token)
