@@ -43,6 +43,6 @@ def find_recipe(recipe: str) -> Path:
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Packaged names and YAML files that begin with `incomplete`, for shell completion."""
-    folder = Path(incomplete).parent if "/" in incomplete else Path()
-    files = [str(path) for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file()]
+    folder = incomplete[: incomplete.rfind("/") + 1]
+    files = [folder + path.name for path in Path(folder).glob("*") if path.suffix in SUFFIXES and path.is_file()]
     return sorted(name for name in [*recipe_names(), *files] if name.startswith(incomplete))

@@ -1,0 +1,166 @@
+"""The front door: what loading the package and each verb costs in modules, public names, and shell completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unpad
+from unpad.recipes.fields import complete_field, complete_value
+from unpad.recipes.find import complete_recipe, recipe_names
+
+HEAVY = ("torch", "matplotlib", "pyarrow", "transformers", "tensorboard", "tokenizers", "safetensors", "rjieba")
+PARSERS = ("numpy", "pydantic", "yaml", "rich", "PIL")  # what `--help` does without as well
+
+NUMBERS = (
+    "step", "epoch", "loss", "perplexity", "heldout_loss", "lr", "grad_norm", "sequences", "tokens", "padded_tokens",
+    "targets", "pad_share", "skipped", "best",
+)  # fmt: skip
+
+# Runs verbs one after another, then completes a field; prints the watched modules that each was the first to load.
+VERBS = """
+import json, sys
+import unpad
+from unpad import cli
+watched, *verbs = json.loads(sys.argv[1])
+first, before = {}, set()
+for verb in verbs:
+    sys.argv = ["unpad", *verb]
+    try:
+        cli.main()
+    except SystemExit as end:
+        assert end.code in (0, None), (verb, end.code)
+    loaded = set(watched) & set(sys.modules)
+    first[" ".join(verb)] = sorted(loaded - before)
+    before |= loaded
+from unpad.recipes.fields import complete_field
+complete_field("vqa", "model.")
+first["completion"] = sorted(set(watched) & set(sys.modules) - before)
+print("\\n" + json.dumps(first))
+"""
+
+
+def shell(folder: Path, *command: str, **environment: str) -> str:
+    """Standard output of a command that succeeds and prints no error."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env={**os.environ, **environment}, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def loaded_by(folder: Path, watched: tuple[str, ...], *verbs: list[str]) -> dict[str, list[str]]:
+    """{verb: watched modules that it is the first to load}, of verbs that run one after another in one process."""
+    out = shell(folder, sys.executable, "-c", VERBS, json.dumps([watched, *verbs]))
+    first: dict[str, list[str]] = json.loads(out.splitlines()[-1])
+    return first
+
+
+# --------------------------------------------------------------------------- modules
+
+
+def test_help_and_the_package_load_the_standard_library_and_typer_only(tmp_path: Path) -> None:
+    assert loaded_by(tmp_path, (*HEAVY, *PARSERS), ["--help"])["--help"] == []
+
+
+def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
+    (tmp_path / "good.jsonl").write_text('{"text": "好"}\n', encoding="utf-8")
+    (tmp_path / "good.txt").write_text("一句话。\n", encoding="utf-8")
+    chat = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "你好！"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": chat}) + "\n", encoding="utf-8")
+    run = tmp_path / "runs" / "mine-1"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("{}\n", encoding="utf-8")
+    (run / "run.json").write_text('{"recipe": "llm", "overrides": []}', encoding="utf-8")
+    row = {"kind": "train", "stage": "train", "values": {}} | dict.fromkeys(NUMBERS, 1)
+    (run / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    for name in ("timing.jsonl", "events.jsonl"):
+        (run / name).write_text("", encoding="utf-8")
+    shown = loaded_by(
+        tmp_path, HEAVY, ["recipes"], ["recipes", "copy", "llm", "mine.yaml"], ["runs"],
+        ["data", "check", "good.jsonl"], ["data", "check", "good.txt"], ["data", "check", "chat.jsonl"],
+        ["report", "mine-1"],
+    )  # fmt: skip
+    assert {verb: loaded for verb, loaded in shown.items() if loaded} == {}
+    assert len(shown) == 8
+    assert (run / "report.html").stat().st_size > 1000
+
+
+# --------------------------------------------------------------------------- public names
+
+
+def test_public_names_are_found_and_no_module_has_the_name_of_one() -> None:
+    package = Path(unpad.__file__).parent
+    modules = {path.stem for path in package.glob("*.py")} | {path.name for path in package.iterdir() if path.is_dir()}
+    assert not modules & set(unpad.__all__)
+    assert set(unpad.__all__) <= set(dir(unpad))
+    for name in unpad.__all__:
+        assert getattr(unpad, name).__doc__
+    assert unpad.__version__.count(".") == 2
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = unpad.trian  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------- shell completion
+
+
+def test_recipes_complete_to_packaged_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.yaml", "other.yml", "data.jsonl"):
+        Path(name).write_text("{}\n")
+    Path("sub").mkdir()
+    Path("sub/deep.yaml").write_text("{}\n")
+    assert complete_recipe("") == sorted([*recipe_names(), "mine.yaml", "other.yml"])
+    assert complete_recipe("zh") == ["zh_chat"]
+    assert complete_recipe("sub/") == ["sub/deep.yaml"]
+    assert complete_recipe("nowhere/") == []
+
+
+def test_fields_complete_section_by_section_and_then_their_values() -> None:
+    def names(incomplete: str) -> list[str]:
+        return [name for name, _ in complete_field("vqa", incomplete)]
+
+    assert {"optim.", "data.", "model.", "losses=", "precision="} <= set(names(""))
+    assert names("p") == ["plan.", "precision=", "profile="]
+    assert names("op") == names("optim."), "with one section left, its fields"
+    assert "optim.lr=" in names("optim.")
+    assert names("optim.sch") == [
+        f"optim.schedule={x}" for x in ("constant", "exponential", "warmup", "cosine", "restarts")
+    ]
+    assert names("optim.schedule=") == names("optim.sch")
+    assert names("plan.strategy=")[-1].startswith("plan.strategy=")
+    assert names("plan.drop") == ["plan.drop_last=true", "plan.drop_last=false"]
+    assert names("train.max_e") == ["train.max_epochs=", "train.max_epochs=20"], "nothing, and the value in the recipe"
+    assert "model.vision.width=" in names("model."), "the fields that the recipe sets"
+    assert names("nothing") == names("nothing.at=") == []
+    assert dict(complete_field(None, "optim."))["optim.clip="] == "Largest global gradient norm."
+    assert "stages.tune.optim.lr_scale=" in dict(complete_field("zh_chat", "stages."))
+    assert complete_value("zh_chat", "optim.schedule", "co") == ["constant", "cosine"]
+    assert complete_value("absent", "optim.absent", "") == []
+
+
+def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Path) -> None:
+    """As bash asks: it sources the installed script, whose function calls `unpad` with the words typed so far."""
+    for name in ("runs/first-1", "runs/other-1"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "recipe.yaml").write_text("{}\n")
+    command = tmp_path / "bin" / "unpad"
+    command.parent.mkdir()
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m unpad.cli "$@"\n')
+    command.chmod(0o755)
+    script = """
+    unpad --install-completion || exit 1
+    source ~/.bash_completions/unpad.sh
+    complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _unpad_completion unpad; echo "${COMPREPLY[@]}"; }
+    complete_words unpad eval fi
+    complete_words unpad train zh_chat optim.schedule = co
+    """
+    path = f"{command.parent}:{os.environ['PATH']}"
+    out = shell(tmp_path, "bash", "--norc", "-c", script, HOME=str(tmp_path), PATH=path)
+    assert out.splitlines()[-2:] == ["first-1", "constant cosine"]
+    assert "unpad.sh" in (tmp_path / ".bashrc").read_text()
