@@ -1,5 +1,6 @@
 # make demo: install, train the packaged Chinese example, read two of its answers.
-# make test: install with the test extras, run the tests.
+# make test: install with the test extras, run the tests, one worker per core.
+# make quick: the tests that take no whole run and no process of their own, for use while developing.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
 VENV = .venv
@@ -8,7 +9,9 @@ TORCH_INDEX ?=
 SYSTEM_TORCH ?=
 RUN = runs/demo
 
-.PHONY: demo test lint clean
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
+
+.PHONY: demo test quick lint clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -17,7 +20,11 @@ demo: $(VENV)/.installed
 	@echo "       $(VENV)/bin/unpad train zh_chat data.chat=FILE  teach it your own conversations; README.md has the rest"
 
 test: $(VENV)/.installed-dev
-	@$(VENV)/bin/python -m pytest
+	@echo "running every test, one worker per core: some minutes; while developing: make quick (under a minute), or pytest tests/FOLDER"
+	@$(PYTEST)
+
+quick: $(VENV)/.installed-dev
+	@$(PYTEST) -m "not slow"
 
 lint: $(VENV)/.installed-dev
 	@$(VENV)/bin/ruff check .
