@@ -9,7 +9,8 @@ TORCH_INDEX ?=
 SYSTEM_TORCH ?=
 RUN = runs/demo
 
-PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n auto --dist worksteal
+# Threads that wait asleep: the few tests with two threads share their cores with other tests.
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test quick lint clean
 demo: $(VENV)/.installed

@@ -161,7 +161,7 @@ def test_two_threads_are_the_same_to_the_bit_as_well() -> None:
     """In a process of its own: where two threads have worked before, a forked child would wait for them for ever."""
     command = [sys.executable, "-m", "pytest", "-q", "-k", "killed_twenty and model2", __file__]
     outcome = subprocess.run(
-        command, env={**os.environ, "UNPAD_KILL_THREADS": "2"}, capture_output=True, text=True, timeout=250, check=False
+        command, env={**os.environ, "UNPAD_KILL_THREADS": "2"}, capture_output=True, text=True, check=False
     )
     assert outcome.returncode == 0, outcome.stdout
 
