@@ -21,6 +21,8 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.find import RECIPES
 from unpad.training.step import StepResult
 
+pytestmark = pytest.mark.slow
+
 
 def verbs() -> list[list[str]]:
     """Every command, with the group it is in."""

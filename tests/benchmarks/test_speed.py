@@ -16,6 +16,8 @@ from unpad.models.decoder import Config
 from unpad.recipes.training import PlanSettings
 from unpad.trials.bench.measure import Contender, Rounds, TimedTurn, Work
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -24,6 +24,8 @@ from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24}
 SIZES = [(8, 8), (40, 16), (16, 40), (24, 24), (9, 30), (64, 8), (17, 17), (33, 12)]
 

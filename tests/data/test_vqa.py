@@ -26,6 +26,8 @@ from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
 from unpad.training.setup import resolved
 
+pytestmark = pytest.mark.slow
+
 SMALL = {
     "kind": "vision_language",
     "vision": {"patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24, "feature_layer": -1},

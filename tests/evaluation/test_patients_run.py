@@ -28,6 +28,8 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
 FIRST, PEOPLE = 987_654_000, 60  # ids that no number of a report looks like
 

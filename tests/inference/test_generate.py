@@ -26,6 +26,8 @@ from unpad.nn.rope import sinusoidal_table
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "llama": {},
     "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},

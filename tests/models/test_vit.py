@@ -21,6 +21,8 @@ from unpad.nn.native import library
 from unpad.nn.objective import WEIGHTS
 from unpad.training.step import accumulate, train_step
 
+pytestmark = pytest.mark.slow
+
 PATCH, CLASSES = 2, 5
 SIZES = [(1, 1), (16, 16), (2, 7), (6, 90), (1, 5), (9, 4), (12, 1)]
 

@@ -22,6 +22,8 @@ from unpad.nn.cache import KeyValueCache
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
 
+pytestmark = pytest.mark.slow
+
 RAGGED = [1, 100, 17, 2, 64, 33, 5, 90]
 NO_EOS = -1
 PATHS = {"native": nullcontext, "torch": library.switched_off}

@@ -17,6 +17,8 @@ from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
 from unpad.models.decoder import Decoder
 from unpad.training.step import accumulate
 
+pytestmark = pytest.mark.slow
+
 KINDS = {
     "llama": {},
     "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},

@@ -16,6 +16,8 @@ from unpad.batching.plan import Micro
 from unpad.data.patients import EventData
 from unpad.proof.recipe import prove_recipe
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "model.width=16", "model.heads=2", "model.hidden=16", "model.latent=4", "model.levels=1", "model.inducing=2",
     "model.blocks=1", "model.decoder_layers=1", "precision=fp32", "train.threads=1",

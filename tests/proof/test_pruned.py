@@ -23,6 +23,8 @@ from unpad.nn.block import Stream
 from unpad.proof.certificate import prove
 from unpad.proof.line import Certificate
 
+pytestmark = pytest.mark.slow
+
 ROWS: list[Row] = [
     ("1 5 <image> 7 8", [(3, 4)], "9 10"),
     ("2 3 4", [], "5 6"),

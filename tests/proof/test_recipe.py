@@ -27,6 +27,8 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
 from unpad.training.setup import Setup, prepare_setup
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "tokenizer.vocab_size=600"]
 
 

@@ -23,6 +23,8 @@ from unpad.errors import CheckpointError, DiskError, NonFiniteError
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State, load, load_newest, save, save_named
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
 

@@ -17,6 +17,8 @@ from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
 from unpad.training.memory import peak_memory, process_memory
 
+pytestmark = pytest.mark.slow
+
 STEPS_PER_EPOCH = 5
 
 

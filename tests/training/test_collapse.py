@@ -27,6 +27,8 @@ from unpad.training.latent import LatentReading, Sample, draw_sample, read_laten
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.step import train_step
 
+pytestmark = pytest.mark.slow
+
 TOPICS, WORDS, LATENT = 4, 6, 6
 CPU = torch.device("cpu")
 FAST = CollapseSettings(every=10, warmup=30, patience=3, window=120)

@@ -21,6 +21,8 @@ from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, wr
 from unpad import cli, storage
 from unpad.run import checkpoint
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
 NUM_KILLS = 20

@@ -18,6 +18,8 @@ from unpad.models.decoder import Decoder
 from unpad.run import checkpoint
 from unpad.training.step import StepResult
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,8 @@ from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_he
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
 from unpad.run import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ from unpad.training import memory
 from unpad.training.setup import Setup, describe, epoch_plan, prepare_setup, stage_sequences
 from unpad.training.step import accumulate
 
+pytestmark = pytest.mark.slow
+
 LOW_POWER_MIB = 768  # what docs/features.md promises for `unpad train zh_chat profile=low_power`
 
 

@@ -24,6 +24,8 @@ from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequenc
 from unpad.trials.preview import Preview, Trial, preview
 from unpad.trials.strategy_table import Units
 
+pytestmark = pytest.mark.slow
+
 ROWS = ["plan.row_tokens=64"]
 
 

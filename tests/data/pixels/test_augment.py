@@ -19,6 +19,8 @@ from unpad.data.sources.split import Split
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.data import ImageSettings
 
+pytestmark = pytest.mark.slow
+
 ALL = {"flip": 0.5, "shift": 0.2, "scale": 1.0, "zoom": 0.5, "color": 0.3, "erase": 0.5}
 
 

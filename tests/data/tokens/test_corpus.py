@@ -25,6 +25,8 @@ from unpad.errors import SourceError
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import Recipe
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [f"第{i}句话讲的是水的第{i * 7}种样子，它流过山谷。" for i in range(40)]
 CHATS = [(f"第{i}个问题？", f"这是第{i}个回答。") for i in range(30)]
 

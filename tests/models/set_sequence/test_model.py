@@ -25,6 +25,8 @@ from unpad.nn.native import library
 from unpad.nn.objective import Objective
 from unpad.training.step import train_step
 
+pytestmark = pytest.mark.slow
+
 TERMS = ("classification", "hazard", "reconstruction", "made_code", "kl", "next_code", "next_time", "next_value")
 LENGTHS = [0, 513, 1, 0, 2, 300, 40, *np.random.default_rng(1).integers(0, 40, 57).tolist()]  # of 64 patients
 KINDS: dict[str, dict[str, Any]] = {

@@ -27,6 +27,8 @@ from unpad.proof.pruned_reference import plain_pass
 from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 
+pytestmark = pytest.mark.slow
+
 WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1
 # Eight samples: images before, within and after the question, several, none, a single visual token; two prompts end
 # with an image, from which the answer is then predicted.

@@ -13,6 +13,8 @@ import pytest
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

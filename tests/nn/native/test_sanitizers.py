@@ -11,6 +11,8 @@ import pytest
 
 from unpad.nn.native import library
 
+pytestmark = pytest.mark.slow
+
 NATIVE = Path(library.__file__).parent
 DRIVER = Path(__file__).with_name("driver.cpp")
 FLAGS = ["-std=c++17", "-g1", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

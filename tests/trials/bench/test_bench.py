@@ -27,6 +27,8 @@ from unpad.trials.bench.quality import train
 from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, Trainer, every_update, size_variants, strategy_variants
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> str:

@@ -29,6 +29,8 @@ from unpad.trials.search.prune_score import prune_score
 from unpad.trials.search.search import JOURNAL, search
 from unpad.trials.search.space import Choice, Range, split_fields, written
 
+pytestmark = pytest.mark.slow
+
 FIELDS = ["optim.lr=1e-6..1e-1:log", "model.hidden=16..32", "optim.schedule=constant,cosine", "optim.clip=0.5..2"]
 TRIALS = 4
 SEARCH = import_module("unpad.trials.search.search")
