@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from unpad.run.report.history import load_metrics, read_rows
+from unpad.run.report.history import load_metrics, read_log
 from unpad.training.loop import train
 
 LIMIT = 0.02  # of the time, at most
@@ -33,7 +33,7 @@ def measure(recipe: str, steps: int, overrides: list[str]) -> dict[str, float]:
         fields = ["train.threads=1", f"train.max_steps={steps}", "train.patience=null", *overrides]
         train(recipe, folder, fields, console=Console(file=StringIO()))
         kinds = [row["kind"] for row in load_metrics(folder)]
-        timers = next(row["rows"] for row in read_rows(folder / "events.jsonl") if row["kind"] == "timers")
+        timers = next(entry["rows"] for entry in read_log(folder) if entry["kind"] == "timers")
     seconds = {row["name"]: row["seconds"] for row in timers}
     return {
         "updates": kinds.count("train"),

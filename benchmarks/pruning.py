@@ -40,6 +40,7 @@ from unpad.nn.linear import keep_copies
 from unpad.nn.precision import autocast
 from unpad.recipes.find import RECIPES
 from unpad.run.folder import find_run
+from unpad.run.report.history import log_file
 from unpad.storage import write_atomic
 from unpad.training.loop import train
 from unpad.trials.bench.measure import Contender, Spread, Work, describe_machine, measure_rounds, spread
@@ -156,8 +157,8 @@ def commonest(data: VqaData, rows: np.ndarray) -> np.ndarray:
 
 
 def finished(folder: Path) -> bool:
-    events = folder / "events.jsonl"
-    return events.is_file() and '"kind": "finished"' in events.read_text(encoding="utf-8")
+    log = log_file(folder)
+    return log.is_file() and '"kind": "finished"' in log.read_text(encoding="utf-8")
 
 
 def ensure_run(name: str, folder: Path, overrides: Sequence[str]) -> Path:

@@ -17,6 +17,7 @@ from rich.console import Console
 from unpad.evaluation.metrics import HeldOut
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
+from unpad.run.report.history import read_log
 from unpad.training.loop import Result, train
 
 LOOP = import_module("unpad.training.loop")  # the module: the package's own `train` is the function
@@ -94,8 +95,8 @@ def rows(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 
 def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+    """Entries of one kind in the log of a run."""
+    return [entry for entry in read_log(folder) if entry["kind"] == kind]
 
 
 def weights(folder: Path, name: str = "best") -> dict[str, torch.Tensor]:

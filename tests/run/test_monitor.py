@@ -205,7 +205,7 @@ def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path:
         for step in range(1, 151):
             run.step(record(step, grad_norm=11.0), seconds=0.1, waited=0, memory_bytes=1)
         run.close()
-    warnings = [event for event in lines(tmp_path, "events.jsonl") if event["kind"] == "warning"]
+    warnings = [event for event in lines(tmp_path, "log.jsonl") if event["kind"] == "warning"]
     assert [(event["step"], event["num_steps_so_far"]) for event in warnings] == [(1, 1), (101, 101)]
     text = (tmp_path / "out").read_text()
     assert text.count("grad 11.00!") == 150
@@ -226,7 +226,7 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> 
     assert "held out at step 20" in text
     assert "checkpoint  step 20" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
-    assert [event["kind"] for event in lines(tmp_path, "events.jsonl")] == ["checkpoint"]
+    assert [event["kind"] for event in lines(tmp_path, "log.jsonl")] == ["checkpoint"]
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -117,9 +117,15 @@ class Data(Protocol):
         ...
 
 
+def family_name(recipe: Recipe) -> str:
+    """Name of the family that the recipe's model reads."""
+    name: str = model_module(recipe.model["kind"]).DATA
+    return name
+
+
 def family_of(recipe: Recipe) -> ModuleType:
     """The module of `data/` that holds what the recipe's model reads."""
-    return import_module(f"unpad.data.{model_module(recipe.model['kind']).DATA}")
+    return import_module(f"unpad.data.{family_name(recipe)}")
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, RecipeError, UnpadError, nearest
-from unpad.run.report.history import read_rows, run_state
+from unpad.run.report.history import read_log, run_state
 
 RUNS = Path("runs")
 RECIPE, COMMAND = "recipe.yaml", "run.json"
@@ -51,7 +51,7 @@ def describe_runs() -> list[str]:
         try:
             saved = read_command(folder)
             command = " ".join([saved["recipe"], *saved["overrides"]])
-            state = run_state(folder, list(read_rows(folder / "events.jsonl")))
+            state = run_state(folder, read_log(folder))
         except UnpadError as error:
             state, command = "damaged", error.what
         lines.append(f"{folder.name:<24}{state:<10}{command}")

@@ -1,7 +1,7 @@
 """What a run says while it trains: the progress line, metrics and timing files, TensorBoard and the report page.
 
 `metrics.jsonl` and `metrics.csv` hold only what data and seeds determine, so that a run and the same run killed and
-resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `events.jsonl` is a log.
+resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `log.jsonl` is a log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from unpad.errors import SourceError
-from unpad.run.report.history import load_metrics, read_rows
+from unpad.run.report.history import METRICS, TIMING, load_metrics, log_file, read_rows
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen
 from unpad.storage import LineLog, write_atomic
@@ -106,9 +106,8 @@ class Monitor:
         self.folder = folder
         self._grad_norm_warning = grad_norm_warning
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
-        self._metrics, self._timing, self._events = (
-            LineLog(folder / f"{name}.jsonl") for name in ("metrics", "timing", "events")
-        )
+        self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
+        self._log = LineLog(log_file(folder))
         self._board: Any = None
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
@@ -238,7 +237,7 @@ class Monitor:
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write down what happened and when; fields are JSON values. A field `message` is what the screen shows."""
-        self._events.append(
+        self._log.append(
             {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
         )
         if self._screen.verbose or kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_EVENTS):
@@ -261,7 +260,7 @@ class Monitor:
         self._report()
         if self._board:
             self._board.close()
-        for log in (self._metrics, self._timing, self._events):
+        for log in (self._metrics, self._timing, self._log):
             log.close()
 
     # ----------------------------------------------------------------------- files
@@ -289,7 +288,7 @@ class Monitor:
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for row in read_rows(self.folder / "metrics.jsonl"):
+        for row in read_rows(self.folder / METRICS):
             writer.writerow([_cell(row[name]) for name in COLUMNS])
         write_atomic(self.folder / "metrics.csv", table.getvalue())
 

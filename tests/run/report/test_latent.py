@@ -12,8 +12,8 @@ from tests.run.test_monitor import record
 from unpad.errors import SourceError
 from unpad.recipes.file import parse_recipe
 from unpad.run.monitor import COLUMNS, Monitor
+from unpad.run.report import latent as report
 from unpad.run.report.history import load_metrics
-from unpad.run.report.latent import latent_section
 from unpad.run.report.page import write_report
 
 FIGURES = (
@@ -91,22 +91,21 @@ def test_what_is_drawn_is_what_the_log_holds(tmp_path: Path) -> None:
 def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "run", latent=False)
     assert "Latent" not in write_report(folder).read_text()
-    assert latent_section([], "") == ""
     (folder / "metrics.jsonl").unlink()
     with pytest.raises(SourceError, match=r"there is no metrics\.jsonl"):
         write_report(folder)
 
 
-@pytest.mark.parametrize("recipe", ["", "collapse: 3", "train: {}", ": : :", "collapse: {policy: warn}"])
-def test_thresholds_that_are_not_known_are_not_drawn(recipe: str) -> None:
+def test_thresholds_that_are_not_known_are_not_drawn() -> None:
     rows = [{"step": step, "values": values(step)} for step in (50, 100)]
-    assert 'class="limit"' not in latent_section(rows, recipe)
+    assert 'class="limit"' not in report.section(rows, None)
+    assert 'class="limit"' in report.section(rows, parse_recipe({}))
 
 
 @pytest.mark.parametrize(("latent", "readings"), [(1, 1), (2, 3), (200, 300)])
 def test_latents_and_runs_of_any_size_are_drawn(latent: int, readings: int) -> None:
     rows = [{"step": 10 * i, "values": values(10 * i, latent)} for i in range(1, readings + 1)]
-    shown = latent_section(rows, "")
+    shown = report.section(rows, None)
     assert shown.count("<svg") == shown.count("</svg>") == 8
     assert len(shown) < 400_000
     assert ("64 of 200 dimensions" in shown) == (latent == 200)
@@ -116,7 +115,7 @@ def test_a_latent_of_zeros_or_not_numbers_is_drawn() -> None:
     dead = values(10) | {"kl": [0.0] * 4, "variance": [0.0] * 4, "probe_gap": 0.0, "active_share": 0.0}
     broken = values(20) | {"kl": ["nan"] * 4, "variance": ["nan"] * 4, "probe_gap": "nan", "reconstruction": "inf"}
     for rows in ([dead], [broken], [dead, broken], [broken, dead]):
-        shown = latent_section([{"step": 10 * (i + 1), "values": row} for i, row in enumerate(rows)], "")
+        shown = report.section([{"step": 10 * (i + 1), "values": row} for i, row in enumerate(rows)], None)
         assert "nan" not in shown.lower()
 
 

@@ -22,7 +22,7 @@ from unpad.storage import RunLock
 def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: str = "finished") -> Path:
     """A run of two stages with a held-out evaluation every ten steps."""
     folder.mkdir()
-    (folder / "recipe.yaml").write_text("train:\n  grad_norm_warning: 2.0\ndata:\n  text: <secret> & 语料\n")
+    (folder / "recipe.yaml").write_text("train:\n  grad_norm_warning: 2.0\ndata:\n  text: a<secret> & 语料\n")
     run = Monitor(folder, log_every=10, grad_norm_warning=2.0, console=Console(quiet=True), total_steps=steps)
     run.event("environment", torch="2.13.0", threads=2, kernel="native bf16")
     run.event("started", recipe="zh_chat")
@@ -109,8 +109,8 @@ def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: P
 
 def test_words_of_the_run_are_escaped(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "a&b<i>", stage="<b>x</b>")
-    with (folder / "events.jsonl").open("a") as events:
-        events.write('{"time": "2026-01-01T00:00:00", "kind": "<script>", "name": "<script>alert(1)</script>"}\n')
+    with (folder / "log.jsonl").open("a") as log:
+        log.write('{"time": "2026-01-01T00:00:00", "kind": "<script>", "name": "<script>alert(1)</script>"}\n')
     page = write_report(folder).read_text()
     assert "<script" not in page
     assert "<b>x</b>" not in page
@@ -124,7 +124,7 @@ def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path:
     assert "Held-out perplexity" in texts
     assert "Perplexity" in texts
     assert "unpad eval" not in texts
-    (folder / "recipe.yaml").write_text("data:\n  events: [{path: labs.csv}]\n")
+    (folder / "recipe.yaml").write_text("model:\n  kind: set_sequence\n")
     patients = text_of(write_report(folder).read_text())
     assert "perplexity" not in patients.lower()
     assert "unpad eval run adds calibration" in patients
@@ -147,7 +147,7 @@ def test_state_without_an_ending_is_running_while_the_lock_is_held_and_killed_af
     assert "state killed" in write_report(folder).read_text()
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "log.jsonl"])
 def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
     folder = run_directory(tmp_path / "run")
     good = (folder / name).read_text()

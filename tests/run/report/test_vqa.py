@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.run.report.test_kept_patches import QUESTION, kept
 from unpad.evaluation.metrics import Extremes, Metric
-from unpad.run.report.vqa import LEFT, WIDTH, _from_json, describe_vqa, to_json
+from unpad.run.report.vqa import LEFT, WIDTH, picture_from_json, section, to_json
 
 METRICS = {
     "accuracy": Metric(0.5, 0.4, 0.6, 9), "accuracy_origin": Metric(0.75, 0.7, 0.8, 9),
@@ -21,7 +21,7 @@ METRICS = {
 
 def test_pictures_are_read_back_as_they_were() -> None:
     found = json.loads(json.dumps(to_json(METRICS, [(kept(QUESTION, "圆形"), "圆环")])))
-    one, back = kept(QUESTION, "圆形"), _from_json(found["pictures"][0])
+    one, back = kept(QUESTION, "圆形"), picture_from_json(found["pictures"][0])
     assert np.array_equal(one.pixels, back.pixels)
     assert (one.patch, one.question, one.answer) == (back.patch, back.question, back.answer)
     assert list(one.stays) == list(back.stays)
@@ -31,7 +31,7 @@ def test_pictures_are_read_back_as_they_were() -> None:
 def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> None:
     found = to_json(METRICS, [(kept("<b>?</b>", "x"), "y"), (kept(), "circle")])
     assert found["kept"] == [[12, 4, 20], [3, 1, 5]]
-    page = describe_vqa(found)
+    page = section(found)
     assert "patches of the images" in page
     assert "block 0: 12</title>" in page
     assert "block 1: 3</title>" in page
@@ -46,7 +46,7 @@ def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> No
 
 
 def test_a_model_that_only_merges_has_no_pictures() -> None:
-    page = describe_vqa(to_json({"accuracy_merge_only": Metric(0.5, 0.4, 0.6, 9)}, []))
+    page = section(to_json({"accuracy_merge_only": Metric(0.5, 0.4, 0.6, 9)}, []))
     assert "merged (merge_only)" in page
     assert "Patches that stayed" not in page
     assert "nothing was measured" not in page

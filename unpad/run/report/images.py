@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from unpad.run.report.svg import Curve, matrix, plot
+from unpad.run.report.section import FamilySection
+from unpad.run.report.svg import Axes, Curve, matrix, plot
 
 
-def _images(found: dict[str, Any]) -> str:
+def section(found: dict[str, Any]) -> str:
+    """Draw the confusion matrix and the calibration.
+
+    Args:
+        found: `evaluation.json`.
+    """
     bins = found["calibration"]
     confidence = 100 * np.array([b["confidence"] for b in bins])
     accuracy = 100 * np.array([b["accuracy"] for b in bins])
@@ -20,6 +26,9 @@ def _images(found: dict[str, Any]) -> str:
     ]
     figures = [
         matrix("Confusion", found["classes"], np.array(found["confusion"]), "rows: the true class, held-out images"),
-        plot("Calibration", lines, zero=True, unit="accuracy, % by confidence, %", over="confidence"),
+        plot("Calibration", lines, Axes("accuracy, % by confidence, %", zero=True, over="confidence")),
     ]
     return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"
+
+
+SECTION = FamilySection(section)

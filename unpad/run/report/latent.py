@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html import escape
 from typing import Any
 
 import numpy as np
-import yaml
 
+from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
-from unpad.run.report.svg import Curve, plot
+from unpad.run.report.svg import WIDE, Axes, Curve, plot
 
 FLOOR = 1e-6  # what smaller values are drawn as on a logarithmic axis
 MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
@@ -17,19 +18,14 @@ MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
 SHADES = ((0.0, 0.06), (0.001, 0.16), (0.01, 0.4), (0.1, 0.7), (1.0, 1.0))
 
 
-def latent_section(rows: list[dict[str, Any]], recipe: str) -> str:
+def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:
     """Draw the readings of a run.
 
     Args:
         rows: of `metrics.jsonl`, in the order of the file.
-        recipe: the text of `recipe.yaml`, where the thresholds are.
-
-    Returns:
-        HTML; empty where nothing was read.
+        recipe: of the run, with the thresholds; None draws none.
     """
-    if not rows:
-        return ""
-    levels, newest = _levels(recipe), rows[-1]
+    levels, newest = {} if recipe is None else recipe.collapse.model_dump(), rows[-1]
     steps = np.array([row["step"] for row in rows], float)
 
     def column(name: str, scale: float = 1.0) -> Array:
@@ -47,7 +43,7 @@ def latent_section(rows: list[dict[str, Any]], recipe: str) -> str:
         _spread("Variance of posterior means", steps, variance, "over sets", levels.get("active_variance")),
         _over(steps, "Dead dimensions", column("dead_share", 100), "% of dimensions", levels.get("dead_share"), 100),
         _over(steps, "Probe gap", column("probe_gap", 100), "% a wrong latent costs", levels.get("probe_gap"), 100),
-        plot("Reconstruction", loss, unit="mean over sets"),
+        plot("Reconstruction", loss, Axes("mean over sets")),
         _dimensions(newest["step"], kl[-1], variance[-1]),
         _map(steps, kl),
     ]
@@ -56,18 +52,9 @@ def latent_section(rows: list[dict[str, Any]], recipe: str) -> str:
     return f"<h2>Latent {note}</h2><div class=plots>{''.join(figures)}</div>"
 
 
-def _levels(recipe: str) -> dict[str, float]:
-    """The thresholds of the recipe; none where it is missing or another's, and then no line is drawn."""
-    try:
-        section = yaml.safe_load(recipe)["collapse"]
-        return {name: float(value) for name, value in section.items() if isinstance(value, int | float)}
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError):
-        return {}
-
-
 def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float) -> str:
     lines = [Curve("main", [(steps, values)], dots=len(steps) <= 60), *_threshold(steps, limit, scale)]
-    return plot(title, lines, unit=unit, zero=bool(values.min() >= 0))
+    return plot(title, lines, Axes(unit, zero=bool(values.min() >= 0)))
 
 
 def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | None) -> str:
@@ -79,7 +66,8 @@ def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | N
         Curve("main", [(steps, np.median(values, axis=1))], "median dimension"),
         *_threshold(steps, limit),
     ]
-    return plot(title, lines, size=(1060, 340) if title.startswith("KL") else (520, 220), unit=unit, log=True)
+    axes = Axes(unit, log=True)
+    return plot(title, lines, replace(axes, size=WIDE) if title.startswith("KL") else axes)
 
 
 def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Curve]:
@@ -102,7 +90,7 @@ def _dimensions(step: int, kl: Array, variance: Array) -> str:
         Curve("main", [(place, np.maximum(kl[order], FLOOR))], "KL", dots=True),
         Curve("held", [(place, np.maximum(variance[order], FLOOR))], "variance", dots=True),
     ]
-    return plot(f"Dimensions at step {step:,}", lines, unit=unit, over="dimension", log=True)
+    return plot(f"Dimensions at step {step:,}", lines, Axes(unit, log=True, over="dimension"))
 
 
 def _map(steps: Array, kl: Array) -> str:

@@ -1,7 +1,7 @@
 """A run's report page: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
-Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `events.jsonl` and `recipe.yaml`; nothing is
-made up where a file is missing.
+Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml` and
+`evaluation.json`; nothing is made up where a file is missing.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from unpad import storage
+from unpad.data.family import family_name
+from unpad.models import model_kinds
+from unpad.recipes.recipe import Recipe
 from unpad.run.report import svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
-from unpad.run.report.images import _images
-from unpad.run.report.latent import latent_section
-from unpad.run.report.patients import STYLE as EVENTS_STYLE
-from unpad.run.report.patients import describe_events
-from unpad.run.report.svg import Curve, plot, running_mean, short, span
-from unpad.run.report.vqa import STYLE as VQA_STYLE
-from unpad.run.report.vqa import describe_vqa
+from unpad.run.report.section import NO_SECTION, FamilySection, family_section, readings_section
+from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 
 MAX_ROWS = 200  # of a table; the page says how many it leaves out
 EVALUATION = "evaluation.json"  # what `unpad eval` leaves for the page
@@ -73,19 +70,19 @@ def _number(value: Any) -> str:
     return f"{float(value):#.4g}" if abs(float(value)) < 1e3 else f"{float(value):,.0f}"
 
 
-def _tiles(run: RunHistory) -> str:
-    train, timing = run.train, run.timing
+def _tiles(run: RunHistory, perplexity: bool) -> str:
+    train, timing = run.steps, run.timing
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
-    held = [row for row in run.evals if row["stage"] == run.last["stage"] and row["loss"] is not None]
+    held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
     best = min(held, key=lambda row: float(row["loss"]), default=None)
     note = f"best of {len(held)}, step {best['step']:,}" if best else "not evaluated yet"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
-    perplexity = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the loss per target")
+    exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the loss per target")
     tiles = [
         ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
         ("Real tokens trained", short(tokens), f"{short(train['targets'].sum())} of them targets"),
         ("Held-out loss", _number(best["loss"]) if best else "–", note),
-        *([] if _of_patients(run.recipe) else [perplexity]),
+        *([exp] if perplexity else []),
         (
             "Speed",
             f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
@@ -101,7 +98,7 @@ def _tiles(run: RunHistory) -> str:
 
 
 def _plots(run: RunHistory, limit: float | None) -> str:
-    train, timing, step = run.train, run.timing, run.train["step"]
+    train, timing, step = run.steps, run.timing, run.steps["step"]
     starts = [index for _, index in run.stage_starts]
     parts = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(step)], strict=True)]
     bounds = [(name, float(step[index])) for name, index in run.stage_starts]
@@ -114,7 +111,8 @@ def _plots(run: RunHistory, limit: float | None) -> str:
         means = [(at[p], running_mean(values[p], weights[p], width)) for p in pieces]
         return [Curve("raw", [(at[p], values[p]) for p in pieces]), Curve("main", means)]
 
-    held = [[r for r in run.evals if r["stage"] == name and r["loss"] is not None] for name, _ in run.stage_starts]
+    measured = [row for row in run.evaluations if row["loss"] is not None]
+    held = [[row for row in measured if row["stage"] == name] for name, _ in run.stage_starts]
     held_lines = [(np.array([r["step"] for r in h], float), np.array([float(r["loss"]) for r in h])) for h in held if h]
     loss = smooth(step, train["loss"], train["targets"], parts)
     names = ["every step", f"mean of {width} steps"] if width > 1 else ["training"]
@@ -131,19 +129,15 @@ def _plots(run: RunHistory, limit: float | None) -> str:
     logs = smooth(step, np.log(np.maximum(train["grad_norm"], 1e-12)), 1 - train["skipped"], parts)
     norm = [replace(line, segments=[(x, np.exp(y)) for x, y in line.segments]) for line in logs]
     padding = smooth(step, pad, train["padded_tokens"], parts)
+    lr = [Curve("main", [(step[part], train["lr"][part]) for part in parts])]
     figures = [
-        plot("Loss", loss, size=(1060, 340), unit="nats per target", bounds=bounds),
-        plot(
-            "Learning rate",
-            [Curve("main", [(step[part], train["lr"][part]) for part in parts])],
-            zero=True,
-            bounds=bounds,
-        ),
-        plot("Gradient norm", norm, unit="before clipping", bounds=bounds, limit=limit),
-        plot("Speed", rate, zero=True, unit="real tokens per second", bounds=bounds),
-        plot("Memory", memory, zero=True, unit="GB", bounds=bounds),
-        plot("Padding", padding, zero=True, unit="% of computed cells", bounds=bounds),
-        plot("Waiting for data", waited, zero=True, unit="ms per step", bounds=bounds),
+        plot("Loss", loss, Axes("nats per target", WIDE), stages=bounds),
+        plot("Learning rate", lr, Axes(zero=True), stages=bounds),
+        plot("Gradient norm", norm, Axes("before clipping"), stages=bounds, limit=limit),
+        plot("Speed", rate, Axes("real tokens per second", zero=True), stages=bounds),
+        plot("Memory", memory, Axes("GB", zero=True), stages=bounds),
+        plot("Padding", padding, Axes("% of computed cells", zero=True), stages=bounds),
+        plot("Waiting for data", waited, Axes("ms per step", zero=True), stages=bounds),
     ]
     return f"<div class=plots>{''.join(figures)}</div>"
 
@@ -164,10 +158,10 @@ def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> st
     return f"<h2>{escape(title)}{note}</h2><div class=box><table><tr>{head}</tr>{body}</table></div>"
 
 
-def _evaluations(run: RunHistory) -> str:
-    names = list(dict.fromkeys(name for row in run.evals for name in row["values"]))
-    newest_best = {row["stage"]: index for index, row in enumerate(run.evals) if row["best"]}
-    measures = ["loss"] if _of_patients(run.recipe) else ["loss", "perplexity"]
+def _evaluations(run: RunHistory, perplexity: bool) -> str:
+    names = list(dict.fromkeys(name for row in run.evaluations for name in row["values"]))
+    newest_best = {row["stage"]: index for index, row in enumerate(run.evaluations) if row["best"]}
+    measures = ["loss", "perplexity"] if perplexity else ["loss"]
     heads = [
         "Stage",
         "Step",
@@ -186,31 +180,30 @@ def _evaluations(run: RunHistory) -> str:
             f"{row['targets']:,}",
             "★" if newest_best.get(row["stage"]) == index else "✓" if row["best"] else "",
         ]
-        for index, row in enumerate(run.evals)
+        for index, row in enumerate(run.evaluations)
     ]
     return _table("Held-out evaluations", heads, rows, 1)
 
 
-def _evaluation(folder: Path, recipe: str) -> str:
-    """What `unpad eval` found of images, patients or visual tokens, if it has been asked; pages of patients say how."""
-    families = {"events": describe_events, "vqa": describe_vqa}
+def _evaluation(folder: Path, section: FamilySection) -> str:
+    """Draw what `unpad eval` left of a run, or announce what it would add."""
     try:
-        found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-        return families.get(found.get("family"), _images)(found)
+        return section.draw(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError):  # KeyError: an earlier version wrote it
-        ask = f"unpad eval {folder.resolve().name}"
-        hint = f"<p class=none>{escape(ask)} adds calibration, curves and the course of some patients.</p>"
-        return f"<h2>Held-out patients</h2>{hint}" if _of_patients(recipe) else ""
+        if not section.adds:
+            return ""
+        hint = f"unpad eval {folder.resolve().name} adds {section.adds}."
+        return f"<h2>{escape(section.title)}</h2><p class=none>{escape(hint)}</p>"
 
 
 def _log(run: RunHistory) -> str:
     """Tables of where the time went, of the environment, and of everything else that happened."""
-    known = {entry["kind"]: entry for entry in run.events}
+    known = {entry["kind"]: entry for entry in run.log}
     timers = [
         [row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"]
         for row in known.get("timers", {"rows": []})["rows"]
     ]
-    log = [entry for entry in run.events if entry["kind"] not in ("environment", "timers")]
+    log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
     return (
         _table("Where the time went", ["Part", "Seconds", "Share"], timers, 1)
@@ -231,24 +224,16 @@ def _pairs(entry: dict[str, Any]) -> list[list[str]]:
 
 
 def _details(entry: dict[str, Any]) -> str:
-    """The entry's message, or its fields; nested ones, such as a ledger, are left to events.jsonl."""
+    """The entry's message, or its fields; nested ones, such as a ledger, are left to log.jsonl."""
     flat = {key: value for key, value in entry.items() if not isinstance(value, dict | list)}
     return entry.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
 
 
-def _warning_level(recipe: str) -> float | None:
-    try:
-        return float(yaml.safe_load(recipe)["train"]["grad_norm_warning"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError):
-        return None  # a run of someone else's loop has another recipe, or none
-
-
-def _of_patients(recipe: str) -> bool:
-    """Whether a run learned from patients, whose loss has no meaning as a perplexity."""
-    try:
-        return bool(yaml.safe_load(recipe)["data"]["events"])
-    except (yaml.YAMLError, KeyError, TypeError):
-        return False
+def _family(recipe: Recipe | None) -> FamilySection:
+    """Section of the family that the run's model reads; none for a model of another version."""
+    if recipe is None or recipe.model["kind"] not in model_kinds():
+        return NO_SECTION
+    return family_section(family_name(recipe))
 
 
 def write_report(folder: Path) -> Path:
@@ -259,21 +244,24 @@ def write_report(folder: Path) -> Path:
         DiskError: the page cannot be written.
     """
     run = read_history(folder)
-    name, state = escape(folder.resolve().name), run_state(folder, run.events)
+    family = _family(run.recipe)
+    limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
+    readings = "".join(readings_section(kind, rows, run.recipe) for kind, rows in run.readings.items())
+    name, state = escape(folder.resolve().name), run_state(folder, run.log)
     stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
-    started = f"started {_clock(run.events[0]['time'])} · " if run.events else ""
-    recipe = escape(run.recipe) or "There is no recipe.yaml in this run directory."
+    started = f"started {_clock(run.log[0]['time'])} · " if run.log else ""
+    recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
     page = f"""<!doctype html>
 <html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
 <title>{name} · unpad</title>
-<style>{STYLE}{svg.STYLE}{EVENTS_STYLE}{VQA_STYLE}</style>
+<style>{STYLE}{svg.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
-<div class=tiles>{_tiles(run)}</div>
-{_plots(run, _warning_level(run.recipe))}
-{latent_section(run.latent, run.recipe)}
-{_evaluations(run)}
-{_evaluation(folder, run.recipe)}
+<div class=tiles>{_tiles(run, family.perplexity)}</div>
+{_plots(run, limit)}
+{readings}
+{_evaluations(run, family.perplexity)}
+{_evaluation(folder, family)}
 {_log(run)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>

@@ -9,12 +9,20 @@ from typing import Any
 import numpy as np
 
 from unpad.run.report.history import Array
-from unpad.run.report.svg import Curve, plot, tick_labels, ticks
+from unpad.run.report.section import FamilySection
+from unpad.run.report.svg import WIDE, Axes, Curve, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
 CHART, ROW = 110, 20  # heights: of the probability, and of one code
 MAX_CODES = 14  # of one patient; the caption says how many more there are
 MAX_LETTERS = 24
+LEGEND = (
+    ("main", "probability"),
+    ("weight", "attention"),
+    ("high", "above its mean"),
+    ("low", "below"),
+    ("bare", "no value"),
+)
 STYLE = """
 .courses{display:grid;gap:14px}
 figure.course text.end{dominant-baseline:middle}
@@ -29,11 +37,11 @@ i.bare{color:var(--soft)}
 """
 
 
-def describe_events(found: dict[str, Any]) -> str:
-    """The part of the page on held-out patients.
+def section(found: dict[str, Any]) -> str:
+    """Draw what was measured on held-out patients.
 
     Args:
-        found: `evaluation.json` as `evaluate/events.py` leaves it.
+        found: `evaluation.json`.
     """
     counts = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in found["counts"].items())
     figures = [
@@ -61,7 +69,8 @@ def _calibration(bins: list[dict[str, float]]) -> str:
         Curve("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
     ]
     unit = "patients with the outcome, % by predicted probability, %"
-    return plot("Calibration", lines, size=(WIDTH, 340), zero=True, unit=unit, over="predicted", begin=even[0])
+    axes = Axes(unit, WIDE, zero=True, over="predicted", begin=even[0])
+    return plot("Calibration", lines, axes)
 
 
 def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts: dict[str, int]) -> list[str]:
@@ -74,18 +83,12 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
         plot(
             "Receiver operating characteristic",
             [chance[0], Curve("main", [(false, true)], "model")],
-            size=(520, 360),
-            zero=True,
-            unit="sensitivity, % by false alarms, %",
-            over="false alarms",
+            Axes("sensitivity, % by false alarms, %", (520, 360), zero=True, over="false alarms"),
         ),
         plot(
             "Precision and recall",
             [chance[1], Curve("main", [(recall, precision)], "model")],
-            size=(520, 360),
-            zero=True,
-            unit="precision, % by recall, %",
-            over="recall",
+            Axes("precision, % by recall, %", (520, 360), zero=True, over="recall"),
         ),
     ]
 
@@ -94,7 +97,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     """One patient over time: the probability after every set and its weight in the last one, and every event.
 
     Args:
-        one: of `evaluate/courses.py`.
+        one: of `evaluation/courses.py`.
     """
     days = _places(one["days"])
     codes = [code for code, _ in Counter(code for _, code, _ in one["events"]).most_common()]
@@ -117,11 +120,7 @@ def course(title: str, one: dict[str, Any]) -> str:
     more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
     outcome = "the outcome came" if one["outcome"] else "the outcome did not come"
     unit = f"{one['p']:.1%} in the end; {outcome}{more}"
-    legend = "".join(
-        f'<span><i class="{css}"></i>{label}</span>'
-        for css, label in (("main", "probability"), ("weight", "attention"), ("high", "above its mean"),
-                           ("low", "below"), ("bare", "no value"))
-    )  # fmt: skip
+    legend = "".join(f'<span><i class="{css}"></i>{label}</span>' for css, label in LEGEND)
     head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
     frame = f'viewBox="0 0 {WIDTH} {height}" role=img aria-label="{escape(title)}"'
     return f"<figure class=course>{head}<svg {frame}>{body}</svg></figure>"
@@ -183,3 +182,12 @@ def _dots(one: dict[str, Any], places: Array, rows: dict[str, int], across: Any,
         body += f'<circle class={css} cx={x:.1f} cy={y:.1f} r=4 fill-opacity="{strength:.2f}">'
         body += f"<title>{escape(code)}, {_when(one['days'][at])}: {words}</title></circle>"
     return body
+
+
+SECTION = FamilySection(
+    section,
+    STYLE,
+    perplexity=False,
+    title="Held-out patients",
+    adds="calibration, curves and the course of some patients",
+)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -13,6 +12,7 @@ import numpy as np
 from unpad.run.report.history import Array
 
 MAX_POINTS = 500  # per drawn line; more would only be drawn over each other
+WIDE = (1060, 340)  # pixels of a figure over the whole page
 
 STYLE = """
 figure{padding:14px 14px 8px}
@@ -120,71 +120,123 @@ def tick_labels(marks: list[float]) -> list[str]:
     return [f"{mark / size:,.{decimals}f}{letter}" if mark else "0" for mark in marks]
 
 
+@dataclass(frozen=True)
+class Axes:
+    """Size and axes of a figure.
+
+    Args:
+        unit: unit of the vertical axis, shown beside the title.
+        size: width and height in pixels.
+        zero: whether the vertical axis begins at 0.
+        log: a logarithmic vertical axis in any case; all values are above 0.
+        over: name of the horizontal axis.
+        begin: start of the horizontal axis.
+    """
+
+    unit: str = ""
+    size: tuple[int, int] = (520, 220)
+    zero: bool = False
+    log: bool = False
+    over: str = "step"
+    begin: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Position of values in a drawing: edges in pixels, ends of both axes, and the marks of the vertical one."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    begin: float
+    end: float
+    marks: list[float]
+    log: bool
+
+    @property
+    def wide(self) -> bool:
+        return self.right > 600
+
+    def x(self, values: Array) -> Array:
+        return self.left + (values - self.begin) / (self.end - self.begin) * (self.right - self.left)
+
+    def y(self, values: Array) -> Array:
+        ends = self.marks[0], self.marks[-1]
+        low, high = map(math.log10, ends) if self.log else ends
+        values = np.log10(values) if self.log else values
+        return self.bottom - (values - low) / (high - low) * (self.bottom - self.top)
+
+
 def plot(
     title: str,
     lines: list[Curve],
+    axes: Axes = Axes(),  # frozen
     *,
-    size: tuple[int, int] = (520, 220),
-    zero: bool = False,
-    unit: str = "",
-    bounds: list[tuple[str, float]] | None = None,
+    stages: list[tuple[str, float]] | None = None,
     limit: float | None = None,
-    over: str = "step",
-    begin: float = 0.0,
-    log: bool = False,
 ) -> str:
-    """Draw lines as a figure of `size`, over steps or what `over` names.
+    """Draw lines as a figure.
 
     Args:
-        begin: where the horizontal axis starts.
-        bounds: stages (name, first step).
+        stages: names and first steps.
         limit: a level to mark.
-        log: a logarithmic axis in any case; all values are above 0.
     """
     thinned = [(line, [thin(x, y) for x, y in line.segments]) for line in lines]
     points = [(x, y) for _, segments in thinned for x, y in segments if len(x)]
-    legend = "".join(f'<span><i class="{line.css}"></i>{escape(line.label)}</span>' for line in lines if line.label)
-    head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
+    head = _caption(title, axes.unit, lines)
     if not points:
         return f"<figure>{head}<p class=none>nothing was measured</p></figure>"
-    ys = np.concatenate([y for _, y in points])
+    end = max(axes.begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
+    frame = _frame(axes, end, np.concatenate([y for _, y in points]))
+    body = _grid(frame)
+    if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
+        body += _level(frame, limit)
+    body += "".join(_stage(frame, name, first) for name, first in stages or [])
+    body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
+    view = f'viewBox="0 0 {axes.size[0]} {axes.size[1]}" role=img aria-label="{escape(title)}"'
+    return f"<figure>{head}<svg {view}>{body}</svg></figure>"
+
+
+def _caption(title: str, unit: str, lines: list[Curve]) -> str:
+    legend = "".join(f'<span><i class="{line.css}"></i>{escape(line.label)}</span>' for line in lines if line.label)
+    return f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
+
+
+def _frame(axes: Axes, end: float, ys: Array) -> _Frame:
+    """Lay out the axes around values (num_points,) up to `end` of the horizontal axis."""
+    width, height = axes.size
+    low, high = float(ys.min()), float(ys.max())
     # A few spikes would press everything else flat: then the axis is logarithmic.
-    log = log or (not zero and ys.min() > 0 and ys.max() > 30 * np.median(ys))
-    marks = (
-        _powers(float(ys.min()), float(ys.max()))
-        if log
-        else ticks(0.0 if zero else ys.min(), ys.max(), 5 if size[1] > 250 else 4)
-    )
-    left, right, top, bottom = 52, size[0] - 18, 10, size[1] - 26
-    high_x = max(begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
+    log = axes.log or (not axes.zero and low > 0 and high > 30 * float(np.median(ys)))
+    marks = _powers(low, high) if log else ticks(0.0 if axes.zero else low, high, 5 if height > 250 else 4)
+    return _Frame(52, width - 18, 10, height - 26, axes.begin, end, marks, log)
 
-    def place(x: Array, y: Array) -> tuple[Array, Array]:
-        low, high = (math.log10(marks[0]), math.log10(marks[-1])) if log else (marks[0], marks[-1])
-        y = np.log10(y) if log else y
-        return left + (x - begin) / (high_x - begin) * (right - left), bottom - (y - low) / (high - low) * (
-            bottom - top
-        )
 
-    body = _axes(marks, (begin, high_x), (left, right, bottom), place, log)
-    if limit is not None and marks[0] < limit < marks[-1]:
-        y = place(np.zeros(1), np.array([limit]))[1][0]
-        body += f'<path class=limit d="M{left} {y:.1f}H{right}"/>'
-        body += f"<text class=end x={right} y={y - 4:.1f}>warning level</text>"
-    for name, first in bounds or []:
-        x = left + (first - begin) / (high_x - begin) * (right - left)
-        body += f'<path class=stage d="M{x:.1f} {top}V{bottom}"/>' if first > 1 else ""
-        body += f"<text class=name x={x + 6:.1f} y={top + 11}>{escape(name)}</text>" if size[0] > 600 else ""
-    for line, segments in thinned:
-        for x, y in segments:
-            px, py = place(x, y)
-            path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(px, py, strict=True))
-            body += f'<path class="{line.css}" d="M{path}"/>' if len(x) > 1 else ""
-            if line.dots or len(x) == 1:
-                for a, b, step, value in zip(px, py, x, y, strict=True):
-                    body += f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2>'
-                    body += f"<title>{escape(over)} {step:,.0f}: {value:.4g}</title></circle>"
-    frame = f'viewBox="0 0 {size[0]} {size[1]}" role=img aria-label="{escape(title)}"'
-    return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
+def _level(frame: _Frame, limit: float) -> str:
+    """Draw the warning level."""
+    y = frame.y(np.array([limit]))[0]
+    line = f'<path class=limit d="M{frame.left} {y:.1f}H{frame.right}"/>'
+    return line + f"<text class=end x={frame.right} y={y - 4:.1f}>warning level</text>"
+
+
+def _stage(frame: _Frame, name: str, first: float) -> str:
+    """Draw the beginning of a stage; only wide figures have room for its name."""
+    x = frame.x(np.array([first]))[0]
+    line = f'<path class=stage d="M{x:.1f} {frame.top}V{frame.bottom}"/>' if first > 1 else ""
+    return line + (f"<text class=name x={x + 6:.1f} y={frame.top + 11}>{escape(name)}</text>" if frame.wide else "")
+
+
+def _curve(frame: _Frame, line: Curve, x: Array, y: Array, over: str) -> str:
+    """Draw one segment of a line, with its dots."""
+    px, py = frame.x(x), frame.y(y)
+    path = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(px, py, strict=True))
+    body = f'<path class="{line.css}" d="M{path}"/>' if len(x) > 1 else ""
+    if line.dots or len(x) == 1:
+        for a, b, step, value in zip(px, py, x, y, strict=True):
+            body += f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2>'
+            body += f"<title>{escape(over)} {step:,.0f}: {value:.4g}</title></circle>"
+    return body
 
 
 def _powers(low: float, high: float) -> list[float]:
@@ -221,23 +273,15 @@ def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
     return f'<figure>{head}<svg {frame} aria-label="{escape(title)}">{body}</svg></figure>'
 
 
-def _axes(
-    marks: list[float],
-    over: tuple[float, float],
-    frame: tuple[int, int, int],
-    place: Callable[[Array, Array], tuple[Array, Array]],
-    log: bool,
-) -> str:
-    left, right, bottom = frame
+def _grid(frame: _Frame) -> str:
+    """Draw the marks of both axes."""
     body = ""
-    heights = place(np.zeros(len(marks)), np.array(marks))[1]
-    labels = [f"{mark:g}" for mark in marks] if log else tick_labels(marks)
-    for label, y in zip(labels, heights, strict=True):
-        body += f'<path class=grid d="M{left} {y:.1f}H{right}"/>'
-        body += f"<text class=end x={left - 8} y={y + 4:.1f}>{label}</text>"
-    begin, end = over
-    for mark in ticks(begin, end, 8 if right > 600 else 4):
-        if begin <= mark <= end and mark == int(mark):
-            x = left + (mark - begin) / (end - begin) * (right - left)
-            body += f"<text class=mid x={x:.1f} y={bottom + 18}>{mark:,.0f}</text>"
+    labels = [f"{mark:g}" for mark in frame.marks] if frame.log else tick_labels(frame.marks)
+    for label, y in zip(labels, frame.y(np.array(frame.marks)), strict=True):
+        body += f'<path class=grid d="M{frame.left} {y:.1f}H{frame.right}"/>'
+        body += f"<text class=end x={frame.left - 8} y={y + 4:.1f}>{label}</text>"
+    for mark in ticks(frame.begin, frame.end, 8 if frame.wide else 4):
+        if frame.begin <= mark <= frame.end and mark == int(mark):
+            x = frame.x(np.array([mark]))[0]
+            body += f"<text class=mid x={x:.1f} y={frame.bottom + 18}>{mark:,.0f}</text>"
     return body

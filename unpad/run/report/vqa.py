@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from unpad.run.report.kept_patches import Kept, to_svg
-from unpad.run.report.svg import Curve, plot
+from unpad.run.report.section import FamilySection
+from unpad.run.report.svg import WIDE, Axes, Curve, plot
 
 STYLE = """
 .kept{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr))}
@@ -23,9 +24,7 @@ path.bar{stroke:var(--main);stroke-width:14}
 path.interval{stroke:var(--ink);stroke-width:1.4}
 """
 PREFIX, PATCHES, BLOCK = "accuracy_", "visual_tokens", "kept_block_"
-MODES = {
-    "origin": "all patches", "merge_only": "merged", "soft": "hidden by degrees", "hard": "removed",
-}  # fmt: skip
+MODES = {"origin": "all patches", "merge_only": "merged", "soft": "hidden by degrees", "hard": "removed"}
 LEFT, WIDTH, ROW = 180, 520, 34  # of the bars, in pixels
 
 
@@ -57,11 +56,11 @@ def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]
         "accuracy": {mode: three(PREFIX + mode) for mode in MODES if PREFIX + mode in metrics},
         "patches": metrics[PATCHES].value if blocks else 0.0,
         "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
-        "pictures": [_to_json(one, right) for one, right in pictures],
+        "pictures": [_picture_to_json(one, right) for one, right in pictures],
     }
 
 
-def _to_json(one: Kept, right: str) -> dict[str, Any]:
+def _picture_to_json(one: Kept, right: str) -> dict[str, Any]:
     out = io.BytesIO()
     Image.fromarray(one.pixels).save(out, "PNG")
     return {
@@ -71,15 +70,15 @@ def _to_json(one: Kept, right: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _from_json(found: dict[str, Any]) -> Kept:
+def picture_from_json(found: dict[str, Any]) -> Kept:
     pixels = np.array(Image.open(io.BytesIO(base64.b64decode(found["image"]))).convert("RGB"))
     total = pixels.shape[0] * pixels.shape[1] // found["patch"] ** 2
     stays = {int(block): np.isin(np.arange(total), places) for block, places in found["stays"].items()}
     return Kept(pixels, found["patch"], stays, found["question"], found["answer"])
 
 
-def describe_vqa(found: dict[str, Any]) -> str:
-    """The part of the page on visual tokens.
+def section(found: dict[str, Any]) -> str:
+    """Draw how many visual tokens are left, and the accuracy by mode.
 
     Args:
         found: `evaluation.json`, as of `to_json`.
@@ -106,9 +105,8 @@ def _kept(kept: np.ndarray, patches: float | None) -> str:
         Curve("main", [(block, mean)], "mean", dots=True),
         Curve("raw", [(block, least), (block, most)], "least and most"),
     ]
-    return plot(
-        "Visual tokens", lines, size=(1060, 260), zero=True, unit="of a question, by block they enter", over="block"
-    )
+    axes = Axes("of a question, by block they enter", (WIDE[0], 260), zero=True, over="block")
+    return plot("Visual tokens", lines, axes)
 
 
 def _accuracies(accuracy: dict[str, list[float]]) -> str:
@@ -134,4 +132,7 @@ def _accuracies(accuracy: dict[str, list[float]]) -> str:
 def _picture(found: dict[str, Any]) -> str:
     right = found["answer"] == found["right"]
     note = "right" if right else f"the answer is {found['right']}"
-    return f"<figure>{to_svg(_from_json(found))}<p>{escape(note)}</p></figure>"
+    return f"<figure>{to_svg(picture_from_json(found))}<p>{escape(note)}</p></figure>"
+
+
+SECTION = FamilySection(section, STYLE)

@@ -1,0 +1,57 @@
+"""The log of a run has one place; runs of earlier versions keep theirs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.toy import run, write_toy
+from unpad.inference.loaded import load
+from unpad.run.folder import describe_runs
+from unpad.run.report.history import LOG, OLD_LOG, log_file, read_log
+from unpad.run.report.page import write_report
+
+
+def test_the_log_of_a_new_run_is_log_jsonl(tmp_path: Path) -> None:
+    assert log_file(tmp_path) == tmp_path / "log.jsonl"
+
+
+def test_a_run_of_an_earlier_version_opens_resumes_reports_and_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    recipe, folder = write_toy(tmp_path / "toy"), tmp_path / "runs" / "earlier"
+    run(recipe, folder, "train.max_steps=4")
+    (folder / LOG).rename(folder / OLD_LOG)
+    before = read_log(folder)
+    assert load(folder).recipe.train.max_steps == 4
+    assert describe_runs()[0].split()[:2] == ["earlier", "finished"]
+    run(recipe, folder, "train.max_steps=6", resume=True)
+    entries = read_log(folder)
+    assert entries[: len(before)] == before
+    assert [entry["step"] for entry in entries if entry["kind"] == "finished"] == [4, 6]
+    assert not (folder / LOG).exists()
+    page = write_report(folder).read_text()
+    assert 'class="state finished"' in page
+    assert "at step 4" in page
+    assert describe_runs()[0].split()[:2] == ["earlier", "finished"]
+
+
+def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "run"
+    run(write_toy(tmp_path / "toy"), folder, "train.max_steps=2")
+    assert "Held-out perplexity" in write_report(folder).read_text()
+    (folder / "evaluation.json").write_text(json.dumps({"family": "events", "counts": {}}))
+    for text in ("model: {kind: of_the_future}", "no_such_section: 3", ": : :", ""):
+        (folder / "recipe.yaml").write_text(text)
+        page = write_report(folder).read_text()
+        assert text in page
+        assert "Held-out patients" not in page
+    (folder / "recipe.yaml").unlink()
+    assert "There is no recipe.yaml" in write_report(folder).read_text()

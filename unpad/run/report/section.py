@@ -1,0 +1,55 @@
+"""Parts of a report page that belong to one family of data or one watch, looked up by name in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from unpad.recipes.recipe import Recipe
+
+Reading = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FamilySection:
+    """Part of the page of a family: `SECTION` of `report/<family>.py`.
+
+    Args:
+        draw: HTML of what `unpad eval` measured, from `evaluation.json`; raises KeyError where an earlier version
+            wrote that.
+        style: CSS of it.
+        perplexity: whether exp of the loss means something.
+        title, adds: heading and contents that the page promises before `unpad eval` has run; empty promises nothing.
+    """
+
+    draw: Callable[[dict[str, Any]], str]
+    style: str = ""
+    perplexity: bool = True
+    title: str = ""
+    adds: str = ""
+
+
+NO_SECTION = FamilySection(lambda found: "")
+
+
+def family_section(family: str) -> FamilySection:
+    """Section of a family; one without content for a family that has no file here."""
+    if not (Path(__file__).parent / f"{family}.py").is_file():
+        return NO_SECTION
+    section: FamilySection = import_module(f"unpad.run.report.{family}").SECTION
+    return section
+
+
+def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> str:
+    """HTML of the readings of a watch, by `section(rows, recipe)` of `report/<kind>.py`; empty without that file.
+
+    Args:
+        rows: of `metrics.jsonl`, at least one, in the order of the file.
+    """
+    if not (Path(__file__).parent / f"{kind}.py").is_file():
+        return ""
+    section: Callable[[list[Reading], Recipe | None], str] = import_module(f"unpad.run.report.{kind}").section
+    return section(rows, recipe)
