@@ -34,8 +34,8 @@ from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import OutOfMemoryError
 from unpad.models.decoder import Config, Decoder
+from unpad.models.objective import WEIGHTS
 from unpad.nn.flops import sizes_of, training_operations
-from unpad.nn.objective import WEIGHTS
 from unpad.recipes.training import OptimSettings
 from unpad.storage import write_atomic
 from unpad.training.optim import make_optimizer

@@ -32,9 +32,9 @@ from unpad.batching.plan import Micro
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split
 from unpad.models import build_model, model_config
+from unpad.models.objective import Objective
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
-from unpad.nn.objective import Objective
 from unpad.nn.precision import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe

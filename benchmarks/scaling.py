@@ -38,9 +38,9 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import plan
 from unpad.data.family import open_data
 from unpad.models.decoder import Config, Decoder
+from unpad.models.objective import WEIGHTS
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
-from unpad.nn.objective import WEIGHTS
 from unpad.nn.precision import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings

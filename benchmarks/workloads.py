@@ -32,13 +32,13 @@ from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
 from unpad.data.sources.split import Split
 from unpad.models.decoder import Config, Decoder
+from unpad.models.objective import WEIGHTS
 from unpad.nn.block import Block, BlockConfig, init_weights
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy
 from unpad.nn.native import library
 from unpad.nn.norm import Norm
-from unpad.nn.objective import WEIGHTS
 from unpad.nn.precision import autocast, choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.helpers.models import Stub
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
+from unpad.models.contract import PredictsSets
 from unpad.nn.segments import segment_mean, segment_sum
 
 CODES = ("unknown", "creatinine", "heart rate", "hypertension", "age", "sex=f", "glucose")
@@ -103,7 +105,7 @@ class Patients:
         )
 
 
-class Guess(nn.Module):
+class Guess(Stub, PredictsSets):
     """A fixed function of a patient's events in the place of a trained model; it looks only at the batch."""
 
     def __init__(self, hazards: bool = True, **weights: float) -> None:
@@ -111,7 +113,6 @@ class Guess(nn.Module):
         self.weights = weights or {
             "classification": 1.0, "hazard": 0.3 * hazards, "reconstruction": 0.1, "next_code": 0.1,
         }  # fmt: skip
-        self.trained = self.weights
         self.has_hazards = hazards
         self.config: Any = SimpleNamespace(longest=1_000_000)
 
@@ -122,7 +123,7 @@ class Guess(nn.Module):
     def hazards(self, batch: RaggedBatch) -> Tensor | None:
         return self._score(batch)[:, None] - torch.tensor([2.0, 3.0, 1.0]) if self.has_hazards else None
 
-    def reconstruct(self, batch: RaggedBatch) -> Tensor:
+    def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
         assert batch.events is not None
         return segment_mean(batch.events.values**2, batch.events.members)
 
@@ -143,7 +144,10 @@ class Guess(nn.Module):
         sets = segment_mean(batch.events.values, batch.events.members)
         return sets.sigmoid(), torch.full_like(sets, 1 / (len(sets) + 1))
 
-    def embed(self, batch: RaggedBatch, level: str) -> Tensor:
+    def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        raise NotImplementedError
+
+    def vectors(self, batch: RaggedBatch, level: str) -> Tensor:
         assert batch.events is not None
         values = torch.stack([batch.events.values, batch.events.values**2, torch.ones_like(batch.events.values)], 1)
         return segment_sum(values, batch.layout if level == "patient" else batch.events.members)

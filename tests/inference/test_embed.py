@@ -22,7 +22,6 @@ from unpad.training.loop import train
 
 def opened(monkeypatch: pytest.MonkeyPatch, data: Any, tokens_per_micro: int = 50) -> Any:
     """A run of patients with a model that needs no training."""
-    monkeypatch.setattr("unpad.inference.embed.family_of", lambda recipe: SimpleNamespace(KINDS=("events",)))
     source = SimpleNamespace(id="subject")
     labels = EventLabels(
         path="people.csv", event="died", duration="until", horizon=9 if data.labels is not None else None
@@ -48,7 +47,7 @@ def test_patients_stand_under_their_ids_in_the_order_of_the_data(
     for seq in range(25):
         stop = data.positions[seq : seq + 1]
         alone = data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
-        assert vectors[seq] == pytest.approx(Guess().embed(alone, "patient")[0].numpy(), abs=1e-5)
+        assert vectors[seq] == pytest.approx(Guess().vectors(alone, "patient")[0].numpy(), abs=1e-5)
         p = float(Guess().classify(alone).double().softmax(-1)[0, 1])
         assert table["probability"][seq].as_py() == pytest.approx(p, abs=1e-6)
     assert table.schema.field("embedding").type.list_size == 3
@@ -91,7 +90,7 @@ def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
         assert alone.events is not None
         days = alone.events.times.tolist()
         assert table["days_from_landmark"][mine] == ([None, *days[1:]] if seq % 3 == 0 else days), "facts have no time"
-        assert np.array(table["embedding"][mine]) == pytest.approx(Guess().embed(alone, "set").numpy(), abs=1e-5)
+        assert np.array(table["embedding"][mine]) == pytest.approx(Guess().vectors(alone, "set").numpy(), abs=1e-5)
         row += len(sizes)
 
 

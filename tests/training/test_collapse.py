@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.models import Stub
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import Layout, build_layout
 from unpad.batching.plan import Micro
 from unpad.errors import CollapseError, RecipeError
+from unpad.models.contract import HasLatent
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean
 from unpad.recipes.file import parse_recipe
@@ -66,7 +68,7 @@ class Topics:
         return replace(made, events=events)
 
 
-class TopicVae(nn.Module):
+class TopicVae(Stub, HasLatent):
     """Codes of a set -> mean of embeddings -> latent -> distribution over codes; `listens` is whether z is read."""
 
     def __init__(self, listens: bool = True, seed: int = 0) -> None:
@@ -187,19 +189,19 @@ class Run:
 # --------------------------------------------------------------------------- a reading
 
 
-class Known(nn.Module):
+class Known(Stub, HasLatent):
     """A model whose posterior and reconstruction are given numbers: z is the place of a set in the corpus."""
 
     def __init__(self, latents: Tensor, log_var: Tensor) -> None:
         super().__init__()
-        self.latents, self.log_var, self.modes = latents, log_var, list[bool]()
+        self.latents, self.log_var, self.modes_seen = latents, log_var, list[bool]()
 
     def _places(self, batch: RaggedBatch) -> Tensor:
         assert batch.seq_ids is not None
         return batch.seq_ids
 
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        self.modes.append(self.training)
+        self.modes_seen.append(self.training)
         mean, log_var = self.latents[self._places(batch)], self.log_var[self._places(batch)]
         return mean, log_var, (mean**2 + log_var.exp() - 1 - log_var) / 2
 

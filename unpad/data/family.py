@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -121,6 +121,16 @@ def family_name(recipe: Recipe) -> str:
     """Name of the family that the recipe's model reads."""
     name: str = model_module(recipe.model["kind"]).DATA
     return name
+
+
+@runtime_checkable
+class HasCodeVectors(Protocol):
+    """Data whose codes may come with vectors."""
+
+    @property
+    def code_vectors(self) -> np.ndarray | None:
+        """(num_codes, dim), or None."""
+        ...
 
 
 def family_of(recipe: Recipe) -> ModuleType:

@@ -33,6 +33,7 @@ from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, assign, declared_splits, describe_split
 from unpad.errors import RecipeError, SourceError
 from unpad.models import model_config
+from unpad.models.contract import PixelConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 
@@ -303,6 +304,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     _check_classes(used, classes)
     number = {name: index for index, name in enumerate(classes)}
     config, settings = model_config(recipe.model), recipe.images
+    assert isinstance(config, PixelConfig), "a model of images says what its patches are"
     grids = grids_of(used, config.patch, settings)
     largest = _largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
     refuse_cuts(recipe, int(largest.prod(1).max()), config.longest, "an image")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Micro, plan
 from unpad.data.family import Data
+from unpad.models.contract import Model
 from unpad.recipes.training import PlanSettings
 
 
@@ -19,7 +19,7 @@ def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.
 
 
 def every_micro(
-    model: Any,
+    model: Model,
     data: Data,
     seq_ids: np.ndarray,
     settings: PlanSettings,

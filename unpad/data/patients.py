@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -382,7 +382,7 @@ def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], .
 
 def _refuse_cuts(recipe: Recipe, data: EventData) -> None:
     """Refuse plans that would cut a history anywhere but between sets; what is too long may be dropped and counted."""
-    longest: Any = model_config(recipe.model).longest
+    longest = model_config(recipe.model).longest
     most = int(data.positions.max(initial=0))
     for settings in [recipe.plan, *(recipe.for_stage(stage).plan for stage in recipe.stages)]:
         limit = min(longest, settings.max_tokens or longest)

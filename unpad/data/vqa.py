@@ -35,6 +35,7 @@ from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_te
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
 from unpad.models import model_config
+from unpad.models.contract import PatchConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
@@ -262,6 +263,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     training = [example for example, side in zip(used, split, strict=True) if side == Split.TRAIN]
     tokenizer = _tokenizer(recipe, kept, training)
     config, settings = model_config(recipe.model), recipe.images
+    assert isinstance(config, PatchConfig), "a model of images says what its patches are"
     made = VqaData(
         examples=used,
         images=images,
@@ -288,6 +290,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
     """One question about each of several images, for `VqaData.prompts`; there is no answer to train on."""
     config, settings = model_config(recipe.model), recipe.images
+    assert isinstance(config, PatchConfig), "a model of images says what its patches are"
     examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
     return VqaData(
         examples=examples,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from unpad.batching.plan import Micro
+from unpad.models.contract import PredictsSets
 from unpad.nn.segments import real_tokens
 
 FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a picture
@@ -15,7 +16,7 @@ FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a
 
 @torch.no_grad()
 def courses(
-    model: Any, data: Any, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
+    model: PredictsSets, data: Any, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
 ) -> list[dict[str, Any]]:
     """The patients with and without the outcome that the model was surest of, and those it was most wrong about.
 
@@ -44,7 +45,7 @@ def courses(
         model.train(was_training)
 
 
-def _course(model: Any, data: Any, seq_id: int) -> dict[str, Any]:
+def _course(model: PredictsSets, data: Any, seq_id: int) -> dict[str, Any]:
     stop = np.array([data.positions[seq_id]], np.int32)
     start = np.zeros_like(stop)
     batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))

@@ -15,6 +15,7 @@ from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import Split
 from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
 from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import Classifies, Model
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.page import EVALUATION, write_report
 
@@ -51,9 +52,10 @@ class ImagePredictions:
 
 @torch.no_grad()
 def predict(
-    model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> ImagePredictions:
     """Classify images, in the model's own precision; no result depends on the batching."""
+    assert isinstance(model, Classifies), "a model of images gives them classes"
     slot, log_p = slots(data, seq_ids), np.zeros((len(seq_ids), data.num_outputs))
     for micro in every_micro(model, data, seq_ids, settings):
         logits = model.classify(data.load(micro).to(device)).double()
@@ -61,7 +63,9 @@ def predict(
     return ImagePredictions(log_p, data.labels[seq_ids])
 
 
-def held_out(model: Any, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(
+    model: Model, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> HeldOut:
     """Loss per image and accuracy."""
     found = predict(model, data, seq_ids, settings, device)
     loss = float(found.nll.mean())

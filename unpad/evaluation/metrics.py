@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 import torch
 from rich.cells import cell_len
 
 from unpad.data.family import Data
+from unpad.models.contract import Model
 from unpad.recipes.training import PlanSettings
 
 NUM_RESAMPLES = 1000
@@ -64,7 +64,7 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     return lines
 
 
-def held_out(model: Any, data: Data, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(model: Model, data: Data, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
     """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted).
 
     Args:

@@ -22,6 +22,7 @@ from unpad.evaluation.metrics import HeldOut, Metric
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
+from unpad.models.contract import Model, PredictsSets
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.page import EVALUATION, write_report
 
@@ -35,7 +36,7 @@ NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %
 
 
-def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
     """Loss per patient of known outcome, and how well probabilities rank and fit.
 
     A model that is not trained to classify, or that is shown nobody of known outcome, is judged by the first other term
@@ -65,7 +66,7 @@ def held_out(model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings,
 
 @torch.no_grad()
 def _term_sums(
-    model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> dict[str, tuple[float, int]]:
     """Sum and count of every loss term."""
     sums: dict[str, tuple[float, int]] = {}
@@ -86,6 +87,7 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
     """
     ids, device = np.flatnonzero(data.split == Split.HOLDOUT), torch.device("cpu")
     model, plan = run.model, run.recipe.plan
+    assert isinstance(model, PredictsSets), "a model of patients"
     metrics: dict[str, Metric] = {}
     drawn: dict[str, Any] = {"family": "events", "counts": {"patients": len(ids)}}
     lines: list[str] = []

@@ -30,7 +30,9 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]
     prompts = [_question(tokens, int(i)) for i in seq_ids]
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     replies = []
-    for i, prompt, made in zip(seq_ids, prompts, complete(run.model, run.tokenizer, prompts, settings), strict=True):
+    for i, prompt, made in zip(
+        seq_ids, prompts, complete(run.generator, run.tokenizer, prompts, settings), strict=True
+    ):
         keywords = tokens.keywords(int(i))
         right = all(word in made.text for word in keywords)
         replies.append(Reply(run.tokenizer.decode(prompt), made.text, keywords, right))

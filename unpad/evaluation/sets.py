@@ -13,6 +13,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.once import every_micro, once_each, slots
 from unpad.evaluation.binary import ranks, recall_at_k
 from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.models.contract import PredictsSets
 from unpad.nn.segments import real_tokens
 from unpad.recipes.training import PlanSettings
 
@@ -53,7 +54,7 @@ class SetScores:
 
 @torch.no_grad()
 def score_sets(
-    model: Any,
+    model: PredictsSets,
     data: Any,
     seq_ids: np.ndarray,
     settings: PlanSettings,
@@ -101,14 +102,14 @@ def _nothing() -> tuple[np.ndarray, ...]:
     return whole, real, whole, whole, real, whole, whole, whole, whole, real
 
 
-def _rebuilt(model: Any, batch: RaggedBatch, patient: np.ndarray) -> tuple[np.ndarray, ...]:
+def _rebuilt(model: PredictsSets, batch: RaggedBatch, patient: np.ndarray) -> tuple[np.ndarray, ...]:
     """`reconstruction`, `event_patient`, `event_code` and `code_nats` of one batch."""
     set_of_event, code = _events(batch)
     return _numpy(model.reconstruct(batch)), patient[set_of_event], code, _numpy(model.code_nll(batch))
 
 
 def _expected(
-    model: Any, batch: RaggedBatch, patient: np.ndarray, sets: np.ndarray, codes: np.ndarray
+    model: PredictsSets, batch: RaggedBatch, patient: np.ndarray, sets: np.ndarray, codes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`above`, `equal` and `nats` of the entries of one batch."""
     log_p = _numpy(model.next_codes(batch).double().log_softmax(-1))  # (num_sets, num_codes)

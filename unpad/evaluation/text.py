@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from unpad.data.text import TextData
 from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
 from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import Model, ScoresTokens
 from unpad.recipes.training import PlanSettings
 
 
@@ -37,7 +37,9 @@ class DocumentSums:
         return float(self.nll.sum() / max(int(self.targets.sum()), 1))
 
 
-def held_out(model: Any, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(
+    model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> HeldOut:
     """Loss per target and bits per character."""
     sums = document_nll(model, data, seq_ids, settings, device)
     bits = float(sums.nll.sum()) / math.log(2) / max(int(sums.chars.sum()), 1)
@@ -72,7 +74,7 @@ def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -
 
 
 def document_nll(
-    model: Any, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> DocumentSums:
     """Sum the negative log-likelihood of every document, in the model's own precision (fp32 unless it was converted).
 
@@ -83,6 +85,7 @@ def document_nll(
         seq_ids: (num_docs,) documents to evaluate.
         settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
     """
+    assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
     slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
     for micro in every_micro(model, data, seq_ids, settings, overflow="split"):
         batch = data.load(micro)

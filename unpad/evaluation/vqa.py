@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,8 @@ from unpad.evaluation.vqa_accuracy import vqa_accuracy
 from unpad.evaluation.vqa_kept import kept_metrics, mean_of, mode_metrics
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import Model, ScoresTokens
+from unpad.models.vision_language.model import VisionLanguage
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.kept_patches import Kept
 from unpad.run.report.page import EVALUATION, write_report
@@ -28,7 +29,7 @@ MAX_QUESTIONS = 12  # different questions whose accuracy is told apart
 NUM_PICTURES = 3  # of held-out images with the patches that were kept, on the run's page
 
 
-def held_out(model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
     """Loss per target."""
     nll, targets = row_nll(model, data, seq_ids, settings, device)
     loss = float(nll.sum() / max(int(targets.sum()), 1))
@@ -78,7 +79,8 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
     """What was kept of these rows, with the right answers; none where tokens do not stand for one patch each."""
-    if run.model.config.merge is not None or run.model.config.prune is None:
+    model = run.model
+    if not isinstance(model, VisionLanguage) or model.config.merge is not None or model.config.prune is None:
         return []
     shown = answer_shown(run, data, np.array(rows, np.int64))
     return [(one, data.examples[row].answer) for one, row in zip(shown, rows, strict=True)]
@@ -109,9 +111,10 @@ def _mode_metrics(
 
 @torch.no_grad()
 def row_nll(
-    model: Any, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> tuple[np.ndarray, np.ndarray]:
     """Negative log-likelihood and number of the targets of every row, each (num_rows,); in nats."""
+    assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
     slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
     for micro in every_micro(model, data, seq_ids, settings):
         batch = data.load(micro)

@@ -55,7 +55,7 @@ def evaluate_cost(name: str) -> dict[str, Metric]:
         RecipeError: the run is not one of images and questions, or it has one mode only.
     """
     run = load(name)
-    if run.recipe.model["kind"] != "vision_language" or len(run.model.modes) < 2:
+    if not isinstance(run.model, VisionLanguage) or len(run.model.modes) < 2:
         fix = "use a run whose model has a merge or a prune section"
         raise RecipeError("there are no modes whose cost could differ", where=str(run.folder), fix=fix)
     data = run.data()
@@ -95,12 +95,12 @@ def measure(
 def _once(model: VisionLanguage, prompts: RaggedBatch, num_new: int, clock: Callable[[], float]) -> Cost:
     most = prompts.layout.lengths().max() + num_new
     began = clock()
-    cache, hidden = prefill(model, prompts, int(most))  # type: ignore[arg-type]
+    cache, hidden = prefill(model, prompts, int(most))
     tokens = model.logits(hidden).argmax(-1)
     read = clock()
     num_bytes = cache.num_bytes
     for _ in range(num_new):
-        tokens = model.logits(advance(model, cache, tokens)).argmax(-1)  # type: ignore[arg-type]
+        tokens = model.logits(advance(model, cache, tokens)).argmax(-1)
     decoded = clock()
     per_token = (decoded - read) / max(num_new * prompts.num_seqs, 1)
     return Cost(read - began, per_token, num_bytes, prefill_operations(model, prompts))

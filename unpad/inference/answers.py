@@ -10,6 +10,8 @@ from unpad.data.once import every_micro
 from unpad.data.vqa import VqaData
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import PrunesTokens
+from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.kept_patches import Kept
 
 
@@ -21,10 +23,12 @@ def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
 def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
     """The answers, the visual tokens of every row before any is removed, (num_rows,) int64, and those that entered each
     block, (num_rows, blocks) int64; no blocks where there is one token per patch."""
+    model = run.model
+    assert isinstance(model, PrunesTokens), "a model of images and questions counts its visual tokens"
     answers: dict[int, str] = {}
     counts: dict[int, np.ndarray] = {}
     for ids, found in _answered(run, data, seq_ids):
-        rows = np.stack([one.numpy() for one in (run.model.given, *run.model.kept)], 1)
+        rows = np.stack([one.numpy() for one in (model.given, *model.kept)], 1)
         answers |= dict(zip(ids, found, strict=True))
         counts |= dict(zip(ids, rows, strict=True))
     order = seq_ids.tolist()
@@ -35,11 +39,14 @@ def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[
 def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:
     """Answer questions about one image each, of a model that removes patches and merges none, with what it kept."""
     shown: dict[int, Kept] = {}
-    blocks = run.model.config.prune.layers
+    model = run.model
+    assert isinstance(model, VisionLanguage), "a model that removes patches"
+    assert model.config.prune is not None, "of which kind it says"
+    blocks = model.config.prune.layers
     for ids, found in _answered(run, data, seq_ids):
         first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # patch of the batch where a row's begin
-        counts = [run.model.kept[block + 1].tolist() for block in blocks]
-        tokens = [run.model.kept_tokens[block + 1].numpy() for block in blocks]
+        counts = [model.kept[block + 1].tolist() for block in blocks]
+        tokens = [model.kept_tokens[block + 1].numpy() for block in blocks]
         rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
         for place, (seq, text) in enumerate(zip(ids, found, strict=True)):
             stays = {block: np.zeros(data.num_patches[seq], np.bool_) for block in blocks}
@@ -55,5 +62,5 @@ def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tu
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
         ids = micro.seq_ids.tolist()
-        found = complete(run.model, run.tokenizer, data.prompts(ids), settings)
+        found = complete(run.generator, run.tokenizer, data.prompts(ids), settings)
         yield ids, [one.text for one in found]

@@ -15,7 +15,7 @@ from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.inference.generate import stream
 from unpad.inference.loaded import generation_precision, load
-from unpad.models.decoder import Decoder
+from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings
@@ -78,7 +78,7 @@ class Conversation:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Generates,
         tokenizer: Tokenizer,
         template: Template,
         settings: GenerateSettings,
@@ -157,7 +157,7 @@ def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 
 
 def chat(
-    model: Decoder,
+    model: Generates,
     tokenizer: Tokenizer,
     template: Template,
     settings: GenerateSettings,
@@ -249,7 +249,7 @@ def chat_with_run(name: str, overrides: list[str]) -> None:
     """Talk to a run at the terminal, or answer the lines of the standard input."""
     run = load(name, overrides)
     chat(
-        run.model, run.tokenizer, run.recipe.data.template, run.recipe.generate,
+        run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate,
         read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),
         precision=generation_precision(run.recipe.generate),
     )  # fmt: skip

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 import torch
 
 from unpad import storage
-from unpad.data.family import family_of, open_data
+from unpad.data.family import open_data
 from unpad.data.once import every_micro, once_each
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patients import predict, trains
+from unpad.models.contract import PredictsSets
 from unpad.recipes.recipe import Recipe
 
 Level = Literal["patient", "set"]
@@ -53,7 +54,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         RecipeError: the run is not one of patients, or `path` does not hold what it reads.
         SourceError: the data cannot be used.
     """
-    if "events" not in family_of(run.recipe).KINDS:
+    if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
     data: Any = run.data() if path is None else open_data(moved(run.recipe, path), run.files)
@@ -88,8 +89,7 @@ def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
         known: whether the data is the run's own.
     """
     columns: dict[str, pa.Array] = {}
-    settings: Any = run.recipe.events
-    labels = settings.labels  # without them a head has its weight and learns nothing all the same
+    labels = run.recipe.events.labels  # without them a head has its weight and learns nothing all the same
     classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     if classifies or has_hazards:
@@ -103,9 +103,9 @@ def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
     return columns
 
 
-def _id_name(recipe: Any) -> str:
+def _id_name(recipe: Recipe) -> str:
     """The column that the recipe's first table has its ids in, where it says so."""
-    name: str = recipe.data.events[0].id
+    name = recipe.data.events[0].id
     return "id" if name == "auto" else name
 
 
@@ -119,13 +119,13 @@ def moved(recipe: Recipe, path: Path) -> Recipe:
     Raises:
         RecipeError: a file is missing.
     """
-    data: Any = recipe.data
-    events: Any = getattr(recipe, "events")  # noqa: B009
+    data = recipe.data
+    events = recipe.events
     places = {source.path: path / Path(source.path).name for source in data.events}
     if len(places) == 1 and not all(place.exists() for place in places.values()):
         places = dict.fromkeys(places, path)
     labels = events.labels
-    if isinstance(events.landmark, str):  # a column of the table of labels
+    if labels is not None and isinstance(events.landmark, str):  # a column of the table of labels
         places[labels.path] = path / Path(labels.path).name
         labels = labels.model_copy(
             update={"path": str(places[labels.path].resolve()), "censored": "keep", "missing": "keep"}
@@ -152,11 +152,13 @@ def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
     Args:
         data: as of `data/events.py`.
     """
+    model = run.model
+    assert isinstance(model, PredictsSets), "a run of patients"
     ids = np.arange(len(data.positions))
     patients, vectors, times = [np.zeros(0, np.int64)], [], [np.zeros(0, np.float32)]
-    for micro in every_micro(run.model, data, ids, run.recipe.plan, targets=once_each):
+    for micro in every_micro(model, data, ids, run.recipe.plan, targets=once_each):
         batch = data.load(micro)
-        vectors.append(run.model.embed(batch, level).float().numpy())
+        vectors.append(model.vectors(batch, level).float().numpy())
         mine = micro.seq_ids
         patients.append(mine if level == "patient" else np.repeat(mine, batch.events.history.lengths().numpy()))
         times.append(batch.events.times.numpy())

@@ -22,7 +22,7 @@ from unpad.batching.batch import RaggedBatch, from_prompts
 from unpad.batching.layout import Layout
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import NonFiniteError, RecipeError
-from unpad.models.decoder import Decoder
+from unpad.models.contract import Generates
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.linear import keep_copies
 from unpad.nn.precision import Precision, autocast
@@ -47,7 +47,7 @@ class Completion:
 
 
 def complete(
-    model: Decoder,
+    model: Generates,
     tokenizer: Tokenizer,
     prompts: Prompts,
     settings: GenerateSettings,
@@ -64,7 +64,7 @@ def complete(
 
 
 def generate(
-    model: Decoder,
+    model: Generates,
     prompts: Prompts,
     settings: GenerateSettings,
     *,
@@ -100,7 +100,7 @@ def generate(
 
 
 def stream(
-    model: Decoder,
+    model: Generates,
     tokenizer: Tokenizer,
     prompt_ids: Sequence[int],
     settings: GenerateSettings,
@@ -140,7 +140,7 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
     return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
 
 
-def token_limits(model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
+def token_limits(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
     """Most tokens each prompt may be continued by, (num_prompts,) int64: every position predicts one token."""
     lengths = np.array([len(prompt) for prompt in prompts], np.int64)
     return np.minimum(settings.max_new_tokens, model.config.longest - lengths + 1)
@@ -153,7 +153,7 @@ def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finis
 
 
 @contextmanager
-def _running(model: Decoder, precision: Precision, owner: object | None = None) -> Iterator[None]:
+def _running(model: Generates, precision: Precision, owner: object | None = None) -> Iterator[None]:
     """Without gradients and dropout, products in `precision`; the model's mode is restored.
 
     Args:
@@ -168,14 +168,14 @@ def _running(model: Decoder, precision: Precision, owner: object | None = None) 
         model.train(was_training)
 
 
-def _device(model: Decoder) -> torch.device:
-    return model.embed.weight.device
+def _device(model: Generates) -> torch.device:
+    return next(model.parameters()).device
 
 
 # --------------------------------------------------------------------------- read
 
 
-def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache, Tensor]:
+def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCache, Tensor]:
     """Read all prompts in one flat run.
 
     Args:
@@ -193,7 +193,7 @@ def prefill(model: Decoder, prompts: Prompts, most: int) -> tuple[KeyValueCache,
     return cache, model.last_hidden(batch, cache)
 
 
-def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
+def advance(model: Generates, cache: KeyValueCache, tokens: Tensor) -> Tensor:
     """Read one more token per row, (num_rows,) int64; return its hidden state, (num_rows, width)."""
     device = cache.lengths.device
     tokens = tokens.to(device)
@@ -216,7 +216,7 @@ def advance(model: Decoder, cache: KeyValueCache, tokens: Tensor) -> Tensor:
 
 
 def _steps(
-    model: Decoder,
+    model: Generates,
     prompts: Prompts,
     settings: GenerateSettings,
     eos_id: int,
@@ -235,9 +235,9 @@ def _steps(
     return _sample_steps(model, prompts, settings, eos_id, banned, indices)
 
 
-def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> None:
+def _check(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> None:
     longest = model.config.longest
-    if not model.config.causal:
+    if not model.causal:
         raise RecipeError(
             "a model with causal: false cannot continue a text", where="model.causal", fix="set it to true"
         )
@@ -266,7 +266,7 @@ def _check(model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateS
 
 
 def _sample_steps(
-    model: Decoder,
+    model: Generates,
     prompts: Prompts,
     settings: GenerateSettings,
     eos_id: int,
@@ -312,7 +312,7 @@ class _Scores:
     """
 
     def __init__(
-        self, model: Decoder, prompts: Sequence[Sequence[int]], settings: GenerateSettings, banned: Sequence[int]
+        self, model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings, banned: Sequence[int]
     ) -> None:
         self._model, self._penalty = model, settings.repetition_penalty
         self._banned = torch.tensor(sorted(set(banned)), dtype=torch.int64, device=_device(model))
@@ -414,7 +414,7 @@ class _Beams:
 
 
 def _beam_steps(
-    model: Decoder, prompts: Prompts, settings: GenerateSettings, eos_id: int, banned: Sequence[int]
+    model: Generates, prompts: Prompts, settings: GenerateSettings, eos_id: int, banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Search for the text of highest log probability per token; yield each prompt's once it is known.
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.family import family_of
 from unpad.data.images import WITH_OPACITY, image_batch, read_classes
 from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare
@@ -23,6 +22,8 @@ from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.answers import answer, answer_shown
 from unpad.inference.loaded import LoadedRun
+from unpad.models.contract import Classifies, PixelConfig
+from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.kept_patches import Kept, refuse_unshowable
 
 
@@ -89,9 +90,9 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     Raises:
         RecipeError: the run is not one of images.
     """
-    if "images" not in family_of(run.recipe).KINDS:
-        kind = run.recipe.model["kind"]
-        fix = "ask it something with --question" if kind == "vision_language" else "use a run of `unpad train images`"
+    if not isinstance(run.model, Classifies) or not isinstance(run.model.config, PixelConfig):
+        asks = isinstance(run.model, VisionLanguage)
+        fix = "ask it something with --question" if asks else "use a run of `unpad train images`"
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
     classes = read_classes(run.files)
     waiting: list[_Read] = []
@@ -122,7 +123,7 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
         RecipeError: the run is not one of images and questions, or of one that removes no patches there is nothing to
             show.
     """
-    if run.recipe.model["kind"] != "vision_language":
+    if not isinstance(run.model, VisionLanguage):
         fix = "leave --question out for classes, or use a run of `unpad train vqa`"
         raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
     if show:
@@ -174,6 +175,7 @@ class _Read:
 
 def _read(run: LoadedRun, path: Path) -> _Read:
     settings, config = run.recipe.images, run.model.config
+    assert isinstance(config, PixelConfig), "checked by classify"
     decoded = decode(path.read_bytes(), config.channels == WITH_OPACITY)
     height, width = decoded.pixels.shape[:2]
     content = detail(decoded.pixels) if settings.size == "adaptive" else None
@@ -190,9 +192,12 @@ def _classify_batch(
     top: int,
 ) -> dict[Path, Answer]:
     grids = np.array([image.grid for image in waiting], np.int64).reshape(-1, 2)
-    num_values = run.model.config.channels * run.model.config.patch**2
+    model, config = run.model, run.model.config
+    assert isinstance(model, Classifies), "checked by classify"
+    assert isinstance(config, PixelConfig), "as well"
+    num_values = config.channels * config.patch**2
     batch = image_batch([image.patches for image in waiting], grids, num_values, [image.size for image in waiting])
-    p = run.model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
+    p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
     return {
         image.path: Answer(image.path, tuple((classes[c], float(p[i, c])) for c in order[i]), notes=image.notes)

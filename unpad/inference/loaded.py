@@ -18,7 +18,8 @@ from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.generate import complete, stream
 from unpad.models import build_model, model_config
-from unpad.nn.objective import Objective
+from unpad.models.contract import Generates, Model
+from unpad.models.objective import Objective
 from unpad.nn.precision import Precision, choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -40,7 +41,7 @@ class LoadedRun:
 
     folder: Path
     recipe: Recipe
-    model: Any
+    model: Model
     files: dict[str, bytes]
     step: int
     fingerprint: str
@@ -52,10 +53,26 @@ class LoadedRun:
         Raises:
             RecipeError: the run is not one of texts.
         """
+        self._refuse_without_text()
+        return load_tokenizer(self.files[TOKENIZER])
+
+    @property
+    def generator(self) -> Generates:
+        """The model, as one that continues texts.
+
+        Raises:
+            RecipeError: the run is not one of texts, or its model does not continue them.
+        """
+        self._refuse_without_text()
+        if not isinstance(self.model, Generates):
+            what = f"a model of kind {self.model.config.kind} does not continue texts"
+            raise RecipeError(what, where=str(self.folder), fix="use a run of a model that generates")
+        return self.model
+
+    def _refuse_without_text(self) -> None:
         if TOKENIZER not in self.files:
             what, fix = family_of(self.recipe).NO_TEXT
             raise RecipeError(what, where=str(self.folder), fix=fix.format(run=self.folder))
-        return load_tokenizer(self.files[TOKENIZER])
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
         """Continue plain texts, or answer questions when the run was trained on conversations.
@@ -72,7 +89,7 @@ class LoadedRun:
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         ids = [self.prompt_ids(prompt) for prompt in prompts]
         precision = generation_precision(chosen)
-        return [completion.text for completion in complete(self.model, self.tokenizer, ids, chosen, precision)]
+        return [completion.text for completion in complete(self.generator, self.tokenizer, ids, chosen, precision)]
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Encode one prompt exactly as training encoded its kind."""
@@ -98,7 +115,7 @@ class LoadedRun:
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is made, whole characters only."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
-        return stream(self.model, self.tokenizer, self.prompt_ids(prompt), chosen, generation_precision(chosen))
+        return stream(self.generator, self.tokenizer, self.prompt_ids(prompt), chosen, generation_precision(chosen))
 
 
 def generation_precision(settings: GenerateSettings) -> Precision:
@@ -118,7 +135,7 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
     last = recipe.for_stage(recipe.stages[-1]) if recipe.stages else recipe
-    Objective.of(model, last.losses).tell(model)
+    model.trained = Objective.of(model, last.losses).weights
     weights, state = newest_weights(folder)
     put_weights(model, weights, str(folder))
     return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])

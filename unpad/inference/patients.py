@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from unpad.data.once import every_micro, once_each, slots
+from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.survival import cumulative_hazard
 from unpad.recipes.training import PlanSettings
 
@@ -55,7 +56,7 @@ class PatientPredictions:
 
 @torch.no_grad()
 def predict(
-    model: Any, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> PatientPredictions:
     """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
 
@@ -63,6 +64,7 @@ def predict(
         data: whose batches hold what is known of the outcomes, as of `data/events.py`.
         seq_ids: (num_patients,).
     """
+    assert isinstance(model, PredictsSets), "a model of patients"
     slot, num = slots(data, seq_ids), len(seq_ids)
     log_p, risk, durations = np.full((num, 2), np.nan), np.full(num, np.nan), np.full(num, np.nan)
     labels, observed, num_sets = np.full(num, UNKNOWN), np.zeros(num, bool), np.zeros(num, np.int64)
@@ -83,6 +85,6 @@ def predict(
     return PatientPredictions(log_p, labels, risk, durations, observed, num_sets)
 
 
-def trains(model: Any, term: str) -> bool:
+def trains(model: Model, term: str) -> bool:
     """Whether the model trains on a loss term, at some time at least."""
     return bool(model.trained.get(term, 0))

@@ -1,10 +1,8 @@
-"""One architecture per file or folder; `model.kind` in a recipe names it, so there is no registry to edit.
+"""Models, one architecture per file or folder; `model.kind` in a recipe names it, so there is no registry to edit.
 
-A model file (`model.py` of a folder) has `DATA`, the file of `data/` that it reads; `Config`, a pydantic section; and
-an `nn.Module` named after the kind, built from (config, num_outputs), the vocabulary or the number of classes.
-Training needs its `losses`, `count_targets` and `label_smoothing` and the config's `longest`; the proof also `embed`
-where there are tokens, and batches with `inputs_embeds`. What else it needs its data says: evaluation of texts
-`token_nll`, of images `classify`; generation a cache in `forward`, and `logits`.
+A model file (`model.py` of a folder) has `DATA`, the file of `data/` that it reads; `Config`, a `ModelConfig`; and a
+`Model` named after the kind, built from (config, num_outputs), the size of the vocabulary or the number of classes.
+`contract.py` lists the members that training, evaluation, generation and the proof use.
 """
 
 from __future__ import annotations
@@ -15,24 +13,27 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import ValidationError
-from torch import nn
 
 from unpad.errors import RecipeError, nearest
+from unpad.models.contract import Model, ModelConfig
+from unpad.recipes.section import first_fault
+
+SHARED = {"contract", "objective"}  # files of this folder that hold no model
 
 
 def model_kinds() -> list[str]:
-    """Names that `model.kind` may have: the files of this folder, and its folders with a `model.py`."""
+    """Valid values of `model.kind`: the model files of this folder, and its folders with a `model.py`."""
     here = Path(__file__).parent
-    return sorted([p.stem for p in here.glob("[a-z]*.py")] + [p.parent.name for p in here.glob("*/model.py")])
+    return sorted({p.stem for p in here.glob("[a-z]*.py")} - SHARED | {p.parent.name for p in here.glob("*/model.py")})
 
 
 def model_module(kind: str) -> ModuleType:
-    """The module that holds a kind's `Config`, `DATA` and model class."""
+    """Import the module that holds a kind's `Config`, `DATA` and model class."""
     folder = (Path(__file__).parent / kind).is_dir()
     return import_module(f"unpad.models.{kind}.model" if folder else f"unpad.models.{kind}")
 
 
-def model_config(section: dict[str, Any]) -> Any:
+def model_config(section: dict[str, Any]) -> ModelConfig:
     """Validate a recipe's model section against its own file.
 
     Raises:
@@ -42,23 +43,20 @@ def model_config(section: dict[str, Any]) -> Any:
     known = model_kinds()
     if kind not in known:
         raise RecipeError(f'there is no model kind "{kind}"', where="model.kind", fix=nearest(kind, known))
-    module = model_module(kind)
+    config_class: type[ModelConfig] = model_module(kind).Config
     try:
-        return module.Config(**section)
+        return config_class(**section)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        where = "model." + key if key else "model"
-        if first["type"] == "extra_forbidden":
-            fix = nearest(key, list(module.Config.model_fields))
-            raise RecipeError(f'unknown key "{key}"', where=where, fix=fix) from None
-        message = first["msg"].removeprefix("Value error, ")
-        raise RecipeError(message, where=where, fix="correct this field of the model section") from None
+        fault = first_fault(error)
+        where = f"model.{fault.name}".removesuffix(".")
+        if fault.is_unknown:
+            fix = nearest(fault.name, list(config_class.model_fields))
+            raise RecipeError(f'unknown key "{fault.name}"', where=where, fix=fix) from None
+        raise RecipeError(fault.message, where=where, fix="correct this field of the model section") from None
 
 
-def build_model(config: Any, num_outputs: int) -> nn.Module:
-    """Build the model a validated config describes, with fresh weights from torch's generator."""
-    module = model_module(config.kind)
+def build_model(config: ModelConfig, num_outputs: int) -> Model:
+    """Build the model of a validated config, with weights from torch's generator."""
     name = "".join(part.capitalize() for part in config.kind.split("_"))
-    model: nn.Module = getattr(module, name)(config, num_outputs)
+    model: Model = vars(model_module(config.kind))[name](config, num_outputs)
     return model

@@ -15,20 +15,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
+from unpad.models.contract import Classifies, ModelConfig
 from unpad.nn.block import init_weights
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.segments import segment_mean
-from unpad.recipes.section import Section
 
 CHANNELS = (16, 32, 64, 128)
-
 
 DATA = "images"
 
 
-class Config(Section):
+class Config(ModelConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["cnn"] = "cnn"
@@ -42,13 +41,15 @@ class Config(Section):
         return 1
 
 
-class Cnn(nn.Module):
+class Cnn(Classifies):
     """Four convolutions, each with ReLU and a max-pool of 2, the average over places, and a head over classes.
 
     Args:
         config: side of the images, dropout.
         num_classes: rows of the head.
     """
+
+    config: Config
 
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()
@@ -57,7 +58,6 @@ class Cnn(nn.Module):
             nn.Conv2d(before, after, 3, padding=1) for before, after in pairwise((config.channels, *CHANNELS))
         )
         self.head = Linear(CHANNELS[-1], num_classes, bias=False)
-        self.label_smoothing = 0.0
         init_weights(self, 0)
         for convolution in self.convolutions:  # without norms the signal must keep its size (He et al. 2015)
             assert isinstance(convolution, nn.Conv2d)

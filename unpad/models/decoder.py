@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
+from unpad.models.contract import Generates, ModelConfig
 from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, init_weights
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, token_nll
@@ -39,7 +40,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Config(BlockConfig):
+class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["decoder"] = "decoder"
@@ -80,7 +81,7 @@ class Config(BlockConfig):
         return int(self.context * self.context_factor) if self.context_method != "none" else self.context
 
 
-class Decoder(nn.Module):
+class Decoder(Generates):
     """Next-token model over a flat run of sequences.
 
     Args:
@@ -88,16 +89,18 @@ class Decoder(nn.Module):
         vocab_size: rows of the embedding and of the head.
     """
 
+    config: Config
+
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
+        self.causal, self.head_dim = config.causal, config.head_dim
         self.embed = nn.Embedding(vocab_size, config.width)
         self.position_embed = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
         self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=False)
         self.dropout = nn.Dropout(config.embed_dropout)
-        self.label_smoothing = 0.0
         init_weights(self, config.blocks)
 
     def forward(
@@ -141,6 +144,9 @@ class Decoder(nn.Module):
         `forward`."""
         assert isinstance(batch.layout, Layout), "prompts come as a flat run"
         return self(batch, cache, between, batch.layout.cu_seqlens[1:].long() - 1)
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        return self.embed(ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""

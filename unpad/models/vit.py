@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
+from unpad.models.contract import Classifies, ModelConfig
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
@@ -28,7 +29,7 @@ from unpad.nn.segments import segment_mean
 DATA = "images"
 
 
-class Config(BlockConfig):
+class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["vit"] = "vit"
@@ -62,7 +63,7 @@ class Config(BlockConfig):
         return self.context
 
 
-class Vit(nn.Module):
+class Vit(Classifies):
     """Classifier of images of any size.
 
     Args:
@@ -70,9 +71,12 @@ class Vit(nn.Module):
         num_classes: rows of the head.
     """
 
+    config: Config
+
     def __init__(self, config: Config, num_classes: int) -> None:
         super().__init__()
         self.config, self.num_classes = config, num_classes
+        self.causal, self.head_dim = config.causal, config.head_dim
         self.patch_embed = (
             ConvolutionalStem(config.patch, config.channels, config.stem, config.width, config.eps)
             if config.stem
@@ -84,7 +88,6 @@ class Vit(nn.Module):
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
         self.pool = AttentionPool(config.width, config.heads) if config.pool == "attention" else None
         self.head = Linear(config.width, num_classes, bias=False)
-        self.label_smoothing = 0.0
         init_weights(self, config.blocks)
         if isinstance(self.patch_embed, ConvolutionalStem):
             self.patch_embed.init_weights()

@@ -12,14 +12,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, concatenate, from_sequences
 from unpad.batching.layout import Layout
 from unpad.errors import ProofError
+from unpad.models.contract import ORIGIN, Model, ReadsTokens
+from unpad.models.objective import Objective
 from unpad.nn.kernel import by_definition
 from unpad.nn.native import library
-from unpad.nn.objective import Objective
 from unpad.nn.precision import autocast
 from unpad.proof.line import Certificate, Line
 from unpad.proof.measure import (
@@ -39,11 +40,12 @@ from unpad.proof.measure import (
     more_variants,
 )
 from unpad.proof.patients import _history_line
+from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
 
 
 def prove(
-    model: nn.Module, batch: RaggedBatch, *, precision: str = "fp32", device: torch.device | None = None
+    model: Model | Provable, batch: RaggedBatch, *, precision: str = "fp32", device: torch.device | None = None
 ) -> Certificate:
     """Prove a model on a batch of token sequences, ready for any training loop.
 
@@ -63,11 +65,11 @@ def prove(
         batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
     alone = _sequences_of(batch)
     whole = list(range(len(alone)))
-    return certify(model, alone, [Variant("packed", [batch], [whole])], precision=precision, device=device)
+    return certify(as_model(model), alone, [Variant("packed", [batch], [whole])], precision=precision, device=device)
 
 
 def certify(
-    model: nn.Module,
+    model: Model,
     alone: list[RaggedBatch],
     variants: list[Variant],
     *,
@@ -85,17 +87,16 @@ def certify(
         losses: the recipe's weights of loss terms; gradients are those of the sum that they make.
     """
     device = device or next(model.parameters()).device
-    reduces = len(getattr(model, "modes", ())) > 1  # the lines up to the last ones need an output for every token
+    reduces = len(model.modes) > 1  # the lines up to the last ones need an output for every token
     if reduces:
         model = copy.deepcopy(model)
-        model.mode = "origin"  # type: ignore[assignment]
+        model.mode = ORIGIN
     weights = Objective.of(model, losses).final(model)
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
         truth = _one_at_a_time(exact, alone, weights)
     base = concatenate(alone)
-    causal = bool(getattr(getattr(model, "config", None), "causal", True))
     lines = [
         _labels_line(alone, variants),
         _repeat_line(exact, base),
@@ -104,7 +105,7 @@ def certify(
         _cross_gradient_line(exact, base),
         _pad_contents_line(exact, base),
     ]
-    if causal:
+    if model.causal:
         lines.append(_causal_line(exact, base) if base.events is None else _history_line(exact, base))
     own, exercised = _own_precision_lines(model, truth, variants[0], precision, device)
     missing = sorted((expected_kernels or set()) - exercised)
@@ -135,7 +136,7 @@ def _sequences_of(batch: RaggedBatch) -> list[RaggedBatch]:
 # --------------------------------------------------------------------------- part one: fp64
 
 
-def _equal_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> Line:
+def _equal_line(model: Model, truth: Measurement, variant: Variant, device: torch.device) -> Line:
     got = _measure(model, truth, variant, device, "fp32")
     error = max(errors(got, truth))
     return Line(
@@ -143,7 +144,7 @@ def _equal_line(model: nn.Module, truth: Measurement, variant: Variant, device: 
     )
 
 
-def _torch_line(model: nn.Module, truth: Measurement, variant: Variant, device: torch.device) -> list[Line]:
+def _torch_line(model: Model, truth: Measurement, variant: Variant, device: torch.device) -> list[Line]:
     """The same without native kernels, where the lines before ran with them."""
     if not library.enabled():
         return []
@@ -191,12 +192,12 @@ def _crossing(batch: RaggedBatch) -> int:
 
 
 @torch.no_grad()
-def _repeat_line(model: nn.Module, batch: RaggedBatch) -> Line:
+def _repeat_line(model: Model, batch: RaggedBatch) -> Line:
     difference = float((model(batch) - model(batch)).abs().max()) if batch.total_tokens else 0.0
     return Line("the same batch twice is bit-equal (no dropout left on)", "", difference, 0.0, difference == 0)
 
 
-def _cross_gradient_line(model: nn.Module, batch: RaggedBatch) -> Line:
+def _cross_gradient_line(model: Model, batch: RaggedBatch) -> Line:
     """Gradient of one sequence's output with respect to the inputs of all others: exactly zero."""
     worst = 0.0
     changed, leaves = _with_leaves(model, batch)
@@ -210,7 +211,7 @@ def _cross_gradient_line(model: nn.Module, batch: RaggedBatch) -> Line:
     return Line(name, "", worst, 0.0, worst == 0)
 
 
-def _with_leaves(model: nn.Module, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
+def _with_leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
     """The batch with inputs that gradients reach: embedded tokens and patches, or the values of events.
 
     Returns:
@@ -229,12 +230,14 @@ def _with_leaves(model: nn.Module, batch: RaggedBatch) -> tuple[RaggedBatch, lis
     return replace(batch, inputs_embeds=tokens, media=media), [(tokens, owner), (patches, _media_owner(batch))]
 
 
-def _inputs(model: nn.Module, batch: RaggedBatch) -> Tensor:
+def _inputs(model: Model, batch: RaggedBatch) -> Tensor:
     """What a model computes with in place of tokens, in the dtype of its weights, (total_tokens, dim)."""
     if batch.inputs_embeds is not None:
         return batch.inputs_embeds.detach().to(next(model.parameters()).dtype)
     with torch.no_grad():
-        return model.embed(batch.input_ids).detach()  # type: ignore[operator]
+        assert isinstance(model, ReadsTokens), "a batch of tokens is for a model that reads tokens"
+        assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
+        return model.embed_tokens(batch.input_ids).detach()
 
 
 def _media_owner(batch: RaggedBatch) -> Tensor:
@@ -246,7 +249,7 @@ def _media_owner(batch: RaggedBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _pad_contents_line(model: nn.Module, batch: RaggedBatch) -> Line:
+def _pad_contents_line(model: Model, batch: RaggedBatch) -> Line:
     """Padding on the left is what a causal model could see; on the right what any other could."""
     worst = 0.0
     for side in SIDES:
@@ -257,7 +260,7 @@ def _pad_contents_line(model: nn.Module, batch: RaggedBatch) -> Line:
 
 
 @torch.no_grad()
-def _causal_line(model: nn.Module, batch: RaggedBatch) -> Line:
+def _causal_line(model: Model, batch: RaggedBatch) -> Line:
     """Change the last token of every sequence: nothing before it may change."""
     changed, ends = change_tokens(batch, lambda a, b: b - 1)
     before, after = model(batch), model(changed)
@@ -271,7 +274,7 @@ def _causal_line(model: nn.Module, batch: RaggedBatch) -> Line:
 
 
 def _own_precision_lines(
-    model: nn.Module, truth: Measurement, variant: Variant, precision: str, device: torch.device
+    model: Model, truth: Measurement, variant: Variant, precision: str, device: torch.device
 ) -> tuple[list[Line], set[str]]:
     own = copy.deepcopy(model).float().to(device).eval()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
@@ -291,7 +294,7 @@ def _own_precision_lines(
 
 
 @torch.no_grad()
-def _isolation_line(model: nn.Module, variant: Variant, precision: str, device: torch.device, kernels: str) -> Line:
+def _isolation_line(model: Model, variant: Variant, precision: str, device: torch.device, kernels: str) -> Line:
     """Change the first token of one sequence after another: every other sequence's output stays bit-equal."""
     changed_others, unchanged_self = 0, 0
     for micro in variant.micros:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, Side, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
+from unpad.models.contract import Model
 from unpad.nn.kernel import Kernel, choose_kernels
 from unpad.nn.precision import autocast
 from unpad.training.step import accumulate
@@ -47,10 +48,10 @@ class Measurement:
     gradients: dict[str, Tensor]
 
 
-def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch], weights: dict[str, float]) -> Measurement:
+def _one_at_a_time(model: Model, alone: list[RaggedBatch], weights: dict[str, float]) -> Measurement:
     """Each sequence as a batch of its own; the gradient of their losses, each over its count in all of them."""
     model.zero_grad()
-    per_batch = [model.count_targets(batch) for batch in alone]  # type: ignore[operator]
+    per_batch = [model.count_targets(batch) for batch in alone]
     counts = {name: sum(one[name] for one in per_batch) for name in per_batch[0]}
     outputs: list[Tensor] = []
     sums: dict[str, float] = {}
@@ -58,7 +59,7 @@ def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch], weights: dict[str
         with torch.no_grad():
             outputs.append(model(batch))
         if any(present[name] for name in weights):
-            terms = model.losses(batch)  # type: ignore[operator]
+            terms = model.losses(batch)
             trained = [weight * terms[name][0] / counts[name] for name, weight in weights.items() if counts[name]]
             torch.stack(trained).sum().backward()
             sums = {name: sums.get(name, 0.0) + float(value[0].detach()) for name, value in terms.items()}
@@ -66,13 +67,11 @@ def _one_at_a_time(model: nn.Module, alone: list[RaggedBatch], weights: dict[str
     return Measurement(outputs, means, {name: counts[name] for name in sums}, weights, gradients(model))
 
 
-def _measure(
-    model: nn.Module, truth: Measurement, variant: Variant, device: torch.device, precision: str
-) -> Measurement:
+def _measure(model: Model, truth: Measurement, variant: Variant, device: torch.device, precision: str) -> Measurement:
     """What training computes for this variant, through the same `accumulate` that training uses."""
     model.zero_grad()
     micros = [batch.to(device) for batch in variant.micros]
-    sums, counts = accumulate(model, micros, truth.weights, precision)  # type: ignore[arg-type]
+    sums, counts = accumulate(model, micros, truth.weights, precision)
     terms = {name: float(value) / max(counts[name], 1) for name, value in sums.items()}
     outputs: list[Tensor] = [torch.zeros(0)] * len(truth.outputs)
     with torch.no_grad(), autocast(precision, device):
@@ -83,7 +82,7 @@ def _measure(
     return Measurement(outputs, terms, counts, truth.weights, gradients(model))
 
 
-def _outputs(model: nn.Module, batch: RaggedBatch) -> list[Tensor]:
+def _outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
     """What the model makes of every sequence: a row per token, or one per patient."""
     hidden = model(batch)
     return list(hidden[:, None].unbind()) if batch.events is not None else _per_sequence(hidden, batch)
@@ -96,7 +95,7 @@ def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
     return list(hidden.split(batch.layout.lengths().tolist()))
 
 
-def gradients(model: nn.Module) -> dict[str, Tensor]:
+def gradients(model: Model) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
@@ -138,9 +137,9 @@ def more_variants(packed: RaggedBatch) -> list[Variant]:
     ]
 
 
-def kernels_of(model: nn.Module, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+def kernels_of(model: Model, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
     """Names of the attention kernels that compute a variant."""
-    head_dim = getattr(model.config, "head_dim", None)  # a model without attention runs no kernel of ours
+    head_dim = model.head_dim
     if head_dim is None:
         return ""
     return kernel_names(*(choose_kernels(dtype, device, batch.attended, head_dim) for batch in variant.micros))

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import PaddedLayout
+from unpad.models.objective import LAST
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
 from unpad.models.vision_language.image_merge import flattened
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.native import library
-from unpad.nn.objective import LAST
 from unpad.nn.precision import autocast
 from unpad.proof.line import Line
 from unpad.proof.measure import (
@@ -153,7 +153,7 @@ def _kernels_of(model: Any, variant: Variant, dtype: torch.dtype, device: torch.
         softened = model.mode == "soft" and batch.media is not None and batch.media.total_tokens > 0
         first = model.config.prune.layers[0] if softened else model.config.language.blocks
         for key_bias in {index > first for index in range(model.config.language.blocks)}:
-            chosen.append(choose_kernels(dtype, device, layout, model.config.head_dim, key_bias=key_bias))
+            chosen.append(choose_kernels(dtype, device, layout, model.head_dim, key_bias=key_bias))
     return kernel_names(*chosen)
 
 

@@ -128,7 +128,7 @@ def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[
 def _kernels_of_run(setup: Setup) -> set[str]:
     """Attention kernels that training will meet: the choice depends on length alone."""
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[setup.precision]
-    head_dim = getattr(setup.model.config, "head_dim", None)
+    head_dim = setup.model.head_dim
     if head_dim is None:
         return set()
     attended = setup.data.attended

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -15,7 +14,8 @@ from pydantic import ValidationError
 
 from unpad.errors import RecipeError, nearest
 from unpad.recipes.find import find_recipe
-from unpad.recipes.recipe import Recipe, StageError
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.section import first_fault
 
 MAX_RECIPE_BYTES = 1 << 20
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
@@ -144,27 +144,19 @@ def _validate(
     try:
         return Recipe(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        fault = first.get("ctx", {}).get("error")
-        first, path = (fault.first, fault.path) if isinstance(fault, StageError) else (first, tuple(first["loc"]))
-        path = tuple(part for part in path if not str(part).startswith("("))
-        dotted = ".".join(str(part) for part in path)
+        fault = first_fault(error)
+        path = fault.path
         if any(path[: len(o)] == o or o[: len(path)] == path for o in overridden if path):
-            where = f"command line: {dotted}"
+            where = f"command line: {fault.name}"
         else:
             line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), None)
-            where = f"{origin}:{line}: {dotted}" if line else f"{origin}: {dotted}".removesuffix(": ")
-        if first["type"] == "extra_forbidden":
-            section = field_schema(path[2:-1] if isinstance(fault, StageError) else path[:-1])
+            where = f"{origin}:{line}: {fault.name}" if line else f"{origin}: {fault.name}".removesuffix(": ")
+        if fault.is_unknown:
+            # Sections of a stage are validated as those of the recipe.
+            section = field_schema(path[2:-1] if path[0] == "stages" and len(path) > 3 else path[:-1])
             fix = nearest(str(path[-1]), list(section.get("properties", {})))
             raise RecipeError(f'unknown key "{path[-1]}"', where=where, fix=fix) from None
-        message = first["msg"].removeprefix("Value error, ")
-        got = (
-            ""
-            if first["type"] == "value_error"
-            else f", got {json.dumps(first['input'], ensure_ascii=False, default=str)[:80]}"
-        )
-        raise RecipeError(message + got, where=where, fix="correct this field") from None
+        raise RecipeError(fault.message + fault.given, where=where, fix="correct this field") from None
 
 
 @cache

@@ -7,13 +7,14 @@ its sizes.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from unpad.recipes.data import KINDS, AugmentSettings, DataSettings, EventSettings, ImageSettings, TokenizerSettings
-from unpad.recipes.section import Section
+from unpad.recipes.section import FaultError, Section, first_fault
 from unpad.recipes.training import (
     CheckpointSettings,
     CollapseSettings,
@@ -44,14 +45,11 @@ class Stage(Section):
     train: dict[str, Any] = Field({}, description="Fields of `train` that the stage changes.")
 
 
-class StageError(ValueError):
-    """A field of a stage does not fit its section; `path` leads to it from the top of the recipe."""
-
-    def __init__(self, index: int, error: ValidationError) -> None:
-        self.first = error.errors()[0]
-        section = {"PlanSettings": "plan", "OptimSettings": "optim", "TrainSettings": "train"}[error.title]
-        self.path = ("stages", index, section, *self.first["loc"])
-        super().__init__(self.first["msg"])
+def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
+    """The fault of a stage's section, with the path that leads to it from the top of the recipe."""
+    section = {"PlanSettings": "plan", "OptimSettings": "optim", "TrainSettings": "train"}[error.title]
+    fault = first_fault(error)
+    return FaultError(replace(fault, path=("stages", index, section, *fault.path)))
 
 
 class Recipe(Section):
@@ -93,7 +91,7 @@ class Recipe(Section):
             try:
                 self.for_stage(stage)
             except ValidationError as error:
-                raise StageError(index, error) from None
+                raise _fault_of_stage(index, error) from None
         return self
 
     def for_stage(self, stage: Stage) -> Recipe:

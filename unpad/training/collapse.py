@@ -22,10 +22,11 @@ from torch import Tensor
 
 from unpad.data.family import Data
 from unpad.errors import CollapseError
+from unpad.models.contract import HasLatent, Model
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
-from unpad.training.latent import LatentModel, LatentReading, Sample, draw_sample, read_latent
+from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 
 Action = Literal["save", "stop", "recover"]
 LIGHTS = ("green", "yellow", "orange")  # by the number of signs; a confirmed collapse is red
@@ -104,7 +105,7 @@ class CollapseMonitor:
     def __init__(
         self,
         settings: CollapseSettings,
-        model: LatentModel,
+        model: HasLatent,
         sample: Sample,
         state: CollapseState,
         step: int,
@@ -123,7 +124,7 @@ class CollapseMonitor:
     @classmethod
     def begin(
         cls,
-        model: Any,
+        model: Model,
         data: Data,
         held_out: np.ndarray,
         train: np.ndarray,
@@ -139,7 +140,7 @@ class CollapseMonitor:
             recipe: the stage's own.
         """
         settings = recipe.collapse
-        if settings.policy == "off" or not (hasattr(model, "posterior") and hasattr(model, "reconstruct")):
+        if settings.policy == "off" or not isinstance(model, HasLatent):
             return None
         sample = draw_sample(
             data, held_out, train, settings.window,

@@ -7,9 +7,8 @@ other sets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,29 +17,10 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
+from unpad.models.contract import HasLatent
 from unpad.recipes.training import CollapseSettings
 
 SEED = 77  # keeps the draw of the sample apart from others of the run's seed
-
-
-class LatentModel(Protocol):
-    """What a model with a latent offers: everything here is in evaluation mode and per set."""
-
-    training: bool
-
-    def train(self, mode: bool = True) -> Any: ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
-
-    def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, log variance and raw KL per dimension in nats, each (num_sets, latent)."""
-        ...
-
-    def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
-        """Reconstruction loss (num_sets,) from `latents` (num_sets, latent), default each set's own."""
-        ...
 
 
 # --------------------------------------------------------------------------- the sample
@@ -130,7 +110,7 @@ class LatentReading:
 
 
 @torch.no_grad()
-def read_latent(model: LatentModel, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> LatentReading:
+def read_latent(model: HasLatent, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> LatentReading:
     """Read a model on batches with two sets or more; how they are cut into batches makes no difference.
 
     The other set is the one half the sample away: of another patient, nearly always.

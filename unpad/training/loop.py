@@ -19,8 +19,8 @@ from unpad.batching.plan import Plan
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, Stopped, UnpadError
 from unpad.evaluation.metrics import HeldOut, held_out
+from unpad.models.objective import Objective
 from unpad.nn.native import library
-from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, Stage
 from unpad.run.checkpoint import State, newest_weights, put_weights
@@ -172,7 +172,7 @@ def _take_folder(folder: Path, locked: bool, stack: ExitStack) -> None:
 
 def _start_from(setup: Setup, start: Path) -> str:
     """Take the weights of another run, and say so; what a model adds to what that run had stays as it was drawn."""
-    weights, allowed = newest_weights(start)[0], getattr(setup.model, "additions", ())
+    weights, allowed = newest_weights(start)[0], setup.model.additions
     fresh = put_weights(setup.model, weights, str(start), allowed)
     parts = ", ".join(sorted({name.partition(".")[0] for name in fresh}))
     return f"from the weights of {start}" + (f"; drawn anew, as it has none: {parts}" if fresh else "")
@@ -272,7 +272,7 @@ def _run_stage(
     before = progress.step - progress.stage_step
     last = last_step(recipe, before, epochs)
     objective = Objective.of(setup.model, recipe.losses)
-    objective.tell(setup.model)
+    setup.model.trained = objective.weights
     held_out_ids, train_ids = stage_sequences(setup, stage, Split.HOLDOUT), stage_sequences(setup, stage, Split.TRAIN)
     with timers("latent"):
         latent = CollapseMonitor.begin(

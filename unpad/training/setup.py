@@ -12,13 +12,14 @@ import torch
 
 from unpad.batching.mix import draw_sequences
 from unpad.batching.plan import Plan, plan
-from unpad.data.family import Data, open_data
+from unpad.data.family import Data, HasCodeVectors, open_data
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
+from unpad.models.contract import Model, ReadsCodeVectors
+from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
-from unpad.nn.objective import Objective
 from unpad.nn.precision import choose_precision
 from unpad.recipes.recipe import Recipe, Stage
 from unpad.recipes.training import PlanSettings
@@ -37,7 +38,7 @@ class Setup:
     folder: Path
     stages: list[Stage]
     data: Data
-    model: Any  # whatever model.kind names; models/__init__.py says what it offers
+    model: Model
     device: torch.device
     precision: str
     environment: dict[str, Any]
@@ -72,25 +73,27 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)
-        _load_code_vectors(model, config, getattr(data, "code_vectors", None))
+        _load_code_vectors(model, data)
     environment = {
         "version": version("unpad"), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
-        "kernels": _kernels(device, precision, getattr(config, "head_dim", 0)),
+        "kernels": _kernels(device, precision, model.head_dim or 0),
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
     return Setup(recipe, folder, stages_of(recipe), data, model.to(device), device, precision, environment)
 
 
-def _load_code_vectors(model: Any, config: Any, vectors: np.ndarray | None) -> None:
-    """Give a model the vectors that its codes come with, (num_codes, dim), or none."""
-    given, wanted = None if vectors is None else vectors.shape[1], getattr(config, "code_vectors", None)
+def _load_code_vectors(model: Model, data: Data) -> None:
+    """Load the vectors that come with the data's codes, if any, into the model."""
+    vectors = data.code_vectors if isinstance(data, HasCodeVectors) else None
+    given = None if vectors is None else vectors.shape[1]
+    wanted = model.code_vector_size if isinstance(model, ReadsCodeVectors) else None
     if given != wanted:
         what = f"events.code_embeddings gives vectors of length {given}, and the model takes {wanted}"
         raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={given or 'null'}")
-    if vectors is not None:
-        model.embedding.load_code_vectors(torch.from_numpy(vectors))
+    if vectors is not None and isinstance(model, ReadsCodeVectors):
+        model.load_code_vectors(torch.from_numpy(vectors))
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:

@@ -19,7 +19,7 @@ from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.family import family_of
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
-from unpad.nn.objective import Objective
+from unpad.models.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Stage
 from unpad.recipes.training import PlanSettings

@@ -18,11 +18,11 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.event_sets import EventSets
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
+from unpad.models.objective import Objective
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.set_sequence.set_losses import chamfer, gaussian_kl
 from unpad.models.set_sequence.survival import hazard_nll
 from unpad.nn.native import library
-from unpad.nn.objective import Objective
 from unpad.training.step import train_step
 
 pytestmark = pytest.mark.slow
@@ -61,7 +61,7 @@ def answers(model: SetSequence, batch: RaggedBatch) -> dict[str, Tensor]:
     return found | {
         "nll": model.nll(batch), "mean": mean, "log_var": log_var, "divergence": divergence,
         "next_codes": model.next_codes(batch), "reconstruct": model.reconstruct(batch),
-        "patients": model.embed(batch, "patient"), "sets": model.embed(batch, "set"),
+        "patients": model.vectors(batch, "patient"), "sets": model.vectors(batch, "set"),
         "code_nll": model.code_nll(batch), "probability": probability, "attention": attention,
     }  # fmt: skip
 
@@ -340,7 +340,7 @@ def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() ->
 def test_other_latents_are_decoded_where_they_are_given() -> None:
     for kind in ("plain", "filter"):
         model, batch = model_of(kind), random_patients([22, 9, 1])
-        own = model.embed(batch, "set")
+        own = model.vectors(batch, "set")
         assert torch.equal(model.reconstruct(batch, own), model.reconstruct(batch))
         others = model.reconstruct(batch, own.roll(1, 0))
         assert (others != model.reconstruct(batch)).all()

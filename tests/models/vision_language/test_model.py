@@ -24,12 +24,12 @@ from unpad.errors import RecipeError, SourceError
 from unpad.inference.generate import advance, generate
 from unpad.models import model_config
 from unpad.models.decoder import Decoder
+from unpad.models.objective import WEIGHTS
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.nn.activation import activate
 from unpad.nn.cache import KeyValueCache
 from unpad.nn.native import library
-from unpad.nn.objective import WEIGHTS
 from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
 from unpad.training.step import accumulate
@@ -372,7 +372,7 @@ def test_settings_of_both_parts_are_checked() -> None:
 
 def test_the_model_offers_what_training_and_generation_ask_for() -> None:
     model = tiny(LEARNED, {"causal": False})
-    assert (model.config.longest, model.config.causal, model.config.head_dim) == (64, False, 4)
+    assert (model.config.longest, model.causal, model.head_dim) == (64, False, 4)
     model.label_smoothing = 0.1
     assert model.decoder.label_smoothing == model.label_smoothing == 0.1
     batch = prepare(ROWS).batch

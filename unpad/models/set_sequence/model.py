@@ -9,7 +9,7 @@ flat runs, and each gives what it gives alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import Layout
+from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, Update, states_before
 from unpad.models.set_sequence.decoder import SetDecoder
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
@@ -39,7 +40,7 @@ from unpad.recipes.training import Ramp
 DATA = "patients"
 
 
-class Config(BlockConfig):
+class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe. Sizes of blocks are those of all parts; `blocks` counts the history's."""
 
     kind: Literal["set_sequence"] = "set_sequence"
@@ -108,7 +109,7 @@ class SetReading:
     course: SetLayout
 
 
-class SetSequence(nn.Module):
+class SetSequence(PredictsSets, ReadsCodeVectors):
     """Classifier, survival model and generative model of patients.
 
     Args:
@@ -119,9 +120,12 @@ class SetSequence(nn.Module):
         RecipeError: `bins` are no edges of bins.
     """
 
+    claims = "patients"
+    config: Config
+
     def __init__(self, config: Config, num_codes: int) -> None:
         super().__init__()
-        self.config, self.num_codes = config, num_codes
+        self.config, self.num_codes, self.head_dim = config, num_codes, config.head_dim
         self.embedding = EventEmbedding(num_codes, config.width, config.code_vectors)
         self.encoder = SetEncoder(config, config.levels, config.inducing, config.latent, config.sample)
         self.history = HistoryEncoder(config, config.latent, config.rotary)
@@ -133,8 +137,7 @@ class SetSequence(nn.Module):
         self.next_set = NextSet(config.width, num_codes)
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
         self.patient = PatientHeads(config.width, edges, config.positive_weight, config.dropout)
-        self.label_smoothing = 0.0
-        self.weights: dict[str, float | Ramp] = {
+        self.weights = {
             "classification": 1.0,
             "hazard": 0.0 if config.bins is None else 0.3,
             "reconstruction": 0.1,
@@ -144,13 +147,12 @@ class SetSequence(nn.Module):
             "next_time": 0.05,
             "next_value": 0.05,
         }
-        self.trained = self.weights  # the trainer tells what a recipe has instead
         self._weighted = set(self.weights)
         init_weights(self, config.blocks)
         for part in (self.embedding, self.encoder, self.belief, self.history, self.decoder):
             part.reset()
 
-    def begin_step(self, step: int, total_steps: int, weights: dict[str, float]) -> list[nn.Parameter]:
+    def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
         """Hear which terms the update to come trains; the others are not computed. No parameter is drawn anew."""
         self._weighted = set(weights)
         return []
@@ -159,6 +161,13 @@ class SetSequence(nn.Module):
         """Hidden states of the readouts, (num_seqs, width), in the computing dtype."""
         reading = self._read(batch)
         return self._readouts(self._states(reading), reading)
+
+    @property
+    def code_vector_size(self) -> int | None:
+        return self.config.code_vectors
+
+    def load_code_vectors(self, vectors: Tensor) -> None:
+        self.embedding.load_code_vectors(vectors)
 
     # ----------------------------------------------------------------------- answers
 
@@ -185,7 +194,7 @@ class SetSequence(nn.Module):
         return self.next_set.scores(self._states(reading).index_select(0, reading.course.sets))
 
     @torch.no_grad()
-    def embed(self, batch: RaggedBatch, level: Literal["patient", "set"]) -> Tensor:
+    def vectors(self, batch: RaggedBatch, level: Literal["patient", "set"]) -> Tensor:
         """Vectors to work with elsewhere, fp32 or wider: readouts (num_seqs, width), or means of sets (num_sets,
         latent)."""
         return widened(self(batch)) if level == "patient" else self._read(batch).latents[-1].mean

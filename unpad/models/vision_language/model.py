@@ -18,6 +18,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models import decoder
+from unpad.models.contract import Generates, ModelConfig, PrunesTokens
 from unpad.models.vision_language.adversary import ACCURACIES, Adversary
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
 from unpad.models.vision_language.image_merge import MergeConfig, flattened, make_merger, merge_images, shorten
@@ -31,7 +32,6 @@ from unpad.nn.activation import activate
 from unpad.nn.block import Cache, init_weights
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
-from unpad.recipes.section import Section
 from unpad.recipes.training import Weight
 
 DATA = "vqa"
@@ -40,7 +40,7 @@ Mode = Literal["origin", "merge_only", "soft", "hard"]
 SPARSITY = 5.0
 
 
-class Config(Section):
+class Config(ModelConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["vision_language"] = "vision_language"
@@ -80,14 +80,6 @@ class Config(Section):
         """Side of a patch, in pixels."""
         return self.vision.patch
 
-    @property
-    def causal(self) -> bool:
-        return self.language.causal
-
-    @property
-    def head_dim(self) -> int:
-        return self.language.head_dim
-
 
 @dataclass(frozen=True)
 class VisionReading:
@@ -118,7 +110,7 @@ class Projector(nn.Module):
         return self.second(activate(self.activation, self.first(x)))
 
 
-class VisionLanguage(nn.Module):
+class VisionLanguage(Generates, PrunesTokens):
     """Next-token model over a flat run of sequences with images in them.
 
     With `config.merge` images become fewer visual tokens before the decoder reads them, with `config.prune` it loses
@@ -130,23 +122,20 @@ class VisionLanguage(nn.Module):
         vocab_size: rows of the embedding and of the head.
 
     Attributes:
-        weights: default weight of every term of `losses` that can train.
-        additions: patterns of parameters that a start from another run's weights may lack.
         temperature: () of the heads' probabilities; `begin_step` lowers it, and a checkpoint knows it.
-        given: after a pass, the visual tokens of every sample before any is removed, (num_seqs,) int64. Steps of
-            decoding leave this and what follows as it is.
-        kept: after a pass, the visual tokens of every sample that entered each block, a (num_seqs,) int64 per block;
-            empty after one in mode origin.
-        kept_tokens: which ones, a (num_visual,) int64 per block: the patch of `media` that each is or stands for,
-            sample after sample as `kept` counts them.
+        given, kept, kept_tokens: as in `PrunesTokens`; steps of decoding leave them as they are.
     """
 
     additions = ("merger.*", "pruners.*", "discriminator.*", "temperature")
+    claims = "pruned"
+    config: Config
+    weights: dict[str, Weight]
     temperature: Tensor
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()
         self.config, self.vocab_size = config, vocab_size
+        self.causal, self.head_dim = config.language.causal, config.language.head_dim
         self.tower = Tower(config.vision)
         self.projector = Projector(config)
         self.decoder = decoder.Decoder(config.language, vocab_size)
@@ -154,7 +143,7 @@ class VisionLanguage(nn.Module):
         self.merger = None if merge is None else make_merger(merge, config.vision.width, width)
         self.pruners = nn.ModuleDict()
         self.discriminator: Adversary | None = None
-        self.weights: dict[str, Weight] = {"cross_entropy": 1.0}
+        self.weights = {"cross_entropy": 1.0}
         learns = prune is not None and prune.learns
         if prune is not None and learns:
             for layer in prune.layers:
@@ -200,15 +189,16 @@ class VisionLanguage(nn.Module):
         return "soft" if self.training and "soft" in self.modes and softly else self.modes[-1]
 
     @mode.setter
-    def mode(self, value: Mode | None) -> None:
+    def mode(self, value: str | None) -> None:
         prune = self.config.prune
-        if value is not None and value not in self.modes:
+        chosen = next((mode for mode in self.modes if mode == value), None)
+        if value is not None and chosen is None:
             if value == "merge_only":
                 raise RecipeError("mode=merge_only merges visual tokens, and the model has no merge section")
             if prune is None:
                 raise RecipeError(f"mode={value} removes visual tokens, and the model has no prune section")
             raise RecipeError(f"method={prune.method} has no probabilities for mode={value}", fix="use mode=hard")
-        self._mode = value
+        self._mode = chosen
 
     @property
     def _heads_learn(self) -> bool:
@@ -277,6 +267,9 @@ class VisionLanguage(nn.Module):
     def embed(self) -> nn.Embedding:
         """Embedding of text tokens."""
         return self.decoder.embed
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        return self.embed(ids)
 
     # ----------------------------------------------------------------------- training
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from unpad.nn.block import BlockConfig
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.training.setup import Setup
@@ -126,7 +127,9 @@ def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> R
 def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
     # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
     updates = every_update(variant.setup, variant.stage, 0 if as_run else FAR)
-    sizes = sizes_of(trainer.model.config, variant.setup.data.num_outputs)
+    config = trainer.model.config
+    assert isinstance(config, BlockConfig), "checked by the variants: a decoder"
+    sizes = sizes_of(config, variant.setup.data.num_outputs)
 
     def step() -> Work:
         with nullcontext() if as_run else native.switched_off():

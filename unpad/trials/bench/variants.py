@@ -14,8 +14,8 @@ from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
+from unpad.models.objective import Objective
 from unpad.nn.native import library
-from unpad.nn.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Stage
 from unpad.training.optim import freeze, make_optimizer

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.models import Stub
 from unpad.errors import RecipeError
-from unpad.nn.objective import Objective
+from unpad.models.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup, Ramp, Weight
 from unpad.training.optim import forget, make_optimizer, set_rate
 from unpad.training.step import train_step
 
 
-class TwoTerms(nn.Module):
+class TwoTerms(Stub):
     weights: ClassVar[dict[str, Weight]] = {"a": 1.0, "b": Ramp(start=0.0, end=0.1, steps=5000), "c": 0.0}
 
     def __init__(self) -> None:

@@ -1,0 +1,253 @@
+"""Contract of models: the members that training, evaluation, generation and the proof use.
+
+Every model is a `Model`, whose defaults fit most of them. The classes after it are capabilities that only some models
+have: a model subclasses each one it has, and code that needs one asks by `isinstance`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.nn.block import Cache
+from unpad.nn.losses import Terms
+from unpad.recipes.section import Section
+from unpad.recipes.training import Weight
+
+WEIGHTS: Mapping[str, Weight] = {"cross_entropy": 1.0}
+ORIGIN = "origin"
+
+
+# --------------------------------------------------------------------------- configs
+
+
+class ModelConfig(Section):
+    """The `model` section of a recipe, as far as all kinds share it."""
+
+    kind: str
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Most positions of a sequence."""
+
+
+@runtime_checkable
+class PatchConfig(Protocol):
+    """Config of a model that reads images as patches."""
+
+    @property
+    def patch(self) -> int:
+        """Side of a patch, in pixels."""
+        ...
+
+
+@runtime_checkable
+class PixelConfig(PatchConfig, Protocol):
+    """Config of a model whose pixels may have opacity."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of a pixel, 3 or 4."""
+        ...
+
+
+# --------------------------------------------------------------------------- models
+
+
+class Model(nn.Module, ABC):
+    """A model of one or more `kind`s of sequences.
+
+    Attributes:
+        config: validated `model` section of the recipe.
+        additions: name patterns (fnmatch) of parameters that may be missing in the weights of another run that training
+            starts from.
+        label_smoothing: set by training; share of the label's probability spread over all classes.
+        causal: whether the output of a token depends on earlier tokens and itself alone.
+        head_dim: channels of an attention head; None without attention.
+        claims: file of `unpad/proof/` with the claims about its inputs and outputs.
+    """
+
+    config: ModelConfig
+    additions: tuple[str, ...] = ()
+    label_smoothing: float = 0.0
+    causal: bool = True
+    head_dim: int | None = None
+    claims: str = "tokens"
+    weights: Mapping[str, Weight] = WEIGHTS
+    _trained: Mapping[str, Weight] | None = None
+
+    @abstractmethod
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states, (total_tokens, width), in the computing dtype."""
+
+    @abstractmethod
+    def losses(self, batch: RaggedBatch) -> Terms:
+        """Sum over targets and their count, of every loss term; models never divide."""
+
+    @abstractmethod
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        """The counts that `losses` will return, from the batch alone."""
+
+    def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
+        """Prepare for a step.
+
+        Args:
+            step: of the stage, from 0, of `total_steps`.
+            weights: of the terms that train in it.
+
+        Returns:
+            Reinitialized parameters, whose optimizer state must be reset.
+        """
+        return []
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways to run the model. In "origin" it has an output for every token; in any other some are left out."""
+        return (ORIGIN,)
+
+    @property
+    def mode(self) -> str:
+        """The one of `modes` that is in use; assign to it to choose, None for the default."""
+        return ORIGIN
+
+    @mode.setter
+    def mode(self, value: str | None) -> None:
+        assert value in (None, ORIGIN), value
+
+    @property
+    def trained(self) -> Mapping[str, Weight]:
+        """Weights of the loss terms in training; `weights` until training sets its recipe's."""
+        return self.weights if self._trained is None else self._trained
+
+    @trained.setter
+    def trained(self, weights: Mapping[str, Weight]) -> None:
+        self._trained = weights
+
+
+# --------------------------------------------------------------------------- capabilities
+
+
+class ReadsTokens(Model):
+    """A model of tokens of a vocabulary; a batch may hold `inputs_embeds` in their place."""
+
+    @abstractmethod
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        """Embeddings of token ids, (num,) int64 -> (num, width)."""
+
+
+class ScoresTokens(ReadsTokens):
+    """A model that predicts tokens."""
+
+    @abstractmethod
+    def token_nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of every target of the batch, (num_targets,) in nats."""
+
+
+class Generates(ScoresTokens):
+    """A model that continues sequences of tokens.
+
+    Attributes:
+        vocab_size: token ids that it knows.
+    """
+
+    vocab_size: int
+
+    @abstractmethod
+    def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden states, (total_tokens, width), in the computing dtype.
+
+        Args:
+            cache: filled by the first pass; later passes read one token per sequence.
+        """
+
+    @abstractmethod
+    def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
+        """Hidden state of the last token of every sequence of a flat run, (num_seqs, width)."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
+
+
+class PrunesTokens(Model):
+    """A model that merges or removes visual tokens, as `mode` says.
+
+    Attributes:
+        given: after a pass, the visual tokens of every sample before any is removed, (num_seqs,) int64.
+        kept: after a pass, the visual tokens of every sample that entered each block, a (num_seqs,) int64 per block;
+            empty after one in mode origin.
+        kept_tokens: which ones, a (num_visual,) int64 per block: the patch of `media` that each is or represents,
+            sample after sample as `kept` counts them.
+    """
+
+    given: Tensor
+    kept: list[Tensor]
+    kept_tokens: list[Tensor]
+
+
+class Classifies(Model):
+    """A model that gives every sequence a class."""
+
+    @abstractmethod
+    def classify(self, batch: RaggedBatch) -> Tensor:
+        """Scores of the classes of every sequence, (num_seqs, num_classes), fp32 or wider."""
+
+
+class HasLatent(Model):
+    """A model with a Gaussian latent per set, which it reconstructs the set from."""
+
+    @abstractmethod
+    def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean, log variance and divergence from the prior, unweighted and per dimension in nats, each (num_sets,
+        latent)."""
+
+    @abstractmethod
+    def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
+        """Distance of every reconstructed set from the set, (num_sets,), fp32 or wider.
+
+        Args:
+            latents: (num_sets, latent) to decode instead of the sets' own.
+        """
+
+
+class ReadsCodeVectors(Model):
+    """A model that can read codes as vectors that come with the data."""
+
+    @property
+    @abstractmethod
+    def code_vector_size(self) -> int | None:
+        """Length of the vectors; None if it learns them."""
+
+    @abstractmethod
+    def load_code_vectors(self, vectors: Tensor) -> None:
+        """Load the vectors of all codes, (num_codes, code_vector_size)."""
+
+
+class PredictsSets(Classifies, HasLatent):
+    """A model of sequences of sets of events: what becomes of a sequence, and what its next set holds."""
+
+    @abstractmethod
+    def hazards(self, batch: RaggedBatch) -> Tensor | None:
+        """Logits of the hazard of every bin of time, (num_seqs, bins), fp32 or wider; None without bins."""
+
+    @abstractmethod
+    def next_codes(self, batch: RaggedBatch) -> Tensor:
+        """Logits of the codes of the set after each, from it and those before it, (num_sets, num_codes)."""
+
+    @abstractmethod
+    def code_nll(self, batch: RaggedBatch) -> Tensor:
+        """Negative log-likelihood of the code of every event, (num_events,) in nats."""
+
+    @abstractmethod
+    def vectors(self, batch: RaggedBatch, level: Literal["patient", "set"]) -> Tensor:
+        """Embeddings, fp32 or wider: (num_seqs, dim) of sequences, or (num_sets, dim) of sets."""
+
+    @abstractmethod
+    def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+        """Per set, the probability of class 1 if the sequence ended with it, and its share of attention; both
+        (num_sets,)."""

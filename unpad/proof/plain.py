@@ -1,0 +1,83 @@
+"""A user's own torch module, taken as a model of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.models.contract import WEIGHTS, Model, ReadsTokens
+from unpad.nn.losses import Terms
+from unpad.recipes.training import Weight
+
+
+@runtime_checkable
+class Provable(Protocol):
+    """A torch module that `unpad.prove` accepts without being a `Model`."""
+
+    def __call__(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states, (total_tokens, width)."""
+        ...
+
+    def losses(self, batch: RaggedBatch) -> Terms: ...
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
+
+
+@runtime_checkable
+class _Embeds(Protocol):
+    embed: nn.Module
+
+
+@runtime_checkable
+class _Weighs(Protocol):
+    weights: Mapping[str, Weight]
+
+
+@runtime_checkable
+class _Configured(Protocol):
+    config: object
+
+
+@runtime_checkable
+class _Ordered(Protocol):
+    causal: bool
+
+
+@runtime_checkable
+class _Attends(Protocol):
+    head_dim: int
+
+
+class PlainModel(ReadsTokens):
+    """A module with the members of `Provable`; `embed`, `weights`, `config.causal` and `config.head_dim` count where it
+    has them."""
+
+    def __init__(self, module: Provable) -> None:
+        super().__init__()
+        self.module = module
+        self.weights = module.weights if isinstance(module, _Weighs) else WEIGHTS
+        config = module.config if isinstance(module, _Configured) else None
+        self.causal = config.causal if isinstance(config, _Ordered) else True
+        self.head_dim = config.head_dim if isinstance(config, _Attends) else None
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        return self.module(batch)
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        return self.module.losses(batch)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        return self.module.count_targets(batch)
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        assert isinstance(self.module, _Embeds), "a module of tokens has `embed`"
+        embedded: Tensor = self.module.embed(ids)
+        return embedded
+
+
+def as_model(model: Model | Provable) -> Model:
+    """The model itself, or a user's own module in the form of one."""
+    return model if isinstance(model, Model) else PlainModel(model)
