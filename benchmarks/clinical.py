@@ -235,7 +235,7 @@ def _ours_once(people: People, recipe: str, overrides: Sequence[str], seed: int,
         sides[stopping], sides[test] = "train", "holdout"
         write(asked)
         data: Any = open_data(load_recipe(recipe, [*overrides, f"events.split={asked}"]), run.files)
-        held = np.flatnonzero(data.split == Split.HOLDOUT)
+        held = np.flatnonzero(data.table.split == Split.HOLDOUT)
         found = predict(run.model, data, held, run.recipe.plan, torch.device("cpu"))
         place = {person: row for row, person in enumerate(data.ids[held].tolist())}
         rows = np.array([place[person] for person in people.ids[test].tolist()])

@@ -41,7 +41,7 @@ def open_setup(overrides: list[str]) -> Setup:
 
 def tokens_of(setup: Setup) -> int:
     """Patches of one epoch."""
-    return int(setup.data.positions[setup.data.split == Split.TRAIN].sum())
+    return int(setup.data.table.positions[setup.data.table.split == Split.TRAIN].sum())
 
 
 def transformer(overrides: list[str]) -> float:
@@ -60,7 +60,7 @@ def forest(data: ImageData, seed: int, channels: slice) -> float:
         return resize(picture, FOREST_SIDE, FOREST_SIDE)[:, :, channels].reshape(-1)
 
     features = np.stack([pixels(index) for index in range(len(data.examples))])
-    trained, held = data.split == Split.TRAIN, data.split == Split.HOLDOUT
+    trained, held = data.table.split == Split.TRAIN, data.table.split == Split.HOLDOUT
     model = RandomForestClassifier(FOREST_TREES, n_jobs=-1, random_state=seed).fit(
         features[trained], data.labels[trained]
     )

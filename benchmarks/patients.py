@@ -76,10 +76,10 @@ def prepare(recipe: Recipe, num_patients: int) -> Bench:
     assert isinstance(model, SetSequence)
     optimizer = make_optimizer(model, recipe.optim)
     set_rate(optimizer, 0.0)
-    order = np.random.default_rng(0).permutation(np.flatnonzero(data.split == Split.TRAIN))
+    order = np.random.default_rng(0).permutation(np.flatnonzero(data.table.split == Split.TRAIN))
     chosen = np.resize(order, num_patients)
     begins = np.zeros_like(chosen)
-    patients = data.load(Micro(chosen, begins, data.positions[chosen], begins, pad_to=0, fill_to=0))
+    patients = data.load(Micro(chosen, begins, data.table.positions[chosen], begins, pad_to=0, fill_to=0))
     return Bench(recipe, model, Objective.of(model, recipe.losses).final(model), optimizer, patients)
 
 

@@ -134,7 +134,7 @@ def prepare(manifest: Path, folder: Path) -> tuple[Path, Path]:
 def scored(data: VqaData) -> tuple[np.ndarray, np.ndarray]:
     """The held-out rows that count, (num_rows,) int64 ids, and the number of each one's icon, (num_rows,) int64."""
     rows, names = [], []
-    for row in np.flatnonzero(data.split == Split.HOLDOUT).tolist():
+    for row in np.flatnonzero(data.table.split == Split.HOLDOUT).tolist():
         image = data.images[data.examples[row].images[0]]
         if min(image.width, image.height) >= SMALLEST:
             rows.append(row)
@@ -145,7 +145,7 @@ def scored(data: VqaData) -> tuple[np.ndarray, np.ndarray]:
 def commonest(data: VqaData, rows: np.ndarray) -> np.ndarray:
     """Score of answering every question as training rows answer it most often, (num_rows,)."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for row in np.flatnonzero(data.split == Split.TRAIN).tolist():
+    for row in np.flatnonzero(data.table.split == Split.TRAIN).tolist():
         counts[data.examples[row].question][data.examples[row].answer] += 1
     best = {question: found.most_common(1)[0][0] for question, found in counts.items()}
     return np.array(

@@ -72,7 +72,7 @@ def images_of(recipe: Recipe, files: dict[str, bytes] | None = None) -> ImageDat
 
 def micro_of(data: ImageData, ids: list[int]) -> Micro:
     seqs = np.array(ids, np.int64)
-    stops = data.positions[seqs].astype(np.int32)
+    stops = data.table.positions[seqs].astype(np.int32)
     return Micro(seqs, np.zeros_like(stops), stops, np.zeros_like(stops), 0, 0)
 
 
@@ -81,8 +81,8 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     data = images_of(recipe_of(folder))
     assert data.classes == ("dark", "light")
     assert len(data.examples) == data.read_rows == 24
-    assert 0 < int((data.split == Split.HOLDOUT).sum()) < 12
-    assert data.positions.tolist() == [int(rows * columns) for rows, columns in data.grids]
+    assert 0 < int((data.table.split == Split.HOLDOUT).sum()) < 12
+    assert data.table.positions.tolist() == [int(rows * columns) for rows, columns in data.grids]
     (folder / "dark" / "broken.png").write_bytes(b"")
     with pytest.raises(SourceError, match="E_EMPTY") as caught:
         open_data(recipe_of(folder), None)
@@ -98,7 +98,7 @@ def test_a_batch_holds_what_each_image_has_alone(tmp_path: Path) -> None:
     batch = data.load(micro_of(data, ids))
     assert batch.num_targets == 4
     for place, seq in enumerate(ids):
-        one, alone = batch.select([place]), data.alone(seq, 0, int(data.positions[seq]), 0)
+        one, alone = batch.select([place]), data.alone(seq, 0, int(data.table.positions[seq]), 0)
         for name in ("inputs_embeds", "position_ids", "grid", "image_sizes", "seq_labels", "seq_ids"):
             assert torch.equal(getattr(one, name), getattr(alone, name)), name
     again = data.load(micro_of(data, ids))
@@ -115,7 +115,7 @@ def test_equal_pictures_share_a_side_whatever_their_names(tmp_path: Path) -> Non
         path.with_name("copy-" + path.name).write_bytes(path.read_bytes())
     data = images_of(recipe_of(folder))
     sides: dict[str, set[int]] = {}
-    for example, side in zip(data.examples, data.split.tolist(), strict=True):
+    for example, side in zip(data.examples, data.table.split.tolist(), strict=True):
         sides.setdefault(example.sha256, set()).add(side)
     assert len(sides) == 24
     assert all(len(side) == 1 for side in sides.values())
@@ -130,7 +130,7 @@ def test_a_manifest_declares_its_split_and_a_changed_file_changes_the_fingerprin
     manifest = folder / "images.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     data = images_of(recipe_of(manifest))
-    assert [int((data.split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT)] == [8, 8]
+    assert [int((data.table.split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT)] == [8, 8]
     assert data.left_out == 8
     before = data.fingerprint()
     assert images_of(recipe_of(manifest)).fingerprint() == before
@@ -160,9 +160,9 @@ def test_only_settings_that_differ_from_the_defaults_make_data_another() -> None
 def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
     recipe = recipe_of(write_folder(tmp_path / "pictures"))
     data = images_of(recipe)
-    made = plan(data.positions, recipe.plan, seed=0, epoch=0, targets=data.count_targets)
+    made = plan(data.table.positions, recipe.plan, seed=0, epoch=0, targets=data.count_targets)
     assert sorted(made.pieces.seq_ids.tolist()) == list(range(24))
-    assert made.pieces.lengths.tolist() == data.positions[made.pieces.seq_ids].tolist()
+    assert made.pieces.lengths.tolist() == data.table.positions[made.pieces.seq_ids].tolist()
     assert made.ledger.tokens("dropped") == 0
 
 

@@ -123,7 +123,7 @@ def test_every_layout_gives_the_same_patients(layout: Callable[..., EventData], 
             if row[0] == patient:
                 sets.setdefault(row[1] - last[patient], []).append(row[2:])
         assert told(data, patient) == [(minute, sorted(inside, key=str)) for minute, inside in sets.items()]
-        assert data.split[of(data, patient)] == (side == "valid")
+        assert data.table.split[of(data, patient)] == (side == "valid")
     commonest = {
         code: sum(row[2] == code and sides_of(rows)[row[0]] == "train" for row in rows) for code in data.codes[1:]
     }
@@ -175,7 +175,9 @@ def test_rows_that_go_back_in_time_are_sorted_and_duplicates_dropped_and_counted
     assert [(m, len(inside)) for m, inside in told(data, A)] == [(-50, 1), (0, 2)]
     assert data.counts["exact duplicates"] == 2
     assert any("2 rows went back in time" in line for line in data.lines())
-    assert opened(long(tmp_path, rows), data={"holdout": 0}, events={"duplicates": "keep"}).positions.tolist() == [5]
+    assert opened(
+        long(tmp_path, rows), data={"holdout": 0}, events={"duplicates": "keep"}
+    ).table.positions.tolist() == [5]
 
 
 def test_nothing_after_the_landmark_is_read_and_all_rows_are_accounted_for(tmp_path: Path) -> None:
@@ -203,7 +205,7 @@ def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: P
     )
     stay = [-10, 0] if keep == "latest" else [-20, -10]
     assert [m for m, _ in told(data, A)] == [stay[0], *stay], "facts stay, and stand where the first set does"
-    assert data.positions[of(data, B)] == 9, "a set is never split"
+    assert data.table.positions[of(data, B)] == 9, "a set is never split"
     assert data.counts["beyond events.max_events"] == 2
     assert any("2 beyond events.max_events" in line for line in data.lines())
     with pytest.raises(RecipeError, match="cut through a set") as caught:
@@ -242,7 +244,7 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     }  # fmt: skip
     assert data.ids.tolist() == list(expected), "in the order of their ids"
     batch = data.load(micro_of(data, range(len(data.ids))))
-    assert batch.attended.lengths().tolist() == data.attended.tolist(), "sets and a readout"
+    assert batch.attended.lengths().tolist() == data.table.attended.tolist(), "sets and a readout"
     assert batch.events is not None
     assert batch.events.durations is not None
     assert batch.events.observed is not None
@@ -250,7 +252,7 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     assert batch.events.durations.tolist() == [lengths[patient] for patient in expected]
     assert batch.events.observed.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
     empty = [patient for patient in expected if patient not in ids[::2]]
-    assert int((data.positions == 0).sum()) == len(empty) > 0, "who has no event stays"
+    assert int((data.table.positions == 0).sum()) == len(empty) > 0, "who has no event stays"
     kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
     assert kept.labels is not None
     assert int((kept.labels == -1).sum()) == why["censored"]
@@ -275,7 +277,7 @@ def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> 
     several = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 90}
     data = opened(long(tmp_path, rows), data={"holdout": 0}, events=several)
     assert (data.ids.tolist(), data.labels is not None and data.labels.tolist()) == ([A, B, C], [1, 0, -1])
-    assert data.num_targets.tolist() == [1, 1, 1]
+    assert data.table.num_targets.tolist() == [1, 1, 1]
     assert "1 with the outcome, 1 without, 1 without a label" in data.lines()
 
 
@@ -348,7 +350,7 @@ def test_values_are_scaled_by_training_patients_alone(tmp_path: Path) -> None:
     changed = [(*row[:3], None if row[3] is None else row[3] * 50) if sides[row[0]] == "valid" else row for row in rows]
     again = in_one_table(tmp_path, changed, sides)
     assert again.files == data.files
-    train = np.repeat(data.split, data.positions) == 0
+    train = np.repeat(data.table.split, data.table.positions) == 0
     assert np.array_equal(again.values[train], data.values[train], equal_nan=True)
     assert not np.array_equal(again.values, data.values, equal_nan=True)
 
@@ -446,11 +448,11 @@ def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
 def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
     data = with_empty(tmp_path)
     ids = np.random.default_rng(0).permutation(len(data.ids)).tolist()
-    assert {0, 1} < set(data.positions[ids].tolist())
+    assert {0, 1} < set(data.table.positions[ids].tolist())
     batch = data.load(micro_of(data, ids))
     assert batch.events is not None
     assert batch.num_targets == batch.num_seqs == 14
-    alone = [data.alone(seq, 0, int(data.positions[seq]), 0) for seq in ids]
+    alone = [data.alone(seq, 0, int(data.table.positions[seq]), 0) for seq in ids]
     for place, one in enumerate(alone):
         assert_equal(batch.select([place]), one)
     assert_equal(batch, concatenate(alone))
@@ -469,13 +471,13 @@ def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> None:
     data = with_empty(tmp_path)
-    assert int((data.positions == 0).sum()) == 5
+    assert int((data.table.positions == 0).sum()) == 5
     settings = PlanSettings(strategy=strategy, tokens_per_step=12, tokens_per_micro=8, row_tokens=16, batch_size=3)
-    made = plan(data.positions, settings, seed=0, epoch=0, targets=data.count_targets)
+    made = plan(data.table.positions, settings, seed=0, epoch=0, targets=data.count_targets)
     batches = [data.load(micro) for step in range(made.num_steps) for micro in made.step(step)]
     seen = sorted(seq for batch in batches for seq in batch.seq_ids.tolist())  # type: ignore[union-attr]
     assert seen == list(range(14))
-    assert made.ledger.total == int(data.positions.sum())
+    assert made.ledger.total == int(data.table.positions.sum())
     assert made.ledger.sequences["whole"] == 14
     assert made.ledger.dropped == {}
     assert not data.count_targets(np.array([0]), np.array([1]), np.array([2])).any(), "a patient counts once"
@@ -487,7 +489,7 @@ def test_evaluation_sees_patients_without_events(tmp_path: Path) -> None:
     class Model(torch.nn.Module):
         config = type("Config", (), {"longest": 100})
 
-    ids = np.flatnonzero(data.positions < 4)
+    ids = np.flatnonzero(data.table.positions < 4)
     seen = [m.seq_ids for m in every_micro(Model(), data, ids, PlanSettings(tokens_per_micro=4))]
     assert sorted(np.concatenate(seen).tolist()) == ids.tolist()
 
@@ -496,8 +498,8 @@ def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None
     path = label_file(tmp_path / "labels.parquet", id=[A, B, C], dead=[1, None, None])
     labels = {"path": path, "label": "dead", "missing": "keep"}
     data = opened(long(tmp_path, [(B, 0, "x", None)]), data={"holdout": 0}, events={"labels": labels, "landmark": 0})
-    assert data.num_targets.tolist() == [1, 1, 0]
-    made = plan(data.positions, PlanSettings(), seed=0, epoch=0, targets=data.count_targets)
+    assert data.table.num_targets.tolist() == [1, 1, 0]
+    made = plan(data.table.positions, PlanSettings(), seed=0, epoch=0, targets=data.count_targets)
     assert made.ledger.sequences == {"whole": 2, "no_target": 1}
 
 
@@ -507,14 +509,14 @@ def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None
 def test_patients_are_split_by_their_id_and_the_seed(tmp_path: Path) -> None:
     rows = draw_rows(60)
     data = opened(long(tmp_path, rows))
-    assert 5 < int(data.split.sum()) < 30
+    assert 5 < int(data.table.split.sum()) < 30
     fewer = opened(long(tmp_path, [row for row in rows if row[0] % 2]))
-    side = dict(zip(data.ids.tolist(), data.split.tolist(), strict=True))
-    assert {p: s for p, s in zip(fewer.ids.tolist(), fewer.split.tolist(), strict=True) if side[p] != s} == {}
-    assert not np.array_equal(opened(long(tmp_path, rows), train={"seed": 1}).split, data.split)
+    side = dict(zip(data.ids.tolist(), data.table.split.tolist(), strict=True))
+    assert {p: s for p, s in zip(fewer.ids.tolist(), fewer.table.split.tolist(), strict=True) if side[p] != s} == {}
+    assert not np.array_equal(opened(long(tmp_path, rows), train={"seed": 1}).table.split, data.table.split)
     sides = {patient: ("train", "holdout", "test")[n % 3] for n, patient in enumerate(data.ids.tolist()[:40])}
     fixed = opened(long(tmp_path, rows), events=split_file(tmp_path / "s.csv", sides))
-    assert dict(zip(fixed.ids.tolist(), fixed.split.tolist(), strict=True)) == {
+    assert dict(zip(fixed.ids.tolist(), fixed.table.split.tolist(), strict=True)) == {
         patient: side == "holdout" for patient, side in sides.items() if side != "test"
     }
     assert fixed.cohort.left_out == {"in no part of events.split": 20, "of a split named test": 13}
@@ -537,9 +539,9 @@ def test_the_fingerprint_follows_what_is_read(tmp_path: Path) -> None:
     ):
         assert opened(long(tmp_path, change)).fingerprint() != before.fingerprint()
     assert opened(long(tmp_path, rows), train={"seed": 4}).fingerprint() != before.fingerprint()
-    assert [path for path, _ in before.file_hashes] == [str(tmp_path / "long.parquet")]
+    assert [path for path, _ in before.table.file_hashes] == [str(tmp_path / "long.parquet")]
     stays = opened(str(put_folder(tmp_path / "stays", rows)))
-    assert {path for path, _ in stays.file_hashes} == {f"{tmp_path / 'stays'}[{n}]" for n in range(20)}
+    assert {path for path, _ in stays.table.file_hashes} == {f"{tmp_path / 'stays'}[{n}]" for n in range(20)}
     assert stays.where(3) == f"{tmp_path / 'stays'}[3]:1 (patient {alias(str(FIRST_ID + 3))})"
 
 

@@ -99,8 +99,8 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     assert [len(data.examples[i].images) for i in ids] == [0, 1, 1, 1, 2]
     batch = data.load(micro_of(data, ids))  # type: ignore[arg-type]
     for place, seq in enumerate(ids):
-        assert_equal(batch.select([place]), data.alone(seq, 0, int(data.positions[seq]), 0))
-    assert batch.num_targets == int(data.num_targets[ids].sum())
+        assert_equal(batch.select([place]), data.alone(seq, 0, int(data.table.positions[seq]), 0))
+    assert batch.num_targets == int(data.table.num_targets[ids].sum())
     nothing = data.load(micro_of(data, []))  # type: ignore[arg-type]
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
 
@@ -108,7 +108,7 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
 def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(tmp_path: Path) -> None:
     file = write_questions(tmp_path / "pictures")
     data = questions_of(recipe_of(file, images={"flip": 0.5, "shift": 0.2}))
-    held, trained = (np.flatnonzero(data.split == side).tolist() for side in (1, 0))
+    held, trained = (np.flatnonzero(data.table.split == side).tolist() for side in (1, 0))
 
     def pixels(ids: list[int], epoch: int) -> torch.Tensor:
         media = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).media  # type: ignore[arg-type]
@@ -146,11 +146,11 @@ def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> 
 def test_rows_about_one_picture_share_a_side(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     sides: dict[tuple[int, ...], set[int]] = {}
-    for example, side in zip(data.examples, data.split.tolist(), strict=True):
+    for example, side in zip(data.examples, data.table.split.tolist(), strict=True):
         if len(example.images) == 1:
             sides.setdefault(example.images, set()).add(side)
     assert all(len(side) == 1 for side in sides.values())
-    assert {0, 1} <= set(data.split.tolist())
+    assert {0, 1} <= set(data.table.split.tolist())
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,8 @@ def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: py
 def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     assert data.prompts([]).total_tokens == 0
-    assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), data.positions[:3]), data.num_targets[:3])
+    table = data.table
+    assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), table.positions[:3]), table.num_targets[:3])
 
 
 @pytest.mark.parametrize(

@@ -31,13 +31,13 @@ ONE, MANY = PlanSettings(tokens_per_micro=1), PlanSettings(tokens_per_micro=300)
 
 
 def alone(data: Patients, seq: int) -> RaggedBatch:
-    stop = data.positions[seq : seq + 1]
+    stop = data.table.positions[seq : seq + 1]
     return data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
 
 
 def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> None:
     data, model = draw(), Guess()
-    ids = np.flatnonzero(data.split == Split.HOLDOUT)[::-1]
+    ids = np.flatnonzero(data.table.split == Split.HOLDOUT)[::-1]
     many, one = predict(model, data, ids, MANY, CPU), predict(model, data, ids, ONE, CPU)
     for name in ("log_p", "risk"):
         assert getattr(many, name) == pytest.approx(getattr(one, name), abs=1e-6)
@@ -192,7 +192,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path: Path
     run: Any = SimpleNamespace(folder=folder, model=Guess(), recipe=recipe)
     metrics, lines = evaluate(run, data, ["events"], 2)
     assert list(metrics)[:6] == ["loss", "auroc", "average_precision", "brier", "accuracy", "prevalence"]
-    mine = data.labels[data.split == Split.HOLDOUT]  # type: ignore[index]
+    mine = data.labels[data.table.split == Split.HOLDOUT]  # type: ignore[index]
     assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())
     assert "next_set_recall@5" in metrics
     assert lines[0].startswith("held out: 60 patients, ")
@@ -204,7 +204,8 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path: Path
     assert left["family"] == "events"
     assert left["roc"][0] == [0, 0]
     assert left["roc"][-1] == [1, 1]
-    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[data.split == Split.HOLDOUT] >= 0)  # type: ignore[index]
+    held = data.table.split == Split.HOLDOUT
+    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[held] >= 0)  # type: ignore[index]
     assert len(left["courses"]) == 4
     for name in data.ids.tolist():
         assert name not in written

@@ -129,7 +129,7 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_field_and_measure
         lines = [row.format(n=n, died=n % 2) for n in range(12) for row in rows]
         (tmp_path / f"{name}.csv").write_text("\n".join([head, *lines, ""]))
     data = open_data(Recipe(**recipe), None)
-    assert data.positions.tolist() == 12 * [4]  # what is after the landmark is not read
+    assert data.table.positions.tolist() == 12 * [4]  # what is after the landmark is not read
     fields = [*EventSource.model_fields, *EventLabels.model_fields, *EventSettings.model_fields]
     found = predict(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"))
     sets = score_sets(Guess(), draw(), np.arange(40), PlanSettings(), torch.device("cpu"), True, True)

@@ -103,5 +103,5 @@ def opened(sources: Any, kept: dict[str, bytes] | None = None, **sections: Any) 
 
 def micro_of(data: EventData, ids: Sequence[int], pad_to: int = 0) -> Micro:
     seqs = np.array(ids, np.int64)
-    stops = data.positions[seqs].astype(np.int32)
+    stops = data.table.positions[seqs].astype(np.int32)
     return Micro(seqs, np.zeros_like(stops), stops, np.zeros_like(stops), pad_to, 0)

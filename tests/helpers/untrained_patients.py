@@ -16,6 +16,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
+from unpad.data.family import SequenceTable, sequence_table
 from unpad.models.contract import PredictsSets
 from unpad.nn.segments import segment_mean, segment_sum
 
@@ -24,7 +25,7 @@ CODES = ("unknown", "creatinine", "heart rate", "hypertension", "age", "sex=f", 
 
 @dataclass(frozen=True)
 class Patients:
-    """What evaluation asks of `data/events.py`, over patients drawn from a seed.
+    """What evaluation asks of `data/patients.py`, over patients drawn from a seed.
 
     Args:
         set_sizes: per patient, events of each set.
@@ -46,12 +47,9 @@ class Patients:
         return np.array([f"S{1000 - i}" for i in range(len(self.set_sizes))], object)
 
     @cached_property
-    def positions(self) -> np.ndarray:
-        return np.array([sum(sizes) for sizes in self.set_sizes], np.int64)
-
-    @cached_property
-    def split(self) -> np.ndarray:
-        return (np.arange(len(self.set_sizes)) % 4 != 0).astype(np.uint8)
+    def table(self) -> SequenceTable:
+        split = (np.arange(len(self.set_sizes)) % 4 != 0).astype(np.uint8)
+        return sequence_table(np.array([sum(sizes) for sizes in self.set_sizes], np.int64), split)
 
     @cached_property
     def sets(self) -> SimpleNamespace:
@@ -73,7 +71,7 @@ class Patients:
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids.tolist()
         rngs = [np.random.default_rng([self.seed, i]) for i in ids]
-        lengths = self.positions[micro.seq_ids]
+        lengths = self.table.positions[micro.seq_ids]
         codes = [rng.integers(1, len(CODES), n) for rng, n in zip(rngs, lengths, strict=True)]
         values = [rng.normal(size=n) for rng, n in zip(rngs, lengths, strict=True)]
         has_value = [rng.random(n) < 0.8 for rng, n in zip(rngs, lengths, strict=True)]

@@ -45,7 +45,7 @@ def test_patients_stand_under_their_ids_in_the_order_of_the_data(
     assert table["subject"].to_pylist() == data.ids.tolist()
     vectors = np.array(table["embedding"].to_pylist())
     for seq in range(25):
-        stop = data.positions[seq : seq + 1]
+        stop = data.table.positions[seq : seq + 1]
         alone = data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
         assert vectors[seq] == pytest.approx(Guess().vectors(alone, "patient")[0].numpy(), abs=1e-5)
         p = float(Guess().classify(alone).double().softmax(-1)[0, 1])
@@ -53,7 +53,7 @@ def test_patients_stand_under_their_ids_in_the_order_of_the_data(
     assert table.schema.field("embedding").type.list_size == 3
     assert data.labels is not None
     assert table["label"].to_pylist() == [None if label < 0 else label for label in data.labels.tolist()]
-    assert table["split"].to_pylist() == [("train", "holdout")[side] for side in data.split.tolist()]
+    assert table["split"].to_pylist() == [("train", "holdout")[side] for side in data.table.split.tolist()]
 
 
 def test_only_what_was_trained_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
     assert list(zip(table["subject"], table["set_index"], strict=True)) == expected
     row = 0
     for seq, sizes in enumerate(data.set_sizes):
-        stop = data.positions[seq : seq + 1]
+        stop = data.table.positions[seq : seq + 1]
         alone = data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
         mine = slice(row, row + len(sizes))
         assert alone.events is not None

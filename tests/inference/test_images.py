@@ -91,7 +91,7 @@ def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkey
     answers = classify(run, [Path(example.where) for example in data.examples], 2)
     for seq, answer in enumerate(answers):
         with torch.no_grad():
-            batch = data.alone(seq, 0, int(data.positions[seq]), 0)
+            batch = data.alone(seq, 0, int(data.table.positions[seq]), 0)
             p = run.model.classify(batch).double().softmax(-1)[0].tolist()
         assert dict(answer.top) == pytest.approx(dict(zip(data.classes, p, strict=True)), rel=1e-5)
     assert len({round(answer.top[0][1], 6) for answer in answers}) > 6, "the model tells pictures apart"

@@ -82,11 +82,11 @@ def test_every_way_to_cut_and_change_the_data_passes(tmp_path: Path, overrides: 
 def test_the_sample_holds_the_longest_and_the_shortest_sequence(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
     sample = module._sample(setup)
-    lengths = setup.data.positions
-    trained = lengths[setup.data.split == Split.TRAIN]
+    lengths = setup.data.table.positions
+    trained = lengths[setup.data.table.split == Split.TRAIN]
     assert lengths[sample].max() == trained.max()
     assert lengths[sample].min() == trained.min()
-    assert not np.any(setup.data.split[sample]), "held-out documents stay out of it"
+    assert not np.any(setup.data.table.split[sample]), "held-out documents stay out of it"
     assert 3 <= len(sample) <= module.MAX_SEQUENCES
 
 
@@ -94,7 +94,7 @@ def test_sequences_that_the_plan_drops_are_no_part_of_the_sample(tmp_path: Path)
     recipe = write_toy(tmp_path / "toy")
     drop = ["plan.overflow=drop", "plan.max_tokens=20"]
     setup = setup_of(recipe, *drop)
-    assert setup.data.positions[module._sample(setup)].max() == 20
+    assert setup.data.table.positions[module._sample(setup)].max() == 20
     assert prove_recipe(str(recipe), drop).passed
     with pytest.raises(PlanError, match="drops every token"):
         prove_recipe(str(recipe), ["plan.overflow=drop", "plan.max_tokens=2"])
@@ -120,7 +120,7 @@ def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = module._sample
-    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.data.positions[ids] < 99])
+    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.data.table.positions[ids] < 99])
     certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
     unproven = [line for line in certificate.lines if line.passed is None]
     assert [line.kernel for line in unproven] == ["group sdpa"]

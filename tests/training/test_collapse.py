@@ -17,6 +17,7 @@ from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import Layout, build_layout
 from unpad.batching.plan import Micro
+from unpad.data.family import sequence_table
 from unpad.errors import CollapseError, RecipeError
 from unpad.models.contract import HasLatent
 from unpad.nn.losses import Terms
@@ -45,19 +46,20 @@ class Topics:
             [rng.integers(WORDS, size=rng.integers(3, 9)) + WORDS * rng.integers(TOPICS) for _ in range(num_sets)]
             for num_sets in rng.integers(0, 9, num_patients)
         ]
-        self.positions = np.array([sum(map(len, sets)) for sets in self.sets], np.int64)
+        positions = np.array([sum(map(len, sets)) for sets in self.sets], np.int64)
+        self.table = sequence_table(positions, np.zeros(num_patients, np.uint8))
         self.loaded: list[int] = []
 
     def load(self, micro: Micro) -> RaggedBatch:
         assert not micro.starts.any()
-        assert (micro.stops == self.positions[micro.seq_ids]).all()
+        assert (micro.stops == self.table.positions[micro.seq_ids]).all()
         self.loaded += micro.seq_ids.tolist()
         return self.batch(micro.seq_ids.tolist())
 
     def batch(self, ids: list[int]) -> RaggedBatch:
         sets = [one for i in ids for one in self.sets[i]]
         codes = np.concatenate([np.zeros(0, np.int64), *sets])
-        lengths, num_sets = self.positions[ids], np.array([len(self.sets[i]) for i in ids], np.int64)
+        lengths, num_sets = self.table.positions[ids], np.array([len(self.sets[i]) for i in ids], np.int64)
         nothing = torch.zeros(codes.size)
         events = EventSets(
             values=nothing, has_value=nothing.bool(), members=build_layout(np.array([len(s) for s in sets], np.int64)),
@@ -271,7 +273,7 @@ def test_the_sample_is_held_out_fixed_and_large_enough() -> None:
 
 def test_patients_longer_than_a_batch_come_last() -> None:
     data = Topics(160)
-    limit = int(np.median(data.positions))
+    limit = int(np.median(data.table.positions))
     sample = draw_sample(data, HELD_OUT, TRAIN, 30, tokens=limit, seed=0, device=CPU)  # type: ignore[arg-type]
     assert all(int(batch.layout.lengths().max()) <= limit for batch in sample.batches)
     everyone = draw_sample(data, HELD_OUT, HELD_OUT, 10**6, tokens=limit, seed=0, device=CPU)  # type: ignore[arg-type]

@@ -177,7 +177,7 @@ def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) 
         trained, held = stage_sequences(setup, stage, Split.TRAIN), stage_sequences(setup, stage, Split.HOLDOUT)
         assert trained.size
         assert held.size
-        assert set(setup.data.kind[np.concatenate([trained, held])].tolist()) == {kind}
+        assert set(setup.data.table.kind[np.concatenate([trained, held])].tolist()) == {kind}
         planned = {i for micro in order_of(epoch_plan(setup, stage, 0)) for i in micro}
         assert planned == set(trained.tolist())
         assert not planned & set(held.tolist())

@@ -95,7 +95,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
     result, recipe = made
     monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
     setup = setup_of(recipe)
-    positions = setup.data.positions
+    positions = setup.data.table.positions
     values = result.to_json()
     total = 0
     for stage, part in zip(setup.stages, values["stages"], strict=True):
@@ -108,7 +108,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
         assert sum(part["ledger"]["trained"].values()) == int(everything.sum())
         total += int(positions[ids].sum())
     assert values["ledger"]["total"] == total
-    assert values["corpus"]["tokens"] == int(setup.data.positions.sum())
+    assert values["corpus"]["tokens"] == int(setup.data.table.positions.sum())
 
 
 def test_what_is_cut_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     result = preview(str(tmp_path / "recipe.yaml"), [], tmp_path / "plan.png")
     (stage,) = result.stages
-    lengths, longest = stage.lengths, int(result.setup.data.positions.max())
+    lengths, longest = stage.lengths, int(result.setup.data.table.positions.max())
     assert 0 < longest < 20
     assert (lengths == 0).any(), "patients without an event count too"
     rows = {row.name: row for row in stage.rows}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from unpad.errors import PlanError
 
 
-def draw_sequences(source_of: np.ndarray, weights: list[float], seed: int, epoch: int) -> np.ndarray:
+def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, epoch: int) -> np.ndarray:
     """Draw the sequences of one epoch: weight w takes each sequence floor(w) times, and a random share of the rest.
 
     The share is drawn without replacement, and its size is right on average over epochs.

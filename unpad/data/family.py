@@ -1,120 +1,167 @@
-"""Families of data: one file each in this folder, named by the model that reads it.
+"""Families of data: one file each in this folder, and the interface of their sequences.
 
-A model file says `DATA = "text"`, and `data/text.py` then has
-
-    KINDS                      sections of the recipe's `data` that it reads
-    UNITS                      what people call a sequence, and what its length counts
-    FILES                      names of the files a run keeps so that it can be used without its data
-    num_outputs(files)         channels of the model's head: vocabulary or classes
-    open_data(recipe, kept)    a `Data`; `kept` are the files of an earlier run, None makes them
-    next_command(recipe, run)  what to type to use a run of it
-    NO_TEXT                    what to tell who asks a run of it for text, and the fix; where FILES has no tokenizer
-
-and `evaluate/text.py` measures a model on it.
+A model names its family (`DATA = "text"`), whose module `data/text.py` has the members of `Family` and opens a `Data`;
+`evaluation/text.py` measures a model on it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
-from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.errors import RecipeError
-from unpad.models import model_module
+from unpad.models import model_config, model_module
+from unpad.models.contract import Model
 from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe
 
 
-class Data(Protocol):
-    """The sequences of a run. Arrays are (num_sequences,), integers.
+@dataclass(frozen=True, eq=False)
+class SequenceTable:
+    """Facts about the sequences of a run that plans and stages need, one row per sequence; `sequence_table` makes it.
 
-    Attributes:
-        family: name of the file in `data/` and in `evaluate/`.
-        kinds: sections of the recipe's `data` that it reads; a stage may use some of them.
-        positions: positions the model sees per sequence.
-        attended: how many vectors of a sequence attend to each other, where those are not its positions; None where
-            they are. The model's context is then a mere bound, and a plan cannot count the cells of attention.
-        kind: index into `kinds`.
+    Arrays are (num_sequences,), integers.
+
+    Args:
+        positions: positions the model sees.
+        split: TRAIN or HOLDOUT of `Split`.
+        num_targets: targets that carry loss.
+        kind: index into `Data.kinds`.
         source: index into `weights`.
-        split: 0 training, 1 held out.
-        num_targets: targets per sequence.
         weights: epochs of each source per epoch of the run.
         file_hashes: (path, sha256) of every source file.
-        num_outputs: channels of the model's head.
-        files: what the run keeps, by name.
+        attended: vectors that attend to each other, where their number differs from `positions`; otherwise None. The
+            model's context is then a mere bound, and a plan cannot count the cells of attention.
     """
 
-    @property
-    def family(self) -> str: ...
+    positions: np.ndarray
+    split: np.ndarray
+    num_targets: np.ndarray
+    kind: np.ndarray
+    source: np.ndarray
+    weights: tuple[float, ...]
+    file_hashes: tuple[tuple[str, str], ...]
+    attended: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+def sequence_table(
+    positions: np.ndarray,
+    split: np.ndarray,
+    *,
+    num_targets: np.ndarray | None = None,
+    kind: np.ndarray | None = None,
+    source: np.ndarray | None = None,
+    weights: Sequence[float] = (1.0,),
+    file_hashes: Sequence[tuple[str, str]] = (),
+    attended: np.ndarray | None = None,
+) -> SequenceTable:
+    """Build a table; by default every sequence has one target, and all are of one kind and one source."""
+    num = len(positions)
+    return SequenceTable(
+        positions=positions,
+        split=split,
+        num_targets=np.ones(num, np.int64) if num_targets is None else num_targets,
+        kind=np.zeros(num, np.uint8) if kind is None else kind,
+        source=np.zeros(num, np.int16) if source is None else source,
+        weights=tuple(weights),
+        file_hashes=tuple(file_hashes),
+        attended=attended,
+    )
+
+
+class Data(ABC):
+    """The sequences of a run.
+
+    Attributes:
+        family: name of the file in `data/` and in `evaluation/`.
+        kinds: sections of the recipe's `data` that the family reads; a stage may use some of them.
+        table: one row per sequence.
+    """
+
+    family: ClassVar[str]
+    kinds: ClassVar[tuple[str, ...]]
+    table: SequenceTable
 
     @property
-    def kinds(self) -> tuple[str, ...]: ...
+    @abstractmethod
+    def num_outputs(self) -> int:
+        """Channels of the model's head."""
 
     @property
-    def weights(self) -> list[float]: ...
+    @abstractmethod
+    def files(self) -> dict[str, bytes]:
+        """Files that a run keeps so that it can be used without its data, by name."""
 
-    @property
-    def file_hashes(self) -> tuple[tuple[str, str], ...]: ...
+    @abstractmethod
+    def load(self, micro: Micro) -> RaggedBatch:
+        """Load one micro-batch of a plan; called from the loader's own thread."""
 
-    @property
-    def positions(self) -> np.ndarray: ...
+    @abstractmethod
+    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
+        """Build a batch of one piece of a plan without any batching code; the ground truth of the proof."""
 
-    @property
-    def attended(self) -> np.ndarray | None: ...
+    @abstractmethod
+    def where(self, seq_id: int) -> str:
+        """Place of a sequence in its file."""
 
-    @property
-    def kind(self) -> np.ndarray: ...
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 of all sequences, their content and their split."""
 
-    @property
-    def source(self) -> np.ndarray: ...
+    @abstractmethod
+    def lines(self) -> list[str]:
+        """Counts of rows that were read, used, quarantined and held out, as text."""
 
-    @property
-    def split(self) -> np.ndarray: ...
-
-    @property
-    def num_targets(self) -> np.ndarray: ...
-
-    @property
-    def num_outputs(self) -> int: ...
-
-    @property
-    def files(self) -> dict[str, bytes]: ...
-
-    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """Targets inside spans of sequences, (n,) int64."""
-        ...
+    @abstractmethod
+    def describe_outputs(self) -> str:
+        """Channels of the head in words, such as "vocabulary 3,000"."""
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        """Positions per sequence in the epoch of this seed and number; `positions` where no epoch draws sizes anew."""
-        ...
+        """Positions per sequence in the epoch of this (seed, epoch); another number only where epochs draw sizes."""
+        return self.table.positions
 
-    def load(self, micro: Micro) -> RaggedBatch:
-        """One micro-batch of a plan; called from the loader's own thread."""
-        ...
+    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+        """Count the targets inside spans of sequences, (n,) int64; by default of sequences that are never cut."""
+        return np.where(np.asarray(starts) == 0, self.table.num_targets[seq_ids], 0)
 
-    def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
-        """One piece of a plan as a batch of its own, made past everything that batches; the proof's truth."""
-        ...
+    def initialize(self, model: Model) -> None:
+        """Load into a new model the parameters that come with the data; by default there are none."""
+        return None
 
-    def where(self, seq_id: int) -> str:
-        """The place of a sequence in its file."""
-        ...
 
-    def fingerprint(self) -> str:
-        """sha256 that changes with which sequences there are, what they hold and how they are split."""
-        ...
+class Family(Protocol):
+    """Members of a module such as `data/text.py`.
 
-    def lines(self) -> list[str]:
-        """What was read, used, set aside and held out, as text."""
-        ...
+    Attributes:
+        KINDS: sections of the recipe's `data` that the family reads.
+        UNITS: names of a sequence and of a unit of its length, plural.
+        FILES: names of the files that a run keeps.
+        NO_TEXT: error message and fix when text generation is requested of a run; None where it generates text.
+    """
 
-    def describe_outputs(self) -> str:
-        """What the channels of the head are, such as "vocabulary 3,000"."""
-        ...
+    KINDS: tuple[str, ...]
+    UNITS: tuple[str, str]
+    FILES: tuple[str, ...]
+    NO_TEXT: tuple[str, str] | None
+
+    def num_outputs(self, files: dict[str, bytes]) -> int:
+        """Channels of the head of a run that kept `files`."""
+
+    def open_data(self, recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
+        """Read a recipe's data; `kept` are the files of an earlier run, None makes them from the data."""
+
+    def next_command(self, recipe: Recipe, run: str) -> str:
+        """Command that uses a trained run."""
 
 
 def family_name(recipe: Recipe) -> str:
@@ -123,18 +170,8 @@ def family_name(recipe: Recipe) -> str:
     return name
 
 
-@runtime_checkable
-class HasCodeVectors(Protocol):
-    """Data whose codes may come with vectors."""
-
-    @property
-    def code_vectors(self) -> np.ndarray | None:
-        """(num_codes, dim), or None."""
-        ...
-
-
-def family_of(recipe: Recipe) -> ModuleType:
-    """The module of `data/` that holds what the recipe's model reads."""
+def family_of(recipe: Recipe) -> Family:
+    """Return the module of `data/` that reads what the recipe's model takes."""
     return import_module(f"unpad.data.{family_name(recipe)}")
 
 
@@ -160,5 +197,23 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
             if name not in family.KINDS:
                 fix = "this model reads " + " and ".join(family.KINDS)
                 raise RecipeError(f'stage {stage.name} uses "{name}"', where="stages", fix=fix)
-    data: Any = family.open_data(recipe, kept)
-    return data
+    return family.open_data(recipe, kept)
+
+
+def refuse_cuts(recipe: Recipe, most: int, what: str, why: str, fix: str) -> None:
+    """Refuse plans that would cut the longest sequence; with plan.overflow=drop it is dropped and counted instead.
+
+    Args:
+        most: positions of the longest sequence.
+        what: the sequence and its length, `{}` for the number; why it is never cut; how to make it shorter, `{}` for
+            the limit.
+    """
+    longest = model_config(recipe.model).longest
+    for settings in [recipe.plan, *(recipe.for_stage(stage).plan for stage in recipe.stages)]:
+        limit = min(longest, settings.max_tokens or longest)
+        if most > limit and settings.overflow not in ("error", "drop"):
+            raise RecipeError(
+                f"{what.format(f'{most:,}')}, more than {limit:,}, and {why}",
+                where="plan.overflow",
+                fix=f"{fix.format(limit)}, or set plan.overflow=drop, which counts what it leaves out",
+            )

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
+from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare, resize
@@ -31,7 +32,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, assign, declared_splits, describe_split
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import SourceError
 from unpad.models import model_config
 from unpad.models.contract import PixelConfig
 from unpad.recipes.data import ImageSettings
@@ -70,53 +71,32 @@ class PixelCache:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData:
-    """The images of a run; `Data` says what its members are. A sequence is an image, a position one of its patches.
+class ImageData(Data):
+    """The images of a run. A sequence is an image, a position one of its patches.
 
     Args:
         examples: where every image is.
-        source: (num_images,) int16, index into `weights`.
         labels: (num_images,) int64, index into `classes`.
-        split: (num_images,) uint8.
         grids: (num_images, 2) int64, rows and columns of patches.
         patch: side of a patch, in pixels.
         channels: of a pixel, 4 with opacity.
         read_rows: images looked at; bad: those that cannot be used; left_out: those of a split named test.
     """
 
+    table: SequenceTable
     examples: list[ImageExample]
-    source: np.ndarray
     classes: tuple[str, ...]
     labels: np.ndarray
-    split: np.ndarray
     grids: np.ndarray
     settings: ImageSettings
     patch: int
     channels: int
-    weights: list[float]
-    file_hashes: tuple[tuple[str, str], ...]
     read_rows: int
     bad: list[BadRow]
     left_out: int
     cache: PixelCache
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
-
-    @cached_property
-    def positions(self) -> np.ndarray:
-        return self.grids.prod(1)
-
-    @property
-    def attended(self) -> np.ndarray | None:
-        return None
-
-    @cached_property
-    def kind(self) -> np.ndarray:
-        return np.zeros(len(self.examples), np.uint8)
-
-    @cached_property
-    def num_targets(self) -> np.ndarray:
-        return np.ones(len(self.examples), np.int64)
 
     @property
     def num_outputs(self) -> int:
@@ -125,10 +105,6 @@ class ImageData:
     @property
     def files(self) -> dict[str, bytes]:
         return {CLASSES: json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()}
-
-    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """One per image, which its first patch stands for; images are never cut."""
-        return (np.asarray(starts) == 0).astype(np.int64)
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         return self.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
@@ -143,7 +119,7 @@ class ImageData:
             return self.grids[ids]
         # Other numbers than those that change the pixels of an image: images are numbered below this.
         drawn = np.random.default_rng([*epoch_seed, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
-        factors = np.where(self.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
+        factors = np.where(self.table.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
         grids = [
             scaled_grid(self.examples[i].width, self.examples[i].height, factor, self.patch, self.settings)
             for i, factor in zip(ids.tolist(), factors, strict=True)
@@ -169,7 +145,7 @@ class ImageData:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.settings.identity().encode())
-        for part in (self.labels, self.split, self.grids):
+        for part in (self.labels, self.table.split, self.grids):
             digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
         for example in self.examples:
             digest.update(example.sha256.encode())
@@ -184,9 +160,9 @@ class ImageData:
         lines = [
             f"{self.read_rows:,} images read = {used:,} used + {len(self.bad):,} set aside"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
-            f"{describe_split(self.split)}; {len(self.classes)} classes: {shown}{more}",
-            f"{int(self.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
-            f"{self.positions.min()} to {self.positions.max()} per image ({self.settings.size})",
+            f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
+            f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
+            f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
         return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
@@ -204,13 +180,13 @@ class ImageData:
     def _changed(self, epoch_seed: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, changed as this epoch draws where the image is one to train on."""
         patches = self._patches(image, grid)
-        if not self.settings.augments or self.split[image] != Split.TRAIN:
+        if not self.settings.augments or self.table.split[image] != Split.TRAIN:
             return patches
         return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*epoch_seed, image]))
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
         """The patches of an image, (num_patches, channels * patch * patch) float32."""
-        if self.settings.draws_sizes and self.split[image] == Split.TRAIN:
+        if self.settings.draws_sizes and self.table.split[image] == Split.TRAIN:
             pixels = self.cache.get(image, lambda: self._shrunk(self._pixels(image)))
             return prepare(pixels, grid, self.patch, self.settings)
         return self.cache.get(image, lambda: prepare(self._pixels(image), grid, self.patch, self.settings))
@@ -307,22 +283,25 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     assert isinstance(config, PixelConfig), "a model of images says what its patches are"
     grids = grids_of(used, config.patch, settings)
     largest = _largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
-    refuse_cuts(recipe, int(largest.prod(1).max()), config.longest, "an image")
+    refuse_image_cuts(recipe, int(largest.prod(1).max()), "an image")
     declared = declared_splits(example.split for example in used)
     keys = np.array([content_key(example) for example in used], np.uint64)
     split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
     return ImageData(
+        table=sequence_table(
+            grids.prod(1),
+            split,
+            source=np.array([source for example, source in listed if example.split != "test"], np.int16),
+            weights=[source.weight for source in recipe.data.images],
+            file_hashes=[(example.where, example.sha256) for example in used],
+        ),
         examples=used,
-        source=np.array([source for example, source in listed if example.split != "test"], np.int16),
         classes=classes,
         labels=np.array([number[example.label] for example in used], np.int64),
-        split=split,
         grids=grids,
         settings=settings,
         patch=config.patch,
         channels=config.channels,
-        weights=[source.weight for source in recipe.data.images],
-        file_hashes=tuple((example.where, example.sha256) for example in used),
         read_rows=num_rows,
         bad=bad,
         left_out=len(listed) - len(used),
@@ -344,16 +323,9 @@ def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> No
             )
 
 
-def refuse_cuts(recipe: Recipe, most: int, longest: int, what: str) -> None:
-    """Refuse plans that would cut through an image; what is too long may be dropped, and is then counted."""
-    for settings in [recipe.plan, *(recipe.for_stage(stage).plan for stage in recipe.stages)]:
-        limit = min(longest, settings.max_tokens or longest)
-        if most > limit and settings.overflow not in ("error", "drop"):
-            raise RecipeError(
-                f"{what} has {most} positions, more than {limit}, and images are never cut",
-                where="plan.overflow",
-                fix="lower images.max_tokens, or set plan.overflow=drop, which counts what it leaves out",
-            )
+def refuse_image_cuts(recipe: Recipe, most: int, what: str) -> None:
+    """Refuse plans that would cut through an image, given the positions of the longest sequence."""
+    refuse_cuts(recipe, most, f"{what} has {{}} positions", "images are never cut", "lower images.max_tokens")
 
 
 def _largest_grids(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:

@@ -40,7 +40,7 @@ def every_micro(
         "tokens_per_step": settings.tokens_per_micro,
     }
     made = plan(
-        data.positions, settings.model_copy(update=fields), seed=0, epoch=0,
+        data.table.positions, settings.model_copy(update=fields), seed=0, epoch=0,
         max_tokens=model.config.longest, seq_ids=seq_ids, targets=targets or data.count_targets,
     )  # fmt: skip
     was_training = model.training
@@ -54,6 +54,6 @@ def every_micro(
 
 def slots(data: Data, seq_ids: np.ndarray) -> np.ndarray:
     """Where each sequence stands in `seq_ids`, (num_sequences,) int64; -1 for the others."""
-    slot = np.full(len(data.positions), -1, np.int64)
+    slot = np.full(len(data.table.positions), -1, np.int64)
     slot[seq_ids] = np.arange(len(seq_ids))
     return slot

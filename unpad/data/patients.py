@@ -20,6 +20,7 @@ from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
+from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.histories import assemble as histories
 from unpad.data.histories.assemble import Codes, Events, Sets, load_codes
 from unpad.data.histories.code_vectors import read_vectors
@@ -33,7 +34,7 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, describe_split
 from unpad.errors import RecipeError
-from unpad.models import model_config
+from unpad.models.contract import Model, ReadsCodeVectors
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
 
@@ -45,8 +46,8 @@ NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {r
 
 
 @dataclass(frozen=True, eq=False)
-class EventData:
-    """The patients of a run; `Data` says what its members are.
+class EventData(Data):
+    """The patients of a run.
 
     Args:
         ids: (num_patients,) of each patient as the tables have it, int64 or str; in no message.
@@ -65,6 +66,7 @@ class EventData:
         has_end: whether something says which events are before the outcome, where there is one.
     """
 
+    table: SequenceTable
     ids: np.ndarray
     known: Codes
     code: np.ndarray
@@ -78,7 +80,6 @@ class EventData:
     unknown: dict[str, int]
     code_vectors: np.ndarray | None
     without_vector: list[str]
-    file_hashes: tuple[tuple[str, str], ...]
     num_rows: int
     bad: list[BadRow]
     num_sorted: int
@@ -87,52 +88,14 @@ class EventData:
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
     @property
-    def weights(self) -> list[float]:
-        return [1.0]
-
-    @property
     def codes(self) -> tuple[str, ...]:
         """Names of the codes, row by row of the code embedding; row 0 is that of unknown ones."""
         return self.known.names
 
     @property
-    def split(self) -> np.ndarray:
-        return self.cohort.split
-
-    @property
     def labels(self) -> np.ndarray | None:
         """(num_patients,) int64, 0, 1, or -1 where it is not known; None where the recipe has none."""
         return self.cohort.label
-
-    @cached_property
-    def positions(self) -> np.ndarray:
-        return np.diff(self.sets.events_of)
-
-    @cached_property
-    def attended(self) -> np.ndarray:
-        """The sets of every patient and one readout, (num_patients,)."""
-        return np.diff(self.sets.sets_of) + 1
-
-    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        return self.positions
-
-    @cached_property
-    def kind(self) -> np.ndarray:
-        return np.zeros(len(self.ids), np.uint8)
-
-    @property
-    def source(self) -> np.ndarray:
-        return np.zeros(len(self.ids), np.int16)
-
-    @cached_property
-    def num_targets(self) -> np.ndarray:
-        """One per patient of whom there is anything to learn: a label, the time to the outcome, or the events."""
-        told = self.positions > 0
-        if self.labels is not None:
-            told = told | (self.labels >= 0)
-        if self.cohort.duration is not None:
-            told = np.ones_like(told)
-        return told.astype(np.int64)
 
     @property
     def num_outputs(self) -> int:
@@ -142,13 +105,9 @@ class EventData:
     def files(self) -> dict[str, bytes]:
         return {CODES: self.known.to_bytes()}
 
-    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        """One per patient, whether or not there are events; patients are never cut."""
-        return np.where(np.asarray(starts) == 0, self.num_targets[seq_ids], 0)
-
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
-        assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "a patient is never cut by the plan"
+        assert np.array_equal(micro.stops - micro.starts, self.table.positions[ids]), "a patient is never cut"
         sets = self.sets
         events = _ranges(sets.events_of[ids], sets.events_of[ids + 1])
         chosen = _ranges(sets.sets_of[ids], sets.sets_of[ids + 1])
@@ -193,6 +152,20 @@ class EventData:
             digest.update(f"{one},".encode())
         return digest.hexdigest()
 
+    def initialize(self, model: Model) -> None:
+        """Load the vectors of `events.code_embeddings`.
+
+        Raises:
+            RecipeError: their length differs from `model.code_vectors`.
+        """
+        given = None if self.code_vectors is None else self.code_vectors.shape[1]
+        wanted = model.code_vector_size if isinstance(model, ReadsCodeVectors) else None
+        if given != wanted:
+            what = f"events.code_embeddings gives vectors of length {given}, and the model takes {wanted}"
+            raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={given or 'null'}")
+        if self.code_vectors is not None and isinstance(model, ReadsCodeVectors):
+            model.load_code_vectors(torch.from_numpy(self.code_vectors))
+
     def describe_outputs(self) -> str:
         return f"{len(self.codes):,} codes"
 
@@ -211,7 +184,7 @@ class EventData:
         nothing, values = np.zeros(len(events), np.int64), self.values[events]
         has_value = ~np.isnan(values)
         cohort = self.cohort
-        batch = make_batch(self.code[events], nothing, nothing.astype(np.bool_), self.positions[ids], ids)
+        batch = make_batch(self.code[events], nothing, nothing.astype(np.bool_), self.table.positions[ids], ids)
         sets = EventSets(
             values=torch.from_numpy(np.where(has_value, values, 0)),
             has_value=torch.from_numpy(has_value),
@@ -227,13 +200,13 @@ class EventData:
     # ----------------------------------------------------------------------- what was read
 
     def lines(self) -> list[str]:
-        cohort, positions = self.cohort, self.positions
+        cohort, positions = self.cohort, self.table.positions
         sizes = np.diff(self.sets.set_starts)
         used, others = len(self.code), {why: number for why, number in self.counts.items() if number}
         lines = [
             f"{self.num_rows:,} rows read, {len(self.bad):,} set aside; {used + sum(others.values()):,} events = "
             f"{used:,} used" + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            f"{len(self.ids):,} patients: {describe_split(self.split)}"
+            f"{len(self.ids):,} patients: {describe_split(self.table.split)}"
             + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
         ]
         if cohort.label is not None:
@@ -269,7 +242,7 @@ class EventData:
         assert self.labels is not None
         found = []
         for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
-            mine = self.labels[self.split == side]
+            mine = self.labels[self.table.split == side]
             for value, what in ((1, "with the outcome"), (0, "without the outcome")):
                 if len(mine) and not (mine == value).any():
                     found.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
@@ -342,18 +315,37 @@ def _make(
     ids = rows.patients.take(pa.array(cohort.person)).to_numpy(zero_copy_only=False)
     whole = all(part.whole_ids for part in rows.parts) and are_whole(pa.array(ids, pa.string()))  # labels name others
     sources = np.bincount(events.patient * len(rows.parts) + rows.source[events.row], minlength=num * len(rows.parts))
-    made = EventData(
+    table = sequence_table(
+        np.diff(sets.events_of),
+        cohort.split,
+        num_targets=_count_targets(sets, cohort),
+        file_hashes=_hashes(recipe, rows.parts),
+        attended=np.diff(sets.sets_of) + 1,  # sets and one readout
+    )
+    most = int(table.positions.max(initial=0))
+    why, fix = "a plan would cut through a set", "set events.max_events={}"
+    refuse_cuts(recipe, most, "a patient has {} events", why, fix)
+    return EventData(
+        table=table,
         ids=ids.astype(np.int64) if whole else ids, known=known, code=events.code.astype(np.int32),
         values=events.value.astype(np.float32), sets=sets, cohort=cohort,
         places=_places(rows, labels, cohort, events, sets), per_source=sources.reshape(num, len(rows.parts)),
         source_names=tuple(part.name for part in rows.parts),
         counts={**counts, **skipped, "beyond events.max_events": before - len(events)}, unknown=unknown,
-        code_vectors=vectors, without_vector=without, file_hashes=_hashes(recipe, rows.parts), num_rows=num_rows,
+        code_vectors=vectors, without_vector=without, num_rows=num_rows,
         bad=bad, num_sorted=sum(part.unsorted for part in rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
     )  # fmt: skip
-    _refuse_cuts(recipe, made)
-    return made
+
+
+def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
+    """One per patient who has something to learn from: a label, the time to the outcome, or events; (num,) int64."""
+    if cohort.duration is not None:
+        return np.ones(len(cohort.person), np.int64)
+    learned = np.diff(sets.events_of) > 0
+    if cohort.label is not None:
+        learned = learned | (cohort.label >= 0)
+    return learned.astype(np.int64)
 
 
 def _places(rows: EventRows, labels: LabelTable | None, cohort: Cohort, events: Events, sets: Sets) -> list[str]:
@@ -378,17 +370,3 @@ def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], .
     paths = [resolve_path(recipe.data, path) for path in more if path is not None]
     files = {file.shown: file.path for part in parts for file in part.table.files}
     return tuple((shown, sha256_file(path)) for shown, path in {**files, **{str(path): path for path in paths}}.items())
-
-
-def _refuse_cuts(recipe: Recipe, data: EventData) -> None:
-    """Refuse plans that would cut a history anywhere but between sets; what is too long may be dropped and counted."""
-    longest = model_config(recipe.model).longest
-    most = int(data.positions.max(initial=0))
-    for settings in [recipe.plan, *(recipe.for_stage(stage).plan for stage in recipe.stages)]:
-        limit = min(longest, settings.max_tokens or longest)
-        if most > limit and settings.overflow not in ("error", "drop"):
-            raise RecipeError(
-                f"a patient has {most:,} events, more than {limit:,}, and a plan would cut through a set",
-                where="plan.overflow",
-                fix=f"set events.max_events={limit}, or plan.overflow=drop, which counts whom it leaves out",
-            )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,66 +10,34 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
+from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.sources.read import KINDS
 from unpad.data.tokens.corpus import CorpusReport, prepare
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from unpad.recipes.recipe import Recipe
 
-__all__ = ["FILES", "KINDS", "UNITS", "TextData", "next_command", "num_outputs", "open_data"]
+__all__ = ["FILES", "KINDS", "NO_TEXT", "UNITS", "TextData", "next_command", "num_outputs", "open_data"]
 
 UNITS = ("sequences", "tokens")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
+NO_TEXT = None
 
 
 @dataclass(frozen=True, eq=False)
-class TextData:
-    """The encoded sequences of a run; `Data` says what its members are.
+class TextData(Data):
+    """Encoded sequences of a run.
 
     A sequence of n tokens has n - 1 positions: the input of position i is token i, its label token i + 1.
     """
 
+    table: SequenceTable
     tokens: TokenSet
     tokenizer: Tokenizer
     report: CorpusReport
     family: ClassVar[str] = "text"
     kinds: ClassVar[tuple[str, ...]] = KINDS
-
-    @cached_property
-    def positions(self) -> np.ndarray:
-        return np.maximum(self.tokens.lengths - 1, 0)
-
-    @property
-    def attended(self) -> np.ndarray | None:
-        return None
-
-    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        return self.positions
-
-    @property
-    def kind(self) -> np.ndarray:
-        return self.tokens.kind
-
-    @property
-    def source(self) -> np.ndarray:
-        return self.tokens.source
-
-    @property
-    def split(self) -> np.ndarray:
-        return self.tokens.split
-
-    @property
-    def num_targets(self) -> np.ndarray:
-        return self.tokens.num_targets
-
-    @property
-    def weights(self) -> list[float]:
-        return self.tokens.weights
-
-    @property
-    def file_hashes(self) -> tuple[tuple[str, str], ...]:
-        return self.tokens.file_hashes
 
     @property
     def num_outputs(self) -> int:
@@ -123,4 +90,15 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> TextData:
     """
     tokenizer = load_tokenizer(kept[TOKENIZER]) if kept is not None else None
     tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
-    return TextData(tokens.joined() if recipe.plan.cross_documents else tokens, tokenizer, report)
+    if recipe.plan.cross_documents:
+        tokens = tokens.joined()
+    table = sequence_table(
+        np.maximum(tokens.lengths - 1, 0),
+        tokens.split,
+        num_targets=tokens.num_targets,
+        kind=tokens.kind,
+        source=tokens.source,
+        weights=tokens.weights,
+        file_hashes=tokens.file_hashes,
+    )
+    return TextData(table, tokens, tokenizer, report)

@@ -21,7 +21,8 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_cuts
+from unpad.data.family import Data, SequenceTable, sequence_table
+from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_image_cuts
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare, unpatch
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
@@ -44,6 +45,7 @@ KINDS = ("vqa",)
 UNITS = ("questions", "positions")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
+NO_TEXT = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,27 +64,39 @@ class Rows:
     offsets: np.ndarray
     place: int
 
+    def lengths(self) -> np.ndarray:
+        """Tokens per row, (num_rows,) int64."""
+        return np.diff(self.offsets)
+
+    def num_targets(self) -> np.ndarray:
+        """Tokens that carry loss per row, (num_rows,) int64."""
+        before = np.concatenate([[0], np.cumsum(self.counts)])
+        return np.diff(before[self.offsets])
+
+
+def count_patches(examples: Sequence[VqaExample], grids: np.ndarray) -> np.ndarray:
+    """Patches of all images of each row, (num_rows,) int64, given the rows and columns of every image."""
+    patches = grids.prod(1)
+    return np.array([int(patches[list(example.images)].sum()) for example in examples], np.int64)
+
 
 @dataclass(frozen=True, eq=False)
-class VqaData:
-    """The questions of a run; `Data` says what its members are.
+class VqaData(Data):
+    """The questions of a run.
 
     Args:
         grids: (num_images, 2) int64, rows and columns of patches.
         bad: rows that cannot be used; left_out: those of a split named test.
     """
 
+    table: SequenceTable
     examples: list[VqaExample]
     images: list[ImageExample]
     rows: Rows
     tokenizer: Tokenizer
-    source: np.ndarray
-    split: np.ndarray
     grids: np.ndarray
     settings: ImageSettings
     patch: int
-    weights: list[float]
-    file_hashes: tuple[tuple[str, str], ...]
     bad: list[BadRow]
     left_out: int
     cache: PixelCache
@@ -92,28 +106,7 @@ class VqaData:
     @cached_property
     def num_patches(self) -> np.ndarray:
         """Positions of all images of a row, (num_sequences,) int64."""
-        patches = self.grids.prod(1)
-        return np.array([int(patches[list(example.images)].sum()) for example in self.examples], np.int64)
-
-    @cached_property
-    def positions(self) -> np.ndarray:
-        return np.diff(self.rows.offsets) - 1 + self.num_patches
-
-    @property
-    def attended(self) -> np.ndarray | None:
-        return None
-
-    def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        return self.positions
-
-    @cached_property
-    def kind(self) -> np.ndarray:
-        return np.zeros(len(self.examples), np.uint8)
-
-    @cached_property
-    def num_targets(self) -> np.ndarray:
-        before = np.concatenate([[0], np.cumsum(self.rows.counts)])
-        return np.diff(before[self.rows.offsets])
+        return count_patches(self.examples, self.grids)
 
     @property
     def num_outputs(self) -> int:
@@ -123,12 +116,9 @@ class VqaData:
     def files(self) -> dict[str, bytes]:
         return {TOKENIZER: self.tokenizer.to_bytes()}
 
-    def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        return self.num_targets[seq_ids]
-
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
-        assert np.array_equal(micro.stops - micro.starts, self.positions[ids]), "a row with images is never cut"
+        assert np.array_equal(micro.stops - micro.starts, self.table.positions[ids]), "a row with images is never cut"
         shown = [(seq, image) for seq in ids.tolist() for image in self.examples[seq].images]
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
             known = dict(pool.map(lambda image: (image, self._patches(image)), {image for _, image in shown}))
@@ -155,7 +145,7 @@ class VqaData:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.settings.identity().encode())
-        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.split, self.grids):
+        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.grids):
             digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
         for example in self.examples:
             digest.update(repr(example.images).encode())
@@ -170,9 +160,9 @@ class VqaData:
         lines = [
             f"{used + len(self.bad) + self.left_out:,} rows read = {used:,} used + {len(self.bad):,} set aside"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
-            f"{describe_split(self.split)}; "
+            f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
-            f"{int(self.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
+            f"{int(self.table.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
         ]
@@ -216,7 +206,7 @@ class VqaData:
 
     def _changed(self, patches: np.ndarray, seq: int, image: int, epoch_seed: tuple[int, int]) -> np.ndarray:
         """The patches of an image, changed as this epoch draws for this row where the row is one to train on."""
-        if not self.settings.augments or self.split[seq] != Split.TRAIN:
+        if not self.settings.augments or self.table.split[seq] != Split.TRAIN:
             return patches
         rows, columns = self.grids[image].tolist()
         rng = np.random.default_rng([*epoch_seed, seq, image])
@@ -264,27 +254,32 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     tokenizer = _tokenizer(recipe, kept, training)
     config, settings = model_config(recipe.model), recipe.images
     assert isinstance(config, PatchConfig), "a model of images says what its patches are"
-    made = VqaData(
-        examples=used,
-        images=images,
-        rows=_encode(used, tokenizer, recipe),
-        tokenizer=tokenizer,
+    rows, grids = _encode(used, tokenizer, recipe), grids_of(images, config.patch, settings)
+    table = sequence_table(
+        rows.lengths() - 1 + count_patches(used, grids),
+        split,
+        num_targets=rows.num_targets(),
         source=np.array(source, np.int16)[keep],
-        split=split,
-        grids=grids_of(images, config.patch, settings),
-        settings=settings,
-        patch=config.patch,
         weights=weights,
-        file_hashes=(
+        file_hashes=[
             *((str(file.path), sha256_file(file.path)) for file in files),
             *((image.where, image.sha256) for image in images),
-        ),
+        ],
+    )
+    refuse_image_cuts(recipe, int(table.positions.max()), "a question with its images")
+    return VqaData(
+        table=table,
+        examples=used,
+        images=images,
+        rows=rows,
+        tokenizer=tokenizer,
+        grids=grids,
+        settings=settings,
+        patch=config.patch,
         bad=bad,
         left_out=len(examples) - len(used),
         cache=PixelCache(settings.cache_mib << 20),
     )
-    refuse_cuts(recipe, int(made.positions.max()), config.longest, "a question with its images")
-    return made
 
 
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
@@ -292,18 +287,17 @@ def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExam
     config, settings = model_config(recipe.model), recipe.images
     assert isinstance(config, PatchConfig), "a model of images says what its patches are"
     examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
+    rows, grids = _encode(examples, tokenizer, recipe), grids_of(images, config.patch, settings)
+    positions = rows.lengths() - 1 + count_patches(examples, grids)
     return VqaData(
+        table=sequence_table(positions, np.full(len(images), Split.HOLDOUT, np.uint8)),
         examples=examples,
         images=images,
-        rows=_encode(examples, tokenizer, recipe),
+        rows=rows,
         tokenizer=tokenizer,
-        source=np.zeros(len(images), np.int16),
-        split=np.zeros(len(images), np.uint8),
-        grids=grids_of(images, config.patch, settings),
+        grids=grids,
         settings=settings,
         patch=config.patch,
-        weights=[1.0],
-        file_hashes=(),
         bad=[],
         left_out=0,
         cache=PixelCache(0),

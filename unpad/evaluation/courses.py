@@ -30,7 +30,7 @@ def courses(
         says whether it came, `days` are those of the sets, None of facts without a time, `events` are [set, name of
         the code, standardised value or None].
     """
-    events = data.positions[seq_ids]
+    events = data.table.positions[seq_ids]
     readable = (num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
     chosen: list[int] = []
     for label, best in ((1, 1), (1, -1), (0, 1), (0, -1)):
@@ -46,7 +46,7 @@ def courses(
 
 
 def _course(model: PredictsSets, data: Any, seq_id: int) -> dict[str, Any]:
-    stop = np.array([data.positions[seq_id]], np.int32)
+    stop = np.array([data.table.positions[seq_id]], np.int32)
     start = np.zeros_like(stop)
     batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
     probability, attention = model.course(batch)

@@ -81,7 +81,7 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
     Args:
         num_shown: how many wrongly classified images to show, the surest first.
     """
-    ids = np.flatnonzero(data.split == Split.HOLDOUT)
+    ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
     found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
     metrics = summarise(found, data.classes)
     storage.write_atomic(run.folder / EVALUATION, json.dumps(describe(found, data.classes), ensure_ascii=False))

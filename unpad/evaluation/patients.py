@@ -85,7 +85,7 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
     Args:
         num_shown: how many patients to show of whom the model was sure and wrong.
     """
-    ids, device = np.flatnonzero(data.split == Split.HOLDOUT), torch.device("cpu")
+    ids, device = np.flatnonzero(data.table.split == Split.HOLDOUT), torch.device("cpu")
     model, plan = run.model, run.recipe.plan
     assert isinstance(model, PredictsSets), "a model of patients"
     metrics: dict[str, Metric] = {}

@@ -32,7 +32,7 @@ def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list
     kinds = [
         kind
         for k, kind in enumerate(data.kinds)
-        if kind in used and np.any((data.split == Split.HOLDOUT) & (data.kind == k))
+        if kind in used and np.any((data.table.split == Split.HOLDOUT) & (data.table.kind == k))
     ]
     if not kinds:
         raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")

@@ -58,7 +58,7 @@ def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -
     metrics: dict[str, Metric] = {}
     lines: list[str] = []
     for kind in kinds:
-        ids = np.flatnonzero((data.split == Split.HOLDOUT) & (data.kind == data.kinds.index(kind)))
+        ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.table.kind == data.kinds.index(kind)))
         measured = summarise(document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu")))
         prefix = f"{kind}_" if len(kinds) > 1 else ""
         metrics |= {prefix + key: metric for key, metric in measured.items()}

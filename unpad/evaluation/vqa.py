@@ -47,7 +47,7 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
     Args:
         num_shown: how many questions to show with what the model answered.
     """
-    ids = np.flatnonzero(data.split == Split.HOLDOUT)
+    ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
     nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
     answers, given, kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)

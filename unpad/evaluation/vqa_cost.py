@@ -60,7 +60,7 @@ def evaluate_cost(name: str) -> dict[str, Metric]:
         raise RecipeError("there are no modes whose cost could differ", where=str(run.folder), fix=fix)
     data = run.data()
     assert isinstance(data, VqaData), "what models of vision and language read"
-    ids = np.flatnonzero((data.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
+    ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
     prompts = data.prompts(ids.tolist())
     precision = generation_precision(run.recipe.generate)
     device = torch.device("cpu")

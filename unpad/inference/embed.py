@@ -71,7 +71,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     storage.write_atomic(out, sink.getvalue().to_pybytes())
-    num, held, size = len(data.positions), len(np.unique(found.patient)), found.embedding.shape[1]
+    num, held, size = len(data.table.positions), len(np.unique(found.patient)), found.embedding.shape[1]
     rows = f"{num:,} patients" if level == "patient" else f"{len(found.patient):,} sets of {held:,} patients"
     lines = [f"{rows}, {size} numbers each: {out}"]
     without = num - held
@@ -93,11 +93,11 @@ def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
     classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     if classifies or has_hazards:
-        found = predict(run.model, data, np.arange(len(data.positions)), run.recipe.plan, torch.device("cpu"))
+        found = predict(run.model, data, np.arange(len(data.table.positions)), run.recipe.plan, torch.device("cpu"))
         columns |= {"probability": pa.array(found.p)} if classifies else {}
         columns |= {"risk": pa.array(found.risk)} if has_hazards else {}
     if known:
-        columns["split"] = pa.array(np.where(data.split == Split.HOLDOUT, "holdout", "train"))
+        columns["split"] = pa.array(np.where(data.table.split == Split.HOLDOUT, "holdout", "train"))
         if data.labels is not None:
             columns["label"] = pa.array(data.labels, mask=data.labels < 0)
     return columns
@@ -154,7 +154,7 @@ def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
     """
     model = run.model
     assert isinstance(model, PredictsSets), "a run of patients"
-    ids = np.arange(len(data.positions))
+    ids = np.arange(len(data.table))
     patients, vectors, times = [np.zeros(0, np.int64)], [], [np.zeros(0, np.float32)]
     for micro in every_micro(model, data, ids, run.recipe.plan, targets=once_each):
         batch = data.load(micro)

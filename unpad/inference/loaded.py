@@ -70,8 +70,9 @@ class LoadedRun:
         return self.model
 
     def _refuse_without_text(self) -> None:
-        if TOKENIZER not in self.files:
-            what, fix = family_of(self.recipe).NO_TEXT
+        no_text = family_of(self.recipe).NO_TEXT
+        if no_text is not None:
+            what, fix = no_text
             raise RecipeError(what, where=str(self.folder), fix=fix.format(run=self.folder))
 
     def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:

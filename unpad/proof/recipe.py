@@ -65,14 +65,14 @@ def _plan_of_run(setup: Setup) -> PlanSettings:
 
 def _longest(setup: Setup) -> int:
     limits = (setup.model.config.longest, _plan_of_run(setup).max_tokens or 1 << 30)
-    return min(*limits, int(max(setup.data.positions.max(initial=1), 1)))
+    return min(*limits, int(max(setup.data.table.positions.max(initial=1), 1)))
 
 
 def _sample(setup: Setup) -> np.ndarray:
     """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
     ids = np.unique(np.concatenate([stage_sequences(setup, stage, Split.TRAIN) for stage in setup.stages]))
-    lengths = setup.data.positions[ids]
-    usable = setup.data.num_targets[ids] > 0
+    lengths = setup.data.table.positions[ids]
+    usable = setup.data.table.num_targets[ids] > 0
     if _plan_of_run(setup).overflow == "drop":
         usable &= lengths <= _longest(setup)
     if not usable.any():
@@ -107,7 +107,7 @@ def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tu
 
 def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
     made = plan(
-        setup.data.positions, _settings(setup, strategy),
+        setup.data.table.positions, _settings(setup, strategy),
         seed=setup.recipe.train.seed, epoch=0, max_tokens=setup.model.config.longest,
         seq_ids=sample, targets=setup.data.count_targets,
     )  # fmt: skip
@@ -131,7 +131,7 @@ def _kernels_of_run(setup: Setup) -> set[str]:
     head_dim = setup.model.head_dim
     if head_dim is None:
         return set()
-    attended = setup.data.attended
-    lengths = np.unique(np.minimum(setup.data.positions, _longest(setup)) if attended is None else attended)
+    attended = setup.data.table.attended
+    lengths = np.unique(np.minimum(setup.data.table.positions, _longest(setup)) if attended is None else attended)
     layout = build_layout(lengths[lengths > 0])
     return {kernel.value for kernel in choose_kernels(dtype, setup.device, layout, head_dim)}

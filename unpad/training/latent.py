@@ -62,11 +62,11 @@ def draw_sample(
 def _draw(
     data: Data, ids: np.ndarray, num_sets: int, tokens: int, seed: int, device: torch.device
 ) -> list[RaggedBatch]:
-    drawn = np.random.default_rng([seed, SEED]).permutation(ids[data.positions[ids] > 0])
-    drawn = drawn[np.argsort(data.positions[drawn] > tokens, kind="stable")]
+    drawn = np.random.default_rng([seed, SEED]).permutation(ids[data.table.positions[ids] > 0])
+    drawn = drawn[np.argsort(data.table.positions[drawn] > tokens, kind="stable")]
     batches: list[RaggedBatch] = []
     while num_sets > 0 and drawn.size:
-        positions = data.positions[drawn]
+        positions = data.table.positions[drawn]
         first = max(int(np.searchsorted(positions.cumsum(), tokens, side="right")), 1)
         chosen, stops, drawn = drawn[:first], positions[:first].astype(np.int32), drawn[first:]
         batch = data.load(Micro(chosen, np.zeros_like(stops), stops, np.zeros_like(stops), 0, 0))

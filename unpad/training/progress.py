@@ -98,7 +98,7 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
     values = {
         "progress": asdict(progress),
         "data": setup.data.fingerprint(),
-        "files": dict(setup.data.file_hashes),
+        "files": dict(setup.data.table.file_hashes),
         "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision", "kernels")},
     }
     return checkpoint.State(progress.step, tensors, values)
@@ -161,7 +161,7 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
         return Progress(), None, []
     state, warnings = loaded
     if state.values["data"] != setup.data.fingerprint():
-        changed = _changed_files(state.values["files"], dict(setup.data.file_hashes))
+        changed = _changed_files(state.values["files"], dict(setup.data.table.file_hashes))
         raise ResumeError(
             f"the data changed since the run began: {changed}",
             where=str(setup.folder),

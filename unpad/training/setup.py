@@ -12,11 +12,11 @@ import torch
 
 from unpad.batching.mix import draw_sequences
 from unpad.batching.plan import Plan, plan
-from unpad.data.family import Data, HasCodeVectors, open_data
+from unpad.data.family import Data, open_data
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
 from unpad.models import build_model, model_config
-from unpad.models.contract import Model, ReadsCodeVectors
+from unpad.models.contract import Model
 from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
@@ -73,7 +73,7 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)
-        _load_code_vectors(model, data)
+        data.initialize(model)
     environment = {
         "version": version("unpad"), "torch": torch.__version__, "threads": torch.get_num_threads(),
         "device": str(device), "precision": precision, "precision_reason": reason,
@@ -82,18 +82,6 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
     return Setup(recipe, folder, stages_of(recipe), data, model.to(device), device, precision, environment)
-
-
-def _load_code_vectors(model: Model, data: Data) -> None:
-    """Load the vectors that come with the data's codes, if any, into the model."""
-    vectors = data.code_vectors if isinstance(data, HasCodeVectors) else None
-    given = None if vectors is None else vectors.shape[1]
-    wanted = model.code_vector_size if isinstance(model, ReadsCodeVectors) else None
-    if given != wanted:
-        what = f"events.code_embeddings gives vectors of length {given}, and the model takes {wanted}"
-        raise RecipeError(what, where="model.code_vectors", fix=f"set model.code_vectors={given or 'null'}")
-    if vectors is not None and isinstance(model, ReadsCodeVectors):
-        model.load_code_vectors(torch.from_numpy(vectors))
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
@@ -171,7 +159,7 @@ def stage_sequences(setup: Setup, stage: Stage, split: Split) -> np.ndarray:
     """Ids of the sequences of one split that a stage uses, (n,) int64."""
     data = setup.data
     kinds = [data.kinds.index(kind) for kind in stage.use or data.kinds]
-    return np.flatnonzero(np.isin(data.kind, kinds) & (data.split == split))
+    return np.flatnonzero(np.isin(data.table.kind, kinds) & (data.table.split == split))
 
 
 def epoch_plan(setup: Setup, stage: Stage, epoch: int) -> Plan:
@@ -199,15 +187,15 @@ def plan_inputs(setup: Setup, stage: Stage, epoch: int) -> tuple[np.ndarray, Pla
     """What the planner is given for one epoch: positions per sequence, settings, and its other arguments."""
     recipe = setup.recipe.for_stage(stage)
     ids = stage_sequences(setup, stage, Split.TRAIN)
-    weights = setup.data.weights
+    weights = setup.data.table.weights
     if any(weight != 1 for weight in weights):
-        ids = ids[draw_sequences(setup.data.source[ids], weights, recipe.train.seed, epoch)]
+        ids = ids[draw_sequences(setup.data.table.source[ids], weights, recipe.train.seed, epoch)]
     settings = recipe.plan
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
     lengths = setup.data.lengths((recipe.train.seed, epoch))
     longest = setup.model.config.longest
-    if setup.data.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
+    if setup.data.table.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
         longest = min(longest, max(int(lengths.max(initial=1)), 1))
     known = {
         "seed": recipe.train.seed,

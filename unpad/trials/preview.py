@@ -94,7 +94,7 @@ class Preview:
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in self.stages])
         whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
-        positions = self.setup.data.positions
+        positions = self.setup.data.table.positions
         corpus = {"tokens": int(positions.sum()), "documents": len(positions)}
         return {**whole, "corpus": corpus, "stages": stages}
 
@@ -135,7 +135,7 @@ def _stage(setup: Setup, stage: Stage) -> StagePreview:
             trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
-    units, attends = Units(*family_of(recipe).UNITS), setup.data.attended is None
+    units, attends = Units(*family_of(recipe).UNITS), setup.data.table.attended is None
     return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, units, attends)
 
 

@@ -179,7 +179,7 @@ def test_one_patient_may_have_a_million_events(tmp_path: Path) -> None:  # EV-10
         data={"events": None, "holdout": 0} | {"events": {"path": str(path), "time": "minute"}},
     )
     assert time.process_time() - begun < 10
-    assert (data.positions.tolist(), len(data.sets.times)) == ([num], num // 4)
+    assert (data.table.positions.tolist(), len(data.sets.times)) == ([num], num // 4)
 
 
 def test_bad_rows_are_set_aside_up_to_the_limit_and_patients_stay(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_bad_rows_are_set_aside_up_to_the_limit_and_patients_stay(tmp_path: Path
         ("3", "E_TYPE"),
         ("7", "E_EMPTY"),
     ]
-    assert data.positions.tolist() == [1, 1]
+    assert data.table.positions.tolist() == [1, 1]
     assert data.lines()[0].startswith("5 rows read, 3 set aside; 2 events = 2 used")
 
 

@@ -143,7 +143,7 @@ def test_nothing_asked_for_changes_nothing() -> None:
 
 def test_an_epoch_draws_for_training_images_alone_and_always_the_same(tmp_path: Path) -> None:
     data = images_of(recipe_of(write_folder(tmp_path / "pictures"), images={**ALL, "scale": 0.0}))
-    held, trained = (np.flatnonzero(data.split == side).tolist() for side in (1, 0))
+    held, trained = (np.flatnonzero(data.table.split == side).tolist() for side in (1, 0))
 
     def pixels(ids: list[int], epoch: int) -> torch.Tensor:
         found = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).inputs_embeds
@@ -160,14 +160,15 @@ def test_an_epoch_draws_for_training_images_alone_and_always_the_same(tmp_path: 
 def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path: Path) -> None:
     recipe = recipe_of(write_folder(tmp_path / "pictures"), images={"scale": 1.0, "min_tokens": 2, "max_tokens": 30})
     data = images_of(recipe)
-    held = data.split == Split.HOLDOUT
+    held = data.table.split == Split.HOLDOUT
     epochs = [data.lengths((7, epoch)) for epoch in range(20)]
     assert np.array_equal(epochs[3], data.lengths((7, 3)))
     assert not np.array_equal(epochs[3], data.lengths((8, 3)))
     for lengths in epochs:
-        assert np.array_equal(lengths[held], data.positions[held])
+        assert np.array_equal(lengths[held], data.table.positions[held])
         assert 2 <= lengths.min() <= lengths.max() <= 30
-    smaller, larger = (sum((sign * (n - data.positions) > 0)[~held].mean() for n in epochs) / 20 for sign in (-1, 1))
+    changes = [(lengths - data.table.positions)[~held] for lengths in epochs]
+    smaller, larger = (sum((sign * change > 0).mean() for change in changes) / 20 for sign in (-1, 1))
     assert 0.25 < smaller < 0.55
     assert 0.25 < larger < 0.55
     for epoch in (0, 1):
@@ -190,7 +191,7 @@ def _drawn_alone(data: ImageData, image: int, epoch_seed: tuple[int, int]) -> to
 def test_squares_keep_their_size(tmp_path: Path) -> None:
     images = {"scale": 1.0, "size": "square", "square": 16}
     data = images_of(recipe_of(write_folder(tmp_path / "pictures"), images=images))
-    assert data.lengths((0, 3)).tolist() == data.positions.tolist() == [4] * 24
+    assert data.lengths((0, 3)).tolist() == data.table.positions.tolist() == [4] * 24
 
 
 def test_a_recipe_that_changes_images_is_proven_all_the_same(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def bench(name: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> Be
 
 def _describe_data(setup: Setup) -> dict[str, Any]:
     ids = stage_sequences(setup, all_data(setup), Split.TRAIN)
-    lengths = setup.data.positions[ids]
+    lengths = setup.data.table.positions[ids]
     return {
         "sequences": int(ids.size), "tokens": int(lengths.sum()), "mean_tokens": float(lengths.mean()),
         "longest": int(lengths.max()), "parameters": sum(p.numel() for p in setup.model.parameters()),
