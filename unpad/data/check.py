@@ -1,14 +1,15 @@
 """`unpad data check`: what every row of a file is worth, before it is used."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
-from unpad.data.sources import chat, images, vqa
+from unpad.data.sources import chat, images
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
 from unpad.data.sources.jsonlines import count_blank_lines
-from unpad.data.sources.read import read_file
 from unpad.data.sources.rows import rows
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import DataSettings, EventSource, Source
@@ -16,6 +17,13 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 
 PEEK_ROWS = 20
+
+
+class Checked(Protocol):
+    """Module of `data/sources/` that is named after the kind of data it reads."""
+
+    def check(self, file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
+        """Count the usable rows of a file, and return the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +97,8 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
     every_bad: list[BadRow] = []
     for file in images.expand(source, Path) if _holds_classes(path) else expand(source, Path):
         chosen = kind or ("images" if file.path.is_dir() else _guess_kind(file, data))
-        num_used, bad = _read(chosen, file, data)
+        reader: Checked = import_module(f"unpad.data.sources.{chosen}")
+        num_used, bad = reader.check(file, data)
         blank = count_blank_lines(file.path) if file.format == "jsonl" else 0
         checked.append(FileCheck(file.path, chosen, num_used + len(bad), num_used, blank))
         every_bad += bad
@@ -146,18 +155,6 @@ def _holds_classes(path: Path) -> bool:
         return False
     suffixes = {name.suffix.lower() for name in path.rglob("*")}
     return bool(suffixes & set(images.SUFFIXES)) and not suffixes & {".jsonl", ".parquet"}
-
-
-def _read(kind: str, file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
-    """Number of usable rows, and the others."""
-    if kind == "images":
-        pictures, bad = images.read_all(file, data)
-        return len(pictures), bad
-    if kind == "vqa":
-        questions, _, bad = vqa.read_all(file, data)
-        return len(questions), bad
-    examples, bad = read_file(kind, file, data)
-    return len(examples), bad
 
 
 def _guess_kind(file: SourceFile, data: DataSettings) -> str:

@@ -11,14 +11,13 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, SequenceTable, sequence_table
-from unpad.data.sources.read import KINDS
+from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.tokens.corpus import CorpusReport, prepare
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from unpad.recipes.recipe import Recipe
 
-__all__ = ["FILES", "KINDS", "NO_TEXT", "UNITS", "TextData", "next_command", "num_outputs", "open_data"]
-
+KINDS = TEXT_KINDS
 UNITS = ("sequences", "tokens")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
-from unpad.data.sources.rows import examples, missing, optional_fields, require_text
+from unpad.data.sources.rows import collect, examples, missing, optional_fields, require_text
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
@@ -22,6 +22,12 @@ _MARKERS = (re.compile(r"(系统|用户|助手)[：:]"), re.compile(r"(?<![^\W_]
 _MARKED: dict[str, Role] = {
     "系统": "system", "用户": "user", "助手": "assistant", "System": "system", "User": "user", "Assistant": "assistant",
 }  # fmt: skip
+
+
+def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
+    """Count the usable rows of a file, and return the others."""
+    used, bad = collect(read(file, data), file.path)
+    return len(used), bad
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:

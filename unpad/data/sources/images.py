@@ -21,7 +21,7 @@ from unpad.data.sources import files
 from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.files import SourceFile, natural_key
 from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
-from unpad.data.sources.rows import missing, require_text, rows
+from unpad.data.sources.rows import collect, missing, require_text, rows
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
@@ -109,24 +109,19 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
             yield from pool.map(examine, window)
 
 
+def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
+    """Count the usable images of a source, and return the bad rows."""
+    used, bad = read_all(file, data)
+    return len(used), bad
+
+
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:
     """Read one source to the end; every image is in exactly one of the two lists.
 
     Raises:
         SourceError: it cannot be opened or read.
     """
-    used: list[ImageExample] = []
-    bad: list[BadRow] = []
-    try:
-        for item in read(file, data):
-            if isinstance(item, ImageExample):
-                used.append(item)
-            else:
-                bad.append(item)
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise SourceError(what, where=str(file.path.absolute()), fix="check the permissions") from None
-    return used, bad
+    return collect(read(file, data), file.path)
 
 
 def read_bytes(example: ImageExample) -> bytes:

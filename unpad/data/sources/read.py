@@ -1,36 +1,32 @@
-"""Read files of texts and conversations, and decide what bad rows mean, of any kind of data."""
+"""Files of texts and conversations, read by the module of this folder that is named after their kind."""
 
-from unpad.data.sources import chat, text
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Protocol
+
 from unpad.data.sources.example import BadRow, Example
 from unpad.data.sources.files import SourceFile
-from unpad.errors import SourceError
+from unpad.data.sources.rows import collect
 from unpad.recipes.data import DataSettings
 
-READERS = {"text": text.read, "chat": chat.read}  # by kind of data
-KINDS = tuple(READERS)
+TEXT_KINDS = ("text", "chat")  # sections of a recipe's `data` that become tokens
+
+
+class TextReader(Protocol):
+    """Members of a module such as `sources/chat.py`."""
+
+    def read(self, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+        """Yield every row of a file as an example or as a bad row."""
 
 
 def read_file(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Example], list[BadRow]]:
     """Read one file to the end; every row is in exactly one of the two lists.
 
     Args:
-        kind: one of KINDS.
+        kind: one of TEXT_KINDS.
 
     Raises:
         SourceError: the file cannot be opened or read.
     """
-    used: list[Example] = []
-    bad: list[BadRow] = []
-    try:
-        for item in READERS[kind](file, data):
-            if isinstance(item, Example):
-                used.append(item)
-            else:
-                bad.append(item)
-    except OSError as error:
-        raise SourceError(
-            f"cannot be read: {error.strerror or error}",
-            where=str(file.path.absolute()),
-            fix="check the file's permissions",
-        ) from None
-    return used, bad
+    reader: TextReader = import_module(f"unpad.data.sources.{kind}")
+    return collect(reader.read(file, data), file.path)

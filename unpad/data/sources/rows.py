@@ -1,14 +1,17 @@
-"""Any supported file as rows, and the checks that texts and conversations share."""
+"""Rows of any supported file, their conversion to examples, and checks of their fields."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from unpad.data.sources.example import BadRow, Example, SplitName
+from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.files import HEAD_BYTES, SourceFile
 from unpad.data.sources.jsonlines import RowFault, read_array, read_lines, type_name, wrong_encoding
+from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ _ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
 _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 
 Row = tuple[str, Any]  # where it is, and its JSON value
+T = TypeVar("T")
 
 
 def rows(file: SourceFile, data: DataSettings, fields: tuple[str, ...]) -> Iterator[Row | BadRow]:
@@ -43,8 +47,8 @@ def rows(file: SourceFile, data: DataSettings, fields: tuple[str, ...]) -> Itera
 
 
 def examples(
-    file: SourceFile, data: DataSettings, fields: tuple[str, ...], convert: Callable[[str, Any], Example]
-) -> Iterator[Example | BadRow]:
+    file: SourceFile, data: DataSettings, fields: tuple[str, ...], convert: Callable[[str, Any], T]
+) -> Iterator[T | BadRow]:
     """Yield `convert(where, value)` of every row, or the bad row where `convert` raises RowFault."""
     for item in rows(file, data, fields):
         if isinstance(item, BadRow):
@@ -55,6 +59,33 @@ def examples(
             yield convert(where, value)
         except RowFault as fault:
             yield fault.at(where, value)
+
+
+def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadRow]]:
+    """Read a file to the end; every row is in exactly one of the two lists.
+
+    Raises:
+        SourceError: the file cannot be opened or read.
+    """
+    used: list[T] = []
+    bad: list[BadRow] = []
+    with reading(path):
+        for item in items:
+            if isinstance(item, BadRow):
+                bad.append(item)
+            else:
+                used.append(item)
+    return used, bad
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an error of the system while a file is read into a SourceError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        what, fix = f"cannot be read: {error.strerror or error}", "check the file's permissions"
+        raise SourceError(what, where=str(path.absolute()), fix=fix) from None
 
 
 # --------------------------------------------------------------------------- plain text

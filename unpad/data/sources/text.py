@@ -6,8 +6,14 @@ from typing import Any
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, type_name
-from unpad.data.sources.rows import examples, missing, optional_fields, require_text
+from unpad.data.sources.rows import collect, examples, missing, optional_fields, require_text
 from unpad.recipes.data import DataSettings
+
+
+def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
+    """Count the usable rows of a file, and return the others."""
+    used, bad = collect(read(file, data), file.path)
+    return len(used), bad
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:

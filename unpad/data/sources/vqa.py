@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, declared_split, examine
 from unpad.data.sources.jsonlines import RowFault, type_name
-from unpad.data.sources.rows import missing, require_text, rows
-from unpad.errors import SourceError
+from unpad.data.sources.rows import examples, missing, reading, require_text
 from unpad.recipes.data import DataSettings
 
+FIELDS = ("image", "question", "answer", "answers", "caption")
 DESCRIBE = "Describe the picture."  # the question of a row with a caption
 
 
@@ -54,6 +54,12 @@ class _Row:
     caption: bool
 
 
+def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
+    """Count the usable questions of a file, and return the bad rows."""
+    used, _, bad = read_all(file, data)
+    return len(used), bad
+
+
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:
     """Read a file of questions to the end; every row is an example or a bad row, every image is looked at once.
 
@@ -64,18 +70,15 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
         SourceError: the file cannot be opened or read.
     """
     folder = file.path.parent
-    try:
-        found = list(_rows(file, data))
-    except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise SourceError(what, where=str(file.path.absolute()), fix="check the permissions") from None
+    with reading(file.path):
+        found = list(examples(file, data, FIELDS, partial(_row, folder)))
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in found if isinstance(row, _Row) for path in row.paths))
     with ThreadPoolExecutor() as pool:
         looked = dict(zip(paths, pool.map(lambda path: examine(Found(str(path), "", path, root)), paths), strict=True))
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     number = {image.path: index for index, image in enumerate(images)}
-    examples: list[VqaExample] = []
+    used: list[VqaExample] = []
     bad: list[BadRow] = []
     for row in found:
         if isinstance(row, BadRow):
@@ -86,23 +89,11 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
             bad.append(BadRow(row.where, faults[0].code, faults[0].what, faults[0].fix, faults[0].where))
             continue
         chosen = tuple(number[path] for path in row.paths)
-        examples.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption))
-    return examples, images, bad
+        used.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption))
+    return used, images, bad
 
 
-def _rows(file: SourceFile, data: DataSettings) -> Iterator[_Row | BadRow]:
-    for item in rows(file, data, ("image", "question", "answer", "answers", "caption")):
-        if isinstance(item, BadRow):
-            yield item
-            continue
-        where, value = item
-        try:
-            yield _row(where, value, file.path.parent)
-        except RowFault as fault:
-            yield fault.at(where, value)
-
-
-def _row(where: str, value: Any, folder: Path) -> _Row:
+def _row(folder: Path, where: str, value: Any) -> _Row:
     if type(value) is not dict:
         raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
     if "image" not in value:

@@ -21,7 +21,7 @@ from unpad.data.sources.example import BadRow, Example
 from unpad.data.sources.files import SourceFile, expand
 from unpad.data.sources.leaks import LeakReport, report
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import KINDS, read_file
+from unpad.data.sources.read import TEXT_KINDS, read_file
 from unpad.data.sources.split import Split, assign, content_key, declared_splits
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (  # fmt: skip
@@ -148,14 +148,14 @@ def prepare(
     recipe: Recipe,
     *,
     tokenizer: Tokenizer | None = None,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = TEXT_KINDS,
     cache: Path | None = None,
 ) -> tuple[TokenSet, Tokenizer, CorpusReport]:
     """Read, split, tokenize and encode a recipe's data, or open what an earlier call left in the cache.
 
     Args:
         tokenizer: used as it is; None opens or builds the recipe's, from the training parts of all `kinds`.
-        kinds: some of KINDS.
+        kinds: some of TEXT_KINDS.
         cache: folder of the cache; default `cache_folder()`.
 
     Raises:
@@ -181,7 +181,7 @@ def prepare(
     with work.stage("encode"):
         parts = _originals(work, tokenizer) + _copies(work, tokenizer)
     with work.stage("open"):
-        weights = [source.weight for kind in KINDS for source in getattr(recipe.data, kind)]
+        weights = [source.weight for kind in TEXT_KINDS for source in getattr(recipe.data, kind)]
         hashes = [(str(file.file.path), file.sha256) for file in work.files]
         tokens = build_token_set(parts, weights, hashes, (recipe.data.holdout, recipe.train.seed))
     with work.stage("leaks"):
@@ -223,7 +223,7 @@ def _list_files(recipe: Recipe, kinds: Sequence[str]) -> list[_File]:
     data = recipe.data
     files = []
     for kind in kinds:
-        first = sum(len(getattr(data, before)) for before in KINDS[: KINDS.index(kind)])
+        first = sum(len(getattr(data, before)) for before in TEXT_KINDS[: TEXT_KINDS.index(kind)])
         for file in expand(getattr(data, kind), partial(resolve_path, data)):
             digest = _hash(file.path)
             key = make_key(digest, kind, file.format, file.field, data.separator if file.format == "text" else None)
@@ -283,7 +283,7 @@ def _split(work: _Work) -> list[np.ndarray]:
     """Give every document its side, kind by kind, so that whatever kinds a stage uses, something is held out."""
     rows = [_read(work, index) if shard is None else shard for index, shard in enumerate(work.shards)]
     sides: dict[int, np.ndarray] = {}
-    for kind in KINDS:
+    for kind in TEXT_KINDS:
         members = [index for index, file in enumerate(work.files) if file.kind == kind]
         keys = rows_of([rows[index].content_key for index in members], np.uint64)
         declared = rows_of([rows[index].declared for index in members], np.int8)
@@ -384,7 +384,7 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
 
 
 def _part(file: _File, shard: Shard, data_key: str, split: np.ndarray) -> Part:
-    return Part(shard, str(file.file.path), data_key, KINDS.index(file.kind), file.source, split)
+    return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split)
 
 
 def _open(work: _Work, index: int, data_key: str) -> Shard | None:

@@ -18,7 +18,7 @@ class Part:
     Args:
         path: the source file today.
         data_key: hash of what the shard was made from, code apart.
-        kind: index into KINDS of `sources/read.py`.
+        kind: index into TEXT_KINDS of `sources/read.py`.
         source: index into the weights of the corpus.
         split: (rows,) uint8, 0 training, 1 held out.
     """
@@ -39,7 +39,7 @@ class TokenSet:
 
     Args:
         lengths: tokens, BOS and EOS included; a sequence of n tokens has n - 1 positions.
-        kind: index into KINDS of `sources/read.py`.
+        kind: index into TEXT_KINDS of `sources/read.py`.
         source: index into `weights`.
         split: 0 training, 1 held out.
         copy: 0 for an original, else the number of the augmented copy.
