@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
-from unpad.data.sources.split import Split
 from unpad.models.decoder import Config, Decoder
 from unpad.models.objective import WEIGHTS
 from unpad.nn.block import Block, BlockConfig, init_weights
@@ -43,7 +42,8 @@ from unpad.nn.precision import autocast, choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import make_optimizer
-from unpad.training.setup import Setup, plan_inputs, prepare_setup, stage_sequences
+from unpad.training.setup import Setup, prepare_setup
+from unpad.training.stage import plan_inputs
 from unpad.training.step import Trainable, train_step
 from unpad.trials.bench.measure import Work
 
@@ -371,10 +371,10 @@ def corpus(name: str, data: Path, overrides: tuple[str, ...] = ()) -> Workload:
     paths = [text.format(data=data) for text in CORPORA[name]]
     setup = prepare_setup(load_recipe("zh_chat", [*paths, *fixed, *overrides]), Path(), None)
     stage = setup.stages[0]
-    lengths, settings, _ = plan_inputs(setup, stage, 0)
+    lengths, settings, _ = plan_inputs(stage, 0)
     return Workload(
         name, setup.model.config, setup.data.num_outputs, setup.model.config.longest, setup.data.tokens, lengths,
-        stage_sequences(setup, stage, Split.TRAIN), stage_sequences(setup, stage, Split.HOLDOUT),
+        stage.train_ids, stage.held_out_ids,
         lambda: _copy(setup), settings, setup.recipe.optim,
     )  # fmt: skip
 

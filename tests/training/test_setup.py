@@ -18,12 +18,12 @@ from tests.conftest import random_batch, tiny_model
 from tests.helpers.toy import run, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
-from unpad.data.sources.split import Split
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
 from unpad.training import memory
-from unpad.training.setup import Setup, describe, epoch_plan, prepare_setup, stage_sequences
+from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
 
 pytestmark = pytest.mark.slow
@@ -163,22 +163,22 @@ def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_pat
     recipe = write_toy(tmp_path / "toy")
     setup, again = setup_of(recipe), setup_of(recipe)
     stage = setup.stages[0]
-    orders = [order_of(epoch_plan(setup, stage, epoch)) for epoch in range(3)]
-    assert orders == [order_of(epoch_plan(again, stage, epoch)) for epoch in range(3)]
+    orders = [order_of(epoch_plan(stage, epoch)) for epoch in range(3)]
+    assert orders == [order_of(epoch_plan(again.stages[0], epoch)) for epoch in range(3)]
     assert orders[0] != orders[1] != orders[2]
-    assert order_of(epoch_plan(setup_of(recipe, "train.seed=1"), stage, 0)) != orders[0]
-    wanted = stage_sequences(setup, stage, Split.TRAIN).tolist()
+    assert order_of(epoch_plan(setup_of(recipe, "train.seed=1").stages[0], 0)) != orders[0]
+    wanted = stage.train_ids.tolist()
     assert all(sorted(i for micro in order for i in micro) == wanted for order in orders)
 
 
 def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
     for stage, kind in zip(setup.stages, (0, 1), strict=True):
-        trained, held = stage_sequences(setup, stage, Split.TRAIN), stage_sequences(setup, stage, Split.HOLDOUT)
+        trained, held = stage.train_ids, stage.held_out_ids
         assert trained.size
         assert held.size
         assert set(setup.data.table.kind[np.concatenate([trained, held])].tolist()) == {kind}
-        planned = {i for micro in order_of(epoch_plan(setup, stage, 0)) for i in micro}
+        planned = {i for micro in order_of(epoch_plan(stage, 0)) for i in micro}
         assert planned == set(trained.tolist())
         assert not planned & set(held.tolist())
 
@@ -188,8 +188,8 @@ def test_a_source_of_half_weight_is_seen_half_as_often(tmp_path: Path) -> None:
     text = str(tmp_path / "toy" / "texts.jsonl")
     setup = setup_of(recipe, f"data.text=[{{path: {text}, weight: 0.5}}]")
     stage = setup.stages[0]
-    drawn = [len([i for micro in order_of(epoch_plan(setup, stage, epoch)) for i in micro]) for epoch in range(4)]
-    num = stage_sequences(setup, stage, Split.TRAIN).size
+    drawn = [len([i for micro in order_of(epoch_plan(stage, epoch)) for i in micro]) for epoch in range(4)]
+    num = stage.train_ids.size
     assert all(abs(count - num / 2) <= 1 for count in drawn)
 
 
@@ -197,11 +197,11 @@ def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) 
     recipe = write_toy(tmp_path / "toy")
     apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")
     stage = joined.stages[0]
-    assert stage_sequences(joined, stage, Split.TRAIN).size == 1
+    assert stage.train_ids.size == 1
     assert joined.data.tokens.lengths.sum() == apart.data.tokens.lengths.sum()
-    windows = epoch_plan(joined, stage, 0)
+    windows = epoch_plan(stage, 0)
     assert windows.pieces.lengths.max() <= joined.model.config.longest
-    (joint,) = stage_sequences(joined, stage, Split.TRAIN)
+    (joint,) = stage.train_ids
     assert windows.ledger.total == int(joined.data.tokens.lengths[joint]) - 1
 
 

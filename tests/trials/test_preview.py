@@ -16,11 +16,11 @@ from rich.console import Console
 import unpad.trials.preview as module
 from tests.evaluation.test_patients_run import MODEL, write_tables
 from tests.helpers.toy import write_toy
-from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
-from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequences
+from unpad.training.setup import Setup, prepare_setup
+from unpad.training.stage import epoch_plan
 from unpad.trials.preview import Preview, Trial, preview
 from unpad.trials.strategy_table import Units
 
@@ -71,7 +71,7 @@ def test_every_number_equals_a_recount_over_the_plans_of_training(
         setup = setup_of(recipe, f"plan.strategy={name}")
         real = computed = 0
         for stage, part in zip(setup.stages, result.stages, strict=True):
-            plan = epoch_plan(setup, stage, 0)
+            plan = epoch_plan(stage, 0)
             micros = [micro for index in range(plan.num_steps) for micro in plan.step(index)]
             tokens = [int((m.stops - m.starts).sum()) for m in micros]
             cells = [m.pad_to * len(m.starts) or m.fill_to or t for m, t in zip(micros, tokens, strict=True)]
@@ -99,7 +99,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
     values = result.to_json()
     total = 0
     for stage, part in zip(setup.stages, values["stages"], strict=True):
-        ids = stage_sequences(setup, stage, Split.TRAIN)
+        ids = stage.train_ids
         for row in part["strategies"]:
             ledger = row["ledger"]
             columns = [sum(ledger[name].values()) for name in ("trained", "context", "truncated", "dropped")]

@@ -20,7 +20,7 @@ from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
 from unpad.models.contract import Model
 from unpad.recipes.data import KINDS
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, stages_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +209,7 @@ def refuse_cuts(recipe: Recipe, most: int, what: str, why: str, fix: str) -> Non
             the limit.
     """
     longest = model_config(recipe.model).longest
-    for settings in [recipe.plan, *(recipe.for_stage(stage).plan for stage in recipe.stages)]:
+    for settings in [recipe.plan, *(stage.recipe.plan for stage in stages_of(recipe))]:
         limit = min(longest, settings.max_tokens or longest)
         if most > limit and settings.overflow not in ("error", "drop"):
             raise RecipeError(

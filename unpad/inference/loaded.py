@@ -22,7 +22,7 @@ from unpad.models.contract import Generates, Model
 from unpad.models.objective import Objective
 from unpad.nn.precision import Precision, choose_precision
 from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
 from unpad.run.checkpoint import newest_weights, put_weights
@@ -135,8 +135,7 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     recipe = load_recipe(str(folder / RECIPE), list(overrides))
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
-    last = recipe.for_stage(recipe.stages[-1]) if recipe.stages else recipe
-    model.trained = Objective.of(model, last.losses).weights
+    model.trained = Objective.of(model, stages_of(recipe)[-1].recipe.losses).weights
     weights, state = newest_weights(folder)
     put_weights(model, weights, str(folder))
     return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])

@@ -11,7 +11,6 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro, plan
-from unpad.data.sources.split import Split
 from unpad.errors import PlanError
 from unpad.nn.kernel import choose_kernels
 from unpad.proof.certificate import certify
@@ -19,7 +18,7 @@ from unpad.proof.line import Certificate
 from unpad.proof.measure import Variant
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
-from unpad.training.setup import Setup, prepare_setup, stage_sequences
+from unpad.training.setup import Setup, prepare_setup
 
 # fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.
 WORK = 2.5e9
@@ -39,7 +38,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     return certify(
         setup.model, truth, variants,
         precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
-        losses=recipe.for_stage(setup.stages[-1]).losses,
+        losses=setup.stages[-1].recipe.losses,
     )  # fmt: skip
 
 
@@ -60,7 +59,7 @@ def _settings(setup: Setup, strategy: str) -> PlanSettings:
 
 
 def _plan_of_run(setup: Setup) -> PlanSettings:
-    return setup.recipe.for_stage(setup.stages[-1]).plan
+    return setup.stages[-1].recipe.plan
 
 
 def _longest(setup: Setup) -> int:
@@ -70,7 +69,7 @@ def _longest(setup: Setup) -> int:
 
 def _sample(setup: Setup) -> np.ndarray:
     """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
-    ids = np.unique(np.concatenate([stage_sequences(setup, stage, Split.TRAIN) for stage in setup.stages]))
+    ids = np.unique(np.concatenate([stage.train_ids for stage in setup.stages]))
     lengths = setup.data.table.positions[ids]
     usable = setup.data.table.num_targets[ids] > 0
     if _plan_of_run(setup).overflow == "drop":

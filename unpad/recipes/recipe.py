@@ -7,7 +7,7 @@ its sizes.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -116,3 +116,20 @@ class Recipe(Section):
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
+
+
+@dataclass(frozen=True)
+class ResolvedStage:
+    """A stage with its recipe: the run's recipe with the stage's own fields. `use` is None for all data."""
+
+    name: str
+    use: tuple[str, ...] | None
+    recipe: Recipe
+
+
+def stages_of(recipe: Recipe) -> list[ResolvedStage]:
+    """Resolve the stages of a recipe; a recipe without stages is one stage named "train"."""
+    return [
+        ResolvedStage(stage.name, tuple(stage.use) if stage.use else None, recipe.for_stage(stage))
+        for stage in recipe.stages or [Stage(name="train")]
+    ]

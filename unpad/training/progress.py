@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from unpad import storage
-from unpad.data.sources.split import Split
 from unpad.errors import ResumeError
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Recipe, Stage
+from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, read_command
 from unpad.training.collapse import CollapseState
 from unpad.training.optim import optimizer_tensors
-from unpad.training.setup import Setup, resolved, stage_sequences
+from unpad.training.setup import Setup, resolved
+from unpad.training.stage import StageSetup
 from unpad.training.step import LossScaler
 
 
@@ -71,22 +71,16 @@ def save_best(setup: Setup, progress: Progress) -> None:
     checkpoint.save_named(setup.folder / CHECKPOINTS, best_name(setup, stage), _state(setup, progress))
 
 
-def best_name(setup: Setup, stage: Stage) -> str:
+def best_name(setup: Setup, stage: StageSetup) -> str:
     return "best" if stage is setup.stages[-1] else f"best-{stage.name}"
 
 
-def keeps_best(setup: Setup, stage: Stage) -> bool:
-    """Whether the stage ends with the weights of its best held-out check; its last ones where nothing is held out."""
-    wants_best = setup.recipe.for_stage(stage).train.weights == "best"
-    return wants_best and stage_sequences(setup, stage, Split.HOLDOUT).size > 0
-
-
-def end_stage(setup: Setup, stage: Stage, progress: Progress) -> None:
+def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
     """Leave the weights that the stage ends with in the model and in its `best` folder.
 
     The newest checkpoint still holds the end of the stage: a resume comes back here, or goes on if the end has moved.
     """
-    if keeps_best(setup, stage):
+    if stage.keeps_best:
         if progress.best is not None:
             _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), ["model.*"]))
     else:
@@ -185,10 +179,10 @@ def _mend_best(setup: Setup, progress: Progress) -> None:
     a stage ends with its last weights, `best` is the end of a run that now goes on.
     """
     current, last = setup.stages[min(progress.stage, len(setup.stages) - 1)], setup.stages[-1]
-    if keeps_best(setup, current) and progress.best is not None and progress.best_step == progress.step:
+    if current.keeps_best and progress.best is not None and progress.best_step == progress.step:
         save_best(setup, progress)
     best = setup.folder / CHECKPOINTS / "best"
-    if best.exists() and not keeps_best(setup, last):
+    if best.exists() and not last.keeps_best:
         storage.remove_folder(best)
 
 

@@ -17,15 +17,15 @@ from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.family import family_of
-from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.models.objective import Objective
 from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Stage
+from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer
-from unpad.training.setup import Setup, describe, plan_inputs, prepare_setup, stage_sequences
+from unpad.training.setup import Setup, describe, prepare_setup
+from unpad.training.stage import StageSetup, plan_inputs
 from unpad.training.step import train_step
 from unpad.trials.strategy_table import StrategyRow, Units, compare, histogram_lines, plot, to_json
 
@@ -113,7 +113,7 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
     """
     recipe = load_recipe(name, list(overrides))
     setup = prepare_setup(recipe, Path(), None)
-    stages = [_stage(setup, stage) for stage in setup.stages if stage_sequences(setup, stage, Split.TRAIN).size]
+    stages = [_stage(setup, stage) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
@@ -124,24 +124,23 @@ def preview(name: str, overrides: Sequence[str], picture: Path | None = None) ->
     return Preview(setup, stages)
 
 
-def _stage(setup: Setup, stage: Stage) -> StagePreview:
-    recipe = setup.recipe.for_stage(stage)
-    lengths, settings, known = plan_inputs(setup, stage, 0)
+def _stage(setup: Setup, stage: StageSetup) -> StagePreview:
+    recipe = stage.recipe
+    lengths, settings, known = plan_inputs(stage, 0)
     rows = compare(lengths, settings, **known)
     trials = {}
     for row in rows:
         if not row.refused:
             chosen = settings.model_copy(update={"strategy": row.name})
-            trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
+            trials[row.name] = _try(setup, recipe, plan(lengths, chosen, epoch=0, **known))
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
     units, attends = Units(*family_of(recipe).UNITS), setup.data.table.attended is None
     return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, units, attends)
 
 
-def _try(setup: Setup, stage: Stage, made: Plan) -> Trial:
+def _try(setup: Setup, recipe: Recipe, made: Plan) -> Trial:
     """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
-    recipe = setup.recipe.for_stage(stage)
     model = copy.deepcopy(setup.model).train()
     optimizer = make_optimizer(model, recipe.optim)
     weights = Objective.of(model, recipe.losses).final(model)

@@ -140,7 +140,7 @@ def test_trials_that_fall_behind_end_early(whole: Path) -> None:
         assert sorted(trial.intermediate_values) == [1, 2]
         assert trial.intermediate_values[2] > min(t.intermediate_values[2] for t in trials[: trial.number])
         assert len(rows(folder, "eval")) == 2
-        assert events(folder, "stopped")[0]["message"].startswith("stopped after a held-out check")
+        assert events(folder, "stopped")[0]["message"].startswith("stopped after an evaluation")
     assert all(len(t.intermediate_values) == 3 for t in judged)
 
 

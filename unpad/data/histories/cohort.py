@@ -23,7 +23,7 @@ from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, assign
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventLabels, EventSettings
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, stages_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
         raise RecipeError("nothing learns the outcome", where="events.labels", fix=fix)
     if not (cohort.split == Split.TRAIN).any():
         refuse_nobody(recipe, cohort)
-    stages = [recipe.for_stage(stage) for stage in recipe.stages] or [recipe]
+    stages = [stage.recipe for stage in stages_of(recipe)]
     if labels is None or cohort.label is None or not any(one.losses.get("classification", 1.0) for one in stages):
         return
     known = np.unique(cohort.label[(cohort.split == Split.TRAIN) & (cohort.label >= 0)])

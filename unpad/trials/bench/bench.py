@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unpad.data.sources.split import Split
 from unpad.nn.native import library as native
-from unpad.training.setup import Setup, stage_sequences
+from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
 from unpad.trials.bench.memory import MemoryModel, fit_memory, memory_lines, peaks
 from unpad.trials.bench.quality import TRAINED_SIZES, Trained, train, trained_lines
@@ -111,7 +110,7 @@ def bench(name: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> Be
 
 
 def _describe_data(setup: Setup) -> dict[str, Any]:
-    ids = stage_sequences(setup, all_data(setup), Split.TRAIN)
+    ids = all_data(setup, setup.recipe).train_ids
     lengths = setup.data.table.positions[ids]
     return {
         "sequences": int(ids.size), "tokens": int(lengths.sum()), "mean_tokens": float(lengths.mean()),

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from unpad.data.sources.split import Split
 from unpad.evaluation.metrics import held_out
-from unpad.training.setup import stage_sequences
 from unpad.trials.bench.speed import MIB
 from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
 
@@ -36,17 +34,16 @@ class Trained:
 
 def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
     """Train a fresh copy for some updates at the recipe's learning rate, and look at the held-out loss."""
-    setup = variant.setup
+    setup, stage = variant.setup, variant.stage
     trainer = Trainer(setup)
     tokens, began = 0, time.perf_counter()
-    for micros in islice(every_update(setup, variant.stage), updates):
+    for micros in islice(every_update(setup, stage), updates):
         trainer.update(micros)
         tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
     seconds = time.perf_counter() - began
-    heldout = stage_sequences(setup, variant.stage, Split.HOLDOUT)
     loss = None
-    if heldout.size:
-        loss = held_out(trainer.model, setup.data, heldout, setup.recipe.plan, setup.device).loss
+    if stage.held_out_ids.size:
+        loss = held_out(trainer.model, setup.data, stage.held_out_ids, stage.recipe.plan, setup.device).loss
     return Trained(variant.name, updates, tokens, seconds, loss, memory_bytes)
 
 

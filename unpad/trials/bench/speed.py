@@ -143,7 +143,7 @@ def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
 
 def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> SpeedRow:
     """The row of a way to batch from what was measured of it; `memory` is `bench_memory.peaks` of it."""
-    made, settings = variant.plan, variant.setup.recipe.plan
+    made, settings = variant.plan, variant.stage.recipe.plan
     fields = ("strategy", "tokens_per_step", "tokens_per_micro", "batch_size", "bucket_width")
     both = [name for name in (variant.name, variant.name + WITHOUT_NATIVE) if name in measured.turns]
     return SpeedRow(

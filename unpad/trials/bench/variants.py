@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,14 @@ from typing import Any
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
-from unpad.data.sources.split import Split
 from unpad.errors import PlanError, RecipeError
 from unpad.models.objective import Objective
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Stage
+from unpad.recipes.recipe import Recipe, ResolvedStage
 from unpad.training.optim import freeze, make_optimizer
-from unpad.training.setup import Setup, epoch_plan, prepare_setup, stage_sequences
+from unpad.training.setup import Setup, prepare_setup
+from unpad.training.stage import StageSetup, epoch_plan, make_stage
 from unpad.training.step import LossScaler, train_step
 
 BATCH_SIZES = (1, 2, 4, 8, 16)
@@ -38,7 +38,7 @@ def prepare(name: str, overrides: Sequence[str]) -> Setup:
     setup = prepare_setup(recipe, Path(), None)
     freeze(setup.model, recipe.train.freeze)
     setup.model.label_smoothing = recipe.train.label_smoothing
-    if not stage_sequences(setup, all_data(setup), Split.TRAIN).size:
+    if not all_data(setup, recipe).train_ids.size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
     return setup
 
@@ -49,7 +49,7 @@ class BenchVariant:
 
     name: str
     setup: Setup
-    stage: Stage
+    stage: StageSetup
     plan: Plan
 
 
@@ -75,25 +75,24 @@ def size_variants(setup: Setup) -> list[BenchVariant]:
 
 def _variant(setup: Setup, name: str, **fields: Any) -> BenchVariant:
     recipe = setup.recipe.model_copy(update={"plan": setup.recipe.plan.model_copy(update={"grow": {}, **fields})})
-    stage = all_data(setup)
-    changed = replace(setup, recipe=recipe)
-    made = epoch_plan(changed, stage, 0)
-    if made.num_steps == 0:
+    stage = all_data(setup, recipe)
+    first = epoch_plan(stage, 0)
+    if first.num_steps == 0:
         fix = "lower plan.tokens_per_step, or set plan.drop_last=false and plan.overflow=split"
         raise PlanError(f"{name}: the plan drops every token", where="plan", fix=fix)
-    return BenchVariant(name, changed, stage, made)
+    return BenchVariant(name, setup, stage, first)
 
 
-def all_data(setup: Setup) -> Stage:
-    """One stage of everything that any stage of the recipe trains on."""
-    used = {kind for stage in setup.stages for kind in stage.use or setup.data.kinds}
-    return Stage.model_validate({"name": "bench", "use": [kind for kind in setup.data.kinds if kind in used]})
+def all_data(setup: Setup, recipe: Recipe) -> StageSetup:
+    """A stage of the data of all stages, with the settings of `recipe`."""
+    used = {kind for stage in setup.stages for kind in stage.kinds}
+    return make_stage(ResolvedStage("bench", tuple(used), recipe), setup.data, setup.model.config.longest)
 
 
-def every_update(setup: Setup, stage: Stage, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
+def every_update(setup: Setup, stage: StageSetup, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
     """The micro-batches of one update after the other, epoch after epoch."""
     for epoch in count(first_epoch):
-        epoch_steps = epoch_plan(setup, stage, epoch)
+        epoch_steps = epoch_plan(stage, epoch)
         yield from load_steps(setup.data.load, epoch_steps, setup.device, group_lengths=not library.enabled())
 
 

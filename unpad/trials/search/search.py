@@ -31,10 +31,11 @@ from unpad.evaluation.metrics import HeldOut
 from unpad.evaluation.run import evaluate_run
 from unpad.recipes.changes import differences
 from unpad.recipes.file import parse_recipe
+from unpad.recipes.recipe import stages_of
 from unpad.run.folder import RECIPE
 from unpad.storage import RunLock, make_folder, write_atomic
 from unpad.training.loop import train
-from unpad.training.setup import resolved, stages_of
+from unpad.training.setup import resolved
 from unpad.trials.search.metric import direction, judge
 from unpad.trials.search.space import Choice, Space, check_space, split_fields, written
 
@@ -214,7 +215,7 @@ def _run_trial(search: Search, trial: Trial) -> None:
     try:
         train(
             search.name, folder, overrides, resume=(folder / RECIPE).is_file(), console=console,
-            after_check=lambda stage, step, found: _falls_behind(search, trial, stage, step, found),
+            after_evaluation=lambda stage, step, found: _falls_behind(search, trial, stage, step, found),
         )  # fmt: skip
         metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
     except Stopped:

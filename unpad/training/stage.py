@@ -1,0 +1,92 @@
+"""A stage of a run: its recipe, its sequences, and the plans of its epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from unpad.batching.mix import draw_sequences
+from unpad.batching.plan import Plan, plan
+from unpad.data.family import Data
+from unpad.data.sources.split import Split
+from unpad.recipes.recipe import Recipe, ResolvedStage
+from unpad.recipes.training import PlanSettings
+from unpad.training.optim import Epochs
+
+
+@dataclass(frozen=True, eq=False)
+class StageSetup:
+    """One stage of a run, resolved once.
+
+    Args:
+        recipe: the run's recipe with the stage's own fields.
+        data: of the whole run; kinds: the parts of it that the stage uses.
+        train_ids, held_out_ids: ids of the stage's sequences, (n,) int64.
+        longest: most positions of a sequence that the model reads.
+    """
+
+    name: str
+    recipe: Recipe
+    data: Data
+    kinds: tuple[str, ...]
+    train_ids: np.ndarray
+    held_out_ids: np.ndarray
+    longest: int
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the stage ends with the weights of its best evaluation; without held-out data, with its last."""
+        return self.recipe.train.weights == "best" and self.held_out_ids.size > 0
+
+
+def make_stage(stage: ResolvedStage, data: Data, longest: int) -> StageSetup:
+    """Look up the sequences of a stage."""
+    kinds = stage.use or tuple(data.kinds)
+    table = data.table
+    used = np.isin(table.kind, [data.kinds.index(kind) for kind in kinds])
+    train_ids, held_out_ids = (np.flatnonzero(used & (table.split == split)) for split in (Split.TRAIN, Split.HOLDOUT))
+    return StageSetup(stage.name, stage.recipe, data, kinds, train_ids, held_out_ids, longest)
+
+
+def epoch_plan(stage: StageSetup, epoch: int) -> Plan:
+    """Plan one epoch: a pure function of the data, the recipe and the epoch."""
+    lengths, settings, known = plan_inputs(stage, epoch)
+    return plan(lengths, settings, epoch=epoch, **known)
+
+
+def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:
+    """Arguments of the planner for one epoch: positions per sequence, settings, and the others by name."""
+    recipe, data, table, ids = stage.recipe, stage.data, stage.data.table, stage.train_ids
+    if any(weight != 1 for weight in table.weights):
+        ids = ids[draw_sequences(table.source[ids], table.weights, recipe.train.seed, epoch)]
+    settings = recipe.plan
+    if recipe.profile == "low_power":
+        settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
+    lengths, longest = data.lengths((recipe.train.seed, epoch)), stage.longest
+    if table.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
+        longest = min(longest, max(int(lengths.max(initial=1)), 1))
+    known = {"seed": recipe.train.seed, "max_tokens": longest, "seq_ids": ids, "targets": data.count_targets}
+    return lengths, settings, known
+
+
+def stage_epochs(stage: StageSetup, first: Plan) -> Epochs:
+    """Count the steps in the epochs of a stage. Each distinct size of step is planned once.
+
+    Epochs with steps of one size may differ by a few steps, as each is shuffled; schedules ignore that.
+
+    Args:
+        first: the plan of epoch 0.
+    """
+    last = stage.recipe.train.max_epochs
+    begins = [epoch - 1 for epoch in sorted(stage.recipe.plan.grow) if last is None or epoch <= last]
+    steps = [epoch_plan(stage, epoch).num_steps for epoch in begins]
+    return Epochs((0, *begins), (first.num_steps, *steps))
+
+
+def last_step(stage: StageSetup, before: int, epochs: Epochs) -> int:
+    """Last step of a stage that begins after step `before` of the run."""
+    train = stage.recipe.train
+    by_epochs = None if train.max_epochs is None else before + epochs.steps_before(train.max_epochs)
+    return min(end for end in (by_epochs, train.max_steps) if end is not None)
