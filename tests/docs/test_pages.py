@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import unicodedata
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_every_public_name_has_a_heading_of_its_own_or_in_a_group() -> None:
     headings = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert set(headings) <= set(unpad.__all__)
     assert [name for name in unpad.__all__ if f"\n{name}(" not in text and name not in headings] == []
+
+
+def test_signatures_of_the_page_are_those_of_the_functions() -> None:
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    plain = "".join(block for block in re.split(r"^```", text, flags=re.MULTILINE)[1::2] if block[0] == "\n")
+    signatures = re.findall(r"^([a-z_]+)\((.*?)\) -> ", plain, re.MULTILINE | re.DOTALL)
+    assert [name for name in unpad.__all__ if name.islower() and name not in dict(signatures)] == []
+    for name, parameters in signatures:
+        named = re.findall(r"(?:^|, |,\n +)\**(\w+)", re.sub(r"\[[^]]*\]+", "", parameters))
+        assert named == list(inspect.signature(getattr(unpad, name)).parameters), name
 
 
 def test_the_first_page_is_short() -> None:
