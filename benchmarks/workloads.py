@@ -32,7 +32,7 @@ from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
 from unpad.models.decoder import Config, Decoder
 from unpad.models.objective import WEIGHTS
-from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy
@@ -320,10 +320,10 @@ class Encoder(nn.Module):
         init_weights(self, config.blocks)
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        x, delta = self.front(batch.inputs_embeds).float(), None  # (total_tokens, width)
+        stream = Stream(self.front(batch.inputs_embeds).float(), None, batch.layout)  # x: (total_tokens, width)
         for block in self.blocks:
-            x, delta = block(x, delta, batch.layout)
-        hidden = self.norm(x, delta)[1].index_select(0, batch.target_index)  # (num_targets, width)
+            stream = block(stream)
+        hidden = self.norm(stream.x, stream.delta)[1].index_select(0, batch.target_index)  # (num_targets, width)
         labels = batch.labels.index_select(0, batch.target_index)
         loss, nll = cross_entropy(hidden, self.head.weight, labels)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}

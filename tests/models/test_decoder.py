@@ -24,7 +24,7 @@ from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
-from unpad.nn.block import Attention, Block, BlockConfig, FeedForward
+from unpad.nn.block import Attention, Block, BlockConfig, FeedForward, Stream
 from unpad.nn.norm import Norm
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate, sinusoidal_table
 
@@ -189,7 +189,7 @@ def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
     """Every layer as a function of (flat tokens, layout)."""
     attention = randomize(Attention(BlockConfig(**SIZES, kv_heads=1, bias=True)))
     made: dict[str, Callable[[Tensor, Any], Tensor]] = {
-        "attention": lambda x, layout: attention(x, layout, None, None, 0)
+        "attention": lambda x, layout: attention(x, Stream(x, None, layout))
     }
     norms = {kind: randomize(Norm(kind, 8, 1e-6)) for kind in ("rmsnorm", "layernorm")}
     for name, norm in norms.items():
@@ -198,7 +198,7 @@ def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
         forward = randomize(FeedForward(BlockConfig(**SIZES, activation=activation)))
         made[activation] = lambda x, _, forward=forward: forward(x)  # type: ignore[misc]
     block = randomize(Block(BlockConfig(**SIZES, norm="layernorm")))
-    made["block"] = lambda x, layout: sum(block(x, x.sin(), layout))
+    made["block"] = lambda x, layout: block(Stream(x, x.sin(), layout)).hidden()
     return made
 
 
@@ -268,10 +268,10 @@ def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind: str, form: st
         batch = random_batch([5, 1, 9, 3], seed=2, share=share)
         batch = batch.pad("left") if form == "rectangle" else batch
         found = []
-        for at in (None, batch.target_index):
+        for wanted in (None, batch.target_index):
             model.zero_grad()
-            hidden = model(batch, at=at)
-            hidden = hidden.index_select(0, batch.target_index) if at is None else hidden
+            hidden = model(batch, wanted=wanted)
+            hidden = hidden.index_select(0, batch.target_index) if wanted is None else hidden
             (hidden * torch.arange(hidden.numel()).view_as(hidden)).sum().backward()
             found.append([hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
         for one, other in zip(*found, strict=True):
@@ -386,6 +386,6 @@ def test_norms_sit_before_each_part_and_before_the_head() -> None:
     with torch.no_grad():
         rotary = model._rotary(batch.position_ids, torch.float64)
         x = F.embedding(batch.input_ids, model.embed.weight)
-        x = x + block.attention(block.norm_1(x)[1], batch.layout, rotary, None, 0)
+        x = x + block.attention(block.norm_1(x)[1], Stream(x, None, batch.layout, rotary))
         x = x + block.feed_forward(block.norm_2(x)[1])
         torch.testing.assert_close(model(batch), model.norm(x)[1], rtol=1e-12, atol=1e-12)

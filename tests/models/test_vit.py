@@ -18,6 +18,7 @@ from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.objective import WEIGHTS
 from unpad.models.vit import Vit, drop_tokens
+from unpad.nn.block import Stream
 from unpad.nn.native import library
 from unpad.training.step import accumulate, train_step
 
@@ -213,7 +214,7 @@ def test_the_model_is_its_parts_in_order() -> None:
     with torch.no_grad():
         x = F.linear(batch.inputs_embeds.double(), model.patch_embed.weight, model.patch_embed.bias)
         x = x + model.positions(batch.position_ids, batch.grid, batch.layout)
-        x = x + block.attention(block.norm_1(x)[1], batch.layout, None, None, 0)
+        x = x + block.attention(block.norm_1(x)[1], Stream(x, None, batch.layout))
         x = x + block.feed_forward(block.norm_2(x)[1])
         hidden = model.norm(x)[1]
         torch.testing.assert_close(model(batch), hidden, rtol=1e-12, atol=1e-12)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
 from unpad.nn.attention import self_attention
-from unpad.nn.block import Block, BlockConfig
+from unpad.nn.block import Block, BlockConfig, Stream
 from unpad.nn.kernel import Kernel, by_definition, choose_kernels
 from unpad.nn.losses import cross_entropy
 from unpad.nn.native import library
@@ -186,7 +186,7 @@ def test_a_backward_pass_takes_the_path_of_its_forward_pass_wherever_it_runs(nat
         block.zero_grad()
         torch.manual_seed(1)
         with nullcontext() if native_forward else library.switched_off(), torch.autocast("cpu", torch.bfloat16):
-            hidden = sum(block(x, None, layout))
+            hidden = block(Stream(x, None, layout)).hidden()
             loss = cross_entropy(hidden.to(torch.bfloat16), head, torch.arange(48) % 11, 0.1)[0]
         backward(loss)
         return torch.cat([p.grad.flatten() for p in block.parameters() if p.grad is not None])

@@ -77,7 +77,7 @@ def test_positions_counted_anew_after_a_removal_are_caught(batch: RaggedBatch, m
         if isinstance(left.layout, PaddedLayout):
             return left
         places = torch.cat([torch.arange(n) for n in left.layout.lengths().tolist()])
-        return Stream(left.x, left.delta, left.layout, places, model.decoder._rotary(places, left.x.dtype))
+        return Stream(left.x, left.delta, left.layout, model.decoder._rotary(places, left.x.dtype))
 
     monkeypatch.setattr(Stream, "keep", counted_anew)
     names = failed(certificate_of(model, batch))

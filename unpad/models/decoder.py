@@ -1,12 +1,11 @@
 """The decoder: token embeddings, pre-norm blocks, and a head over the vocabulary.
 
-One class covers GPT-2 style (LayerNorm, GELU, learned positions), Llama style (RMSNorm, SwiGLU, rotary) and what lies
-between. `preset` names two of them; every other field overrides the preset.
+One class covers GPT-2 style (LayerNorm, GELU, learned positions), Llama style (RMSNorm, SwiGLU, rotary) and mixtures of
+the two. `preset` names two configurations; every other field overrides the preset.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -17,14 +16,14 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.contract import Generates, ModelConfig
-from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, init_weights
+from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, Unchanged, init_weights
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
 DATA = "text"
-# Share of tokens above which a last block is computed whole: taking the others out would cost more than it saves.
+# Share of wanted tokens above which the last block computes all: dropping the others would cost more than it saves.
 MOST_WANTED = 7 / 8
 PRESETS: dict[str, dict[str, Any]] = {
     # A small Chinese GPT: sinusoidal positions scaled against the embedding, and a norm before the head.
@@ -77,7 +76,7 @@ class Config(ModelConfig, BlockConfig):
 
     @property
     def longest(self) -> int:
-        """Most positions the model accepts, context extension included."""
+        """Largest number of positions, context extension included."""
         return int(self.context * self.context_factor) if self.context_method != "none" else self.context
 
 
@@ -108,42 +107,34 @@ class Decoder(Generates):
         batch: RaggedBatch,
         cache: Cache | None = None,
         between: Between | None = None,
-        at: Tensor | None = None,
+        wanted: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states after the last norm in the computing dtype, (total_tokens, width); (num, width) of the tokens
-        that are wanted.
+        """Hidden states after the last norm in the computing dtype, (total_tokens, width); with `wanted` (num, width).
 
         Args:
-            between: called before the first block and after every block; of tokens that it removes there is no hidden
-                state, and `between.places` says where the others are.
-            at: (num,) int64, the tokens whose hidden states are wanted; default all. Nobody attends to
-                what the last block makes of the others: it leaves them out once its attention is done.
+            cache: holds the keys and values of earlier tokens; blocks attend through it.
+            between: called before the first block and after every block; tokens that it removes have no hidden state,
+                and `between.places` gives the places of the others.
+            wanted: (num,) int64, tokens whose hidden states are wanted; default all.
 
         Raises:
-            RecipeError: a position lies outside the model's context.
+            RecipeError: a position is outside the model's context.
         """
-        x = self._embed(batch)
-        stream = Stream(x, None, batch.layout, batch.position_ids, self._rotary(batch.position_ids, x.dtype))
-        if between is not None:
-            stream = between(BEFORE, stream, stream)
-        narrow = False
+        between = between or Unchanged()
+        stream = self._embedded(batch)
+        stream = between(BEFORE, stream, stream)
         for index, block in enumerate(self.blocks):
-            narrow = at is not None and self._leaves_out(index, len(at), stream, between)
-            x, delta = block(
-                stream.x, stream.delta, stream.layout, stream.rotary, cache, index,
-                key_bias=stream.key_bias, value_scale=stream.value_scale, at=_places(at, between) if narrow else None,
-            )  # fmt: skip
-            left = replace(stream, x=x, delta=delta)
-            stream = left if between is None or narrow else between(index, stream, left)
-        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
-        wanted = None if narrow else _places(at, between)
-        return hidden if wanted is None else hidden.index_select(0, wanted)
+            if wanted is not None and self._ends_short(index, len(wanted), stream, between):
+                return self._normed(block(stream, cache, index, keep_index=between.places(wanted)))
+            stream = between(index, stream, block(stream, cache, index))
+        hidden = self._normed(stream)
+        return hidden if wanted is None else hidden.index_select(0, between.places(wanted))
 
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
         `forward`."""
         assert isinstance(batch.layout, Layout), "prompts come as a flat run"
-        return self(batch, cache, between, batch.layout.cu_seqlens[1:].long() - 1)
+        return self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
         return self.embed(ids)
@@ -155,12 +146,12 @@ class Decoder(Generates):
         return out.to(torch.promote_types(dtype, torch.float32))
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
-        """Terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing.
+        """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing.
 
         Args:
-            between: as in `forward`; it may not remove a target.
+            between: as in `forward`; it must not remove a target.
         """
-        hidden = self(batch, between=between, at=batch.target_index)
+        hidden = self(batch, between=between, wanted=batch.target_index)
         labels = batch.labels.index_select(0, batch.target_index)
         loss, nll = cross_entropy(hidden, self._head, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
@@ -169,17 +160,28 @@ class Decoder(Generates):
     def token_nll(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
         """Negative log-likelihood of every target of the batch, (num_targets,) in nats; `between` as in `losses`."""
         labels = batch.labels.index_select(0, batch.target_index)
-        return token_nll(self(batch, between=between, at=batch.target_index), self._head, labels)
+        return token_nll(self(batch, between=between, wanted=batch.target_index), self._head, labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
-    def _leaves_out(self, index: int, num_wanted: int, stream: Stream, between: Between | None) -> bool:
-        """Whether this block, which reads `stream`, is the last one and ends with the wanted tokens alone."""
-        if index < len(self.blocks) - 1 or (between is not None and between.reads(index)):
+    def _embedded(self, batch: RaggedBatch) -> Stream:
+        """The stream before the first block."""
+        x = self._embed(batch)
+        return Stream(x, None, batch.layout, self._rotary(batch.position_ids, x.dtype))
+
+    def _ends_short(self, index: int, num_wanted: int, stream: Stream, between: Between) -> bool:
+        """Whether this block is the last, and drops all but the wanted tokens after its attention: nothing attends to
+        the output of the others."""
+        if index < len(self.blocks) - 1 or between.reads(index):
             return False
         return num_wanted <= MOST_WANTED * len(stream.x)
+
+    def _normed(self, stream: Stream) -> Tensor:
+        """Hidden states after the last norm, (num, width)."""
+        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
+        return hidden
 
     @property
     def _head(self) -> Tensor:
@@ -189,7 +191,7 @@ class Decoder(Generates):
     def _embed(self, batch: RaggedBatch) -> Tensor:
         positions = batch.position_ids
         limit = self.config.longest
-        # On an accelerator reading the largest position would make it wait; plans keep to the context there.
+        # Reading the largest position would make an accelerator wait; there the plan keeps to the context.
         if positions.numel() and positions.device.type == "cpu" and int(positions.max()) >= limit:
             raise RecipeError(
                 f"position {int(positions.max())} lies outside the model's context of {limit} tokens",
@@ -203,7 +205,7 @@ class Decoder(Generates):
         if self.position_embed is not None:
             x = x + self.position_embed(positions)
         elif self.config.positions == "sinusoidal":
-            # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the words.
+            # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the tokens.
             table = sinusoidal_table(limit, self.config.width).to(positions.device)[positions].to(x.dtype)
             x = x + 0.02 * table if batch.input_ids is not None else x + table
         return self.dropout(x)
@@ -216,8 +218,3 @@ class Decoder(Generates):
             config.head_dim, config.rope_theta, config.context_method, config.context_factor
         )
         return rotary_table(position_ids, frequencies, torch.promote_types(dtype, torch.float32))
-
-
-def _places(tokens: Tensor | None, between: Between | None) -> Tensor | None:
-    """Where these tokens stand after what was removed between blocks."""
-    return tokens if tokens is None or between is None else between.places(tokens)

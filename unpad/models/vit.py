@@ -17,7 +17,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
 from unpad.models.contract import Classifies, ModelConfig
 from unpad.nn.activation import Kind
-from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
@@ -134,10 +134,10 @@ class Vit(Classifies):
         if self.size_embed is not None:
             assert batch.image_sizes is not None, "the model asks how large its images are"
             x = x + self.size_embed(batch.image_sizes).index_select(0, seq_of_cell(batch.layout)).to(dtype)
-        delta = None
+        stream = Stream(x, None, batch.layout)
         for block in self.blocks:
-            x, delta = block(x, delta, batch.layout)
-        hidden: Tensor = self.norm(x, delta)[1]
+            stream = block(stream)
+        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
         return hidden
 
     def _embed(self, pixels: Tensor, batch: RaggedBatch) -> Tensor:

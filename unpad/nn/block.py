@@ -1,4 +1,4 @@
-"""The pre-norm transformer block that every model here is built from, and its settings."""
+"""The pre-norm transformer block of all models, its settings, and the residual stream between blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class BlockConfig(Section):
     def _heads_fit(self) -> BlockConfig:
         if self.width % self.heads:
             fits = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
-            # An even head size where there is one: rotary positions need it.
+            # An even head size if possible: rotary positions need it.
             fits = [heads for heads in fits if self.width // heads % 2 == 0] or fits
             nearest = min(fits, key=lambda heads: abs(heads - self.heads))
             what = f"width {self.width} is not a multiple of heads {self.heads}"
@@ -57,7 +57,7 @@ class BlockConfig(Section):
 
 
 class Cache(Protocol):
-    """What decoding keeps of earlier tokens; `nn/cache.py` has the implementation."""
+    """Keys and values of earlier tokens, for decoding; implemented in `nn/cache.py`."""
 
     def attend(
         self,
@@ -72,28 +72,26 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class Stream:
-    """What flows from block to block.
+    """The residual stream between two blocks.
 
     Args:
-        x: (total_tokens, width), fp32 or wider, the residual stream.
-        delta: (total_tokens, width), what the last block returned beside x and nobody has added yet.
+        x: (total_tokens, width), fp32 or wider.
+        delta: (total_tokens, width), output of the last block that the next norm adds to x; None at the beginning.
         layout: of the tokens that are in the stream.
-        position_ids: (total_tokens,) int64; they stay with their tokens when others are removed.
-        rotary: of `position_ids`.
+        rotary: angles of the tokens' positions; they stay with their tokens when others are removed.
         key_bias: (total_tokens,), added to the scores of a key in all heads of the blocks that follow.
-        value_scale: (total_tokens,), what they multiply the values of a token by.
+        value_scale: (total_tokens,), factor of a token's values in the blocks that follow.
     """
 
     x: Tensor
     delta: Tensor | None
     layout: Layout | PaddedLayout
-    position_ids: Tensor
     rotary: Rotary | None = None
     key_bias: Tensor | None = None
     value_scale: Tensor | None = None
 
     def hidden(self) -> Tensor:
-        """Hidden states, (total_tokens, width), of the dtype of x, before dropout."""
+        """Hidden states, (total_tokens, width), in the dtype of x, before dropout."""
         return self.x if self.delta is None else self.x + self.delta.to(self.x.dtype)
 
     def keep(self, kept: Tensor) -> Stream:
@@ -113,7 +111,6 @@ class Stream:
             x=self.x.index_select(0, index),
             delta=take(self.delta),
             layout=self.layout.at(index),
-            position_ids=self.position_ids.index_select(0, index),
             rotary=None if self.rotary is None else (self.rotary[0][index], self.rotary[1][index]),
             key_bias=take(self.key_bias),
             value_scale=take(self.value_scale),
@@ -124,20 +121,35 @@ BEFORE = -1  # in place of a block's number: before the first
 
 
 class Between(Protocol):
-    """What is done to the stream before the first block and between blocks, such as removing tokens from it."""
+    """A change of the stream before the first block and between blocks, such as the removal of tokens."""
 
     def reads(self, index: int) -> bool:
-        """Whether it needs what all tokens are after block `index`."""
+        """Whether it needs the hidden states of all tokens after block `index`."""
         ...
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
-        """Return what goes on after block `index`, which read `entered` and made `left` of it; index BEFORE stands for
-        the embeddings, where both are the same."""
+        """Return the stream for the next block, given the input (`entered`) and output (`left`) of block `index`.
+
+        With index BEFORE both are the embeddings.
+        """
         ...
 
     def places(self, tokens: Tensor) -> Tensor:
-        """Where tokens that were not removed stand in the last stream, (num,) int64 both."""
+        """Places in the last stream of tokens that were not removed, (num,) int64 both."""
         ...
+
+
+class Unchanged:
+    """The `Between` that changes nothing."""
+
+    def reads(self, index: int) -> bool:
+        return False
+
+    def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
+        return left
+
+    def places(self, tokens: Tensor) -> Tensor:
+        return tokens
 
 
 class Attention(nn.Module):
@@ -153,29 +165,38 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,
-        layout: Layout | PaddedLayout,
-        rotary: Rotary | None,
-        cache: Cache | None,
-        index: int,
-        *,
-        key_bias: Tensor | None = None,
-        value_scale: Tensor | None = None,
-        at: Tensor | None = None,
+        stream: Stream,
+        cache: Cache | None = None,
+        index: int = 0,
+        keep_index: Tensor | None = None,
     ) -> Tensor:
+        """Attend within sequences.
+
+        Args:
+            x: (total_tokens, width), the normalized stream.
+            stream: gives the layout, positions, bias and scale.
+            keep_index: (num,) int64, as of `Block.forward`.
+
+        Returns:
+            (total_tokens, width), or (num, width).
+        """
         qkv = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
-        if value_scale is not None:
-            qkv = scale_values(qkv, self.kv_heads, value_scale, torch.ones_like(value_scale, dtype=torch.bool))
+        if stream.value_scale is not None:
+            everywhere = torch.ones_like(stream.value_scale, dtype=torch.bool)
+            qkv = scale_values(qkv, self.kv_heads, stream.value_scale, everywhere)
         if cache is None:
-            dropout = self.dropout if self.training else 0.0
-            y = self_attention(qkv, layout, self.heads, self.causal, rotary=rotary, key_bias=key_bias, dropout=dropout)
+            y = self_attention(
+                qkv, stream.layout, self.heads, self.causal,
+                rotary=stream.rotary, key_bias=stream.key_bias, dropout=self.dropout if self.training else 0.0,
+            )  # fmt: skip
         else:
-            y = cache.attend(index, qkv, layout, self.heads, rotary, key_bias)
-        y = y.flatten(1) if at is None else y.flatten(1).index_select(0, at)
-        return self.to_out(y)  # (total_tokens, width), or (num, width)
+            y = cache.attend(index, qkv, stream.layout, self.heads, stream.rotary, stream.key_bias)
+        y = y.flatten(1) if keep_index is None else y.flatten(1).index_select(0, keep_index)
+        return self.to_out(y)
 
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
-        """What `forward` compares, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), positions
-        turned in."""
+        """Queries and keys of `forward`, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), with
+        positions applied."""
         q, k, _ = self.to_qkv(x).unflatten(-1, (-1, self.head_dim)).split([self.heads, self.kv_heads, self.kv_heads], 1)
         return (q, k) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary))
 
@@ -196,8 +217,8 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """x + attention(norm x), then x + feed_forward(norm x).
 
-    A branch's output is added by the norm that comes next, in the next block or after the last, so that the residual
-    stream is read and written once per norm.
+    The next norm, in the next block or after the last, adds a branch's output, so that each norm reads and writes the
+    residual stream once.
     """
 
     def __init__(self, config: BlockConfig) -> None:
@@ -208,40 +229,28 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def forward(
-        self,
-        x: Tensor,
-        delta: Tensor | None,
-        layout: Layout | PaddedLayout,
-        rotary: Rotary | None = None,
-        cache: Cache | None = None,
-        index: int = 0,
-        *,
-        key_bias: Tensor | None = None,
-        value_scale: Tensor | None = None,
-        at: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """One block's step along the residual stream.
+        self, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
+    ) -> Stream:
+        """Advance the stream by one block.
 
         Args:
-            x: (total_tokens, width), fp32 or wider.
-            delta: (total_tokens, width), what the block before returned beside x and nobody has added yet.
-            key_bias, value_scale: as in `Stream`.
-            at: (num,) int64, the tokens to go on with, which still attend to all; default all of them.
+            cache: holds the keys and values of earlier tokens, for block `index` of the model.
+            keep_index: (num,) int64, tokens to continue with, which still attend to all; default all of them.
 
         Returns:
-            x and delta for the next block, of these tokens; after the last, `Norm` adds them.
+            The stream of these tokens; `keep_index` narrows only `x` and `delta`, which nothing but a norm may read.
         """
-        x, y = self.norm_1(x, delta)
-        attended = self.attention(y, layout, rotary, cache, index, key_bias=key_bias, value_scale=value_scale, at=at)
-        x, y = self.norm_2(x if at is None else x.index_select(0, at), attended)
-        return x, self.feed_forward(y)
+        x, y = self.norm_1(stream.x, stream.delta)
+        attended = self.attention(y, stream, cache, index, keep_index)
+        x, y = self.norm_2(x if keep_index is None else x.index_select(0, keep_index), attended)
+        return replace(stream, x=x, delta=self.feed_forward(y))
 
 
 def init_weights(module: nn.Module, num_blocks: int) -> None:
     """Normal(0, 0.02) for matrices, zero for biases.
 
-    The two matrices that end in the residual stream of each block are smaller by sqrt(2 * num_blocks), so that its size
-    does not grow with depth (Radford et al. 2019, section 2.3).
+    The two matrices of each block that write to the residual stream are smaller by sqrt(2 * num_blocks), so that its
+    size does not grow with depth (Radford et al. 2019, section 2.3).
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:

@@ -196,7 +196,7 @@ def test_the_class_token_ranks_by_its_own_weights() -> None:
     weights: list[Tensor] = []
 
     def look(module: Any, arguments: tuple[Any, ...]) -> None:
-        x, layout = arguments[0], arguments[1]
+        x, layout = arguments[0], arguments[1].layout
         q, k = module.queries_and_keys(x, None)
         for start, stop in zip(layout.cu_seqlens[:-1].tolist(), layout.cu_seqlens[1:].tolist(), strict=True):
             scores = torch.einsum("hd,khd->hk", q[start], k[start:stop]) / 2

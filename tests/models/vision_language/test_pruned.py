@@ -158,9 +158,11 @@ def test_tokens_that_are_left_keep_their_positions(prepared: Prepared, monkeypat
 
     def counted_anew(stream: Stream, kept: Tensor) -> Stream:
         left = keep(stream, kept)
-        assert torch.equal(left.position_ids, stream.position_ids[kept])
+        assert stream.rotary is not None
+        assert left.rotary is not None
+        assert all(map(torch.equal, left.rotary, (angles[kept] for angles in stream.rotary)))
         places = torch.cat([torch.arange(n) for n in left.layout.lengths().tolist()])
-        return Stream(left.x, left.delta, left.layout, places, model.decoder._rotary(places, left.x.dtype))
+        return Stream(left.x, left.delta, left.layout, model.decoder._rotary(places, left.x.dtype))
 
     torch.testing.assert_close(model(prepared.batch), expected, **CLOSE)
     monkeypatch.setattr(Stream, "keep", counted_anew)
@@ -571,8 +573,8 @@ def test_removed_cells_of_a_rectangle_become_padding(prepared: Prepared) -> None
     model, batch = pruned(), prepared.batch.pad("right")
 
     def look(module: Any, arguments: tuple[Any, ...]) -> None:
-        assert isinstance(arguments[2], PaddedLayout)
-        masks.append(arguments[2].attention_mask)
+        assert isinstance(arguments[0].layout, PaddedLayout)
+        masks.append(arguments[0].layout.attention_mask)
 
     for block in model.decoder.blocks:
         block.register_forward_pre_hook(look)

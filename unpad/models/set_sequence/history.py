@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout
 from unpad.nn.activation import activate
-from unpad.nn.block import Block, BlockConfig
+from unpad.nn.block import Block, BlockConfig, Stream
 from unpad.nn.cross_attention import pair_sequences, received_attention
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
@@ -124,10 +124,10 @@ class HistoryEncoder(nn.Module):
             latents: (num_sets, latent).
         """
         rotary = self._rotary(course)
-        x, delta = self._embed(latents, course), None
+        stream = Stream(self._embed(latents, course), None, course.layout, rotary)
         for block in self.blocks:
-            x, delta = block(x, delta, course.layout, rotary)
-        hidden: Tensor = self.norm(x, delta)[1]
+            stream = block(stream)
+        hidden: Tensor = self.norm(stream.x, stream.delta)[1]
         return hidden
 
     def attention(self, latents: Tensor, course: SetLayout) -> Tensor:
@@ -137,14 +137,14 @@ class HistoryEncoder(nn.Module):
             (num_sets + num_seqs,) in fp32 or wider; of a patient it adds up to 1, the readout's own share included.
         """
         rotary = self._rotary(course)
-        x, delta = self._embed(latents, course), None
+        stream = Stream(self._embed(latents, course), None, course.layout, rotary)
         for block in self.blocks[:-1]:
-            x, delta = block(x, delta, course.layout, rotary)
+            stream = block(stream)
         last = self.blocks[-1]
         assert isinstance(last, Block)
-        q, k = last.attention.queries_and_keys(last.norm_1(x, delta)[1], rotary)
+        q, k = last.attention.queries_and_keys(last.norm_1(stream.x, stream.delta)[1], rotary)
         num_seqs = course.layout.num_seqs
-        one_each = Layout(torch.arange(num_seqs + 1, dtype=torch.int32, device=x.device), int(num_seqs > 0))
+        one_each = Layout(torch.arange(num_seqs + 1, dtype=torch.int32, device=q.device), int(num_seqs > 0))
         return received_attention(q.index_select(0, course.readouts), k, pair_sequences(one_each, course.layout))
 
     def at_every_set(self, latents: Tensor, history: Layout, times: Tensor) -> Tensor:

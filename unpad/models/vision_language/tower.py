@@ -18,7 +18,7 @@ from unpad.batching.layout import Layout
 from unpad.errors import SourceError
 from unpad.models.vision_language.prune import text_to_vision_attention
 from unpad.nn.activation import Kind
-from unpad.nn.block import Block, BlockConfig, init_weights
+from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
@@ -131,15 +131,15 @@ class Tower(nn.Module):
             # Its output is the residual stream, which autocast must not round.
             with torch.autocast(x.device.type, enabled=False):
                 x = self.pre_norm(x)[1]
-        delta, received = None, None
+        stream, received = Stream(x, None, layout), None
         for index, block in enumerate(islice(self.blocks, self.config.num_run)):
             if wants_attention and index == self.config.num_run - 1:
-                received = self._received(block, x if delta is None else x + delta.to(x.dtype), layout, patches)
-            x, delta = block(x, delta, layout)
-        if delta is None:
-            return x, received
+                received = self._received(block, stream.hidden(), layout, patches)
+            stream = block(stream)
+        if stream.delta is None:
+            return stream.x, received
         share = self.config.dropout if self.training else 0.0
-        return x + dropout(delta, share, draw_seed() if share else 0), received
+        return stream.x + dropout(stream.delta, share, draw_seed() if share else 0), received
 
     @torch.no_grad()
     def _received(self, block: nn.Module, x: Tensor, layout: Layout, patches: Tensor | None) -> Tensor:
