@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch, to_padded
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import PaddedLayout
 from unpad.models.set_sequence.decoder import slot_table
 from unpad.models.set_sequence.encoder import Latent, LatentHead, draw_latents, soft_clamp
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.history import SetLayout, lay_out_course
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.set_sequence.next_set import sets_that_follow
@@ -200,7 +200,7 @@ class Customary(Shared):
     """One set at a time through encoder and decoder; `train_step` gives it one patient at a time."""
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        model, events, codes = self.model, batch.events, batch.input_ids
+        model, events, codes = self.model, batch.require(EventSets), batch.input_ids
         assert events is not None
         assert codes is not None
         sizes = events.members.lengths().tolist()
@@ -237,7 +237,7 @@ class Padded(Shared):
 
     def __init__(self, model: SetSequence, batch: RaggedBatch) -> None:
         super().__init__(model)
-        events = batch.events
+        events = batch.require(EventSets)
         assert events is not None
         assert batch.input_ids is not None
 
@@ -252,7 +252,7 @@ class Padded(Shared):
         self.course = self._course()
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        model, events = self.model, batch.events
+        model, events = self.model, batch.require(EventSets)
         assert events is not None
         codes = self.codes.flatten()
         embedded = model.embedding(codes, self.values.flatten(), self.has_value.flatten())

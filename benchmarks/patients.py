@@ -33,6 +33,7 @@ from unpad.data.family import open_data
 from unpad.data.sources.split import Split
 from unpad.models import build_model, model_config
 from unpad.models.objective import Objective
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
 from unpad.nn.precision import choose_precision
@@ -85,20 +86,17 @@ def prepare(recipe: Recipe, num_patients: int) -> Bench:
 
 def long_patient(patients: RaggedBatch, num_events: int) -> RaggedBatch:
     """The sets of many patients as those of one of at least `num_events` events."""
-    assert patients.events is not None
     counts = patients.layout.lengths()
     index = np.resize(np.arange(len(counts)), -(-num_events // max(1, int(counts.float().mean()))) + 1)
     whole = patients.select(index.tolist())
     first = whole.select([0])
-    assert whole.events is not None
-    assert first.events is not None
-    events = replace(
-        first.events, values=whole.events.values, has_value=whole.events.has_value, members=whole.events.members,
-        history=build_layout(np.array([whole.events.num_sets])), times=whole.events.times.sort().values,
-    )  # fmt: skip
+    sets = whole.require(EventSets)
+    times, history = sets.times.sort().values, build_layout(np.array([sets.num_sets]))
+    durations, observed = first.require(EventSets).durations, first.require(EventSets).observed
+    sets = replace(sets, history=history, times=times, durations=durations, observed=observed)
     layout = build_layout(np.array([whole.total_tokens]))
     tokens = {name: getattr(whole, name) for name in ("input_ids", "labels", "loss_mask", "target_index")}
-    return replace(first, layout=layout, position_ids=torch.arange(whole.total_tokens), events=events, **tokens)
+    return replace(first, layout=layout, position_ids=torch.arange(whole.total_tokens), parts=(sets,), **tokens)
 
 
 # --------------------------------------------------------------------------- the sides
@@ -223,7 +221,7 @@ def memory(bench: Bench, size: int, precision: str) -> str:
 
 
 def describe(bench: Bench, words: str, agreed: str) -> list[str]:
-    machine, events, lengths = describe_machine(), bench.patients.events, bench.patients.layout.lengths()
+    machine, events, lengths = describe_machine(), bench.patients.require(EventSets), bench.patients.layout.lengths()
     assert events is not None
     parameters = sum(p.numel() for p in bench.model.parameters())
     return [

@@ -13,6 +13,7 @@ import torch
 
 from tests.helpers.patients import NUM_CODES, random_patients, tiny_patients_model
 from unpad.batching.batch import RaggedBatch, concatenate
+from unpad.models.set_sequence.event_sets import EventSets
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LENGTHS = [1, 40, 0, 7, 3]
@@ -61,8 +62,9 @@ def test_a_long_patient_is_the_sets_of_many(patients: ModuleType) -> None:
     many = random_patients([5, 0, 9])
     one = patients.long_patient(many, 50)
     assert one.num_seqs == 1
-    assert 50 <= one.total_tokens == one.events.members.lengths().sum() == len(one.events.values)
-    assert bool((one.events.times.diff() >= 0).all())
+    sets = one.require(EventSets)
+    assert 50 <= one.total_tokens == sets.members.lengths().sum() == len(sets.values)
+    assert bool((sets.times.diff() >= 0).all())
     terms = tiny_patients_model().losses(one)
     assert all(bool(torch.isfinite(total)) for total, _ in terms.values())
     assert int(one.input_ids.max()) < NUM_CODES

@@ -32,6 +32,7 @@ from unpad.data.histories.tables import alias
 from unpad.data.once import every_micro
 from unpad.data.patients import CODES, EventData, num_outputs
 from unpad.errors import RecipeError, SourceError
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings, strategy_names
 
@@ -143,9 +144,9 @@ def test_facts_come_first_and_diagnoses_have_no_value(tmp_path: Path) -> None:
     assert told(data, B) == [(0.0, [("GENDER//M", None)])]
     assert data.sets.timeless.tolist() == [True, False, False, True]
     batch = data.load(micro_of(data, [of(data, A)]))
-    assert batch.events is not None
-    assert batch.events.has_value.tolist() == [not np.isnan(value) for value in data.values[:4]]
-    assert (batch.events.values[~batch.events.has_value] == 0).all()
+    sets = batch.require(EventSets)
+    assert sets.has_value.tolist() == [not np.isnan(value) for value in data.values[:4]]
+    assert (sets.values[~sets.has_value] == 0).all()
 
 
 # --------------------------------------------------------------------------- sets, landmark, cuts
@@ -245,12 +246,12 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     assert data.ids.tolist() == list(expected), "in the order of their ids"
     batch = data.load(micro_of(data, range(len(data.ids))))
     assert batch.attended.lengths().tolist() == data.table.attended.tolist(), "sets and a readout"
-    assert batch.events is not None
-    assert batch.events.durations is not None
-    assert batch.events.observed is not None
+    sets = batch.require(EventSets)
+    assert sets.durations is not None
+    assert sets.observed is not None
     lengths = {patient: float(end - 10) for patient, end in zip(ids, ends, strict=True)}
-    assert batch.events.durations.tolist() == [lengths[patient] for patient in expected]
-    assert batch.events.observed.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
+    assert sets.durations.tolist() == [lengths[patient] for patient in expected]
+    assert sets.observed.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
     empty = [patient for patient in expected if patient not in ids[::2]]
     assert int((data.table.positions == 0).sum()) == len(empty) > 0, "who has no event stays"
     kept = opened(source, events={"labels": {**made, "censored": "keep"}, "landmark": 10})
@@ -361,10 +362,9 @@ def test_a_value_that_never_changes_does_not_divide_by_zero(tmp_path: Path) -> N
     sides = {A: "train", B: "train", C: "holdout"}
     data = opened(long(tmp_path, rows), events={**split_file(tmp_path / "s.parquet", sides), "std_floor": 0.1})
     held = data.load(micro_of(data, [of(data, C)]))
-    assert held.events is not None
-    assert dict(zip([data.codes[c] for c in held.input_ids.tolist()], held.events.values.tolist(), strict=True)) == {  # type: ignore[union-attr]
-        "flag": pytest.approx(-10.0), "none": 2.0
-    }  # fmt: skip
+    assert held.input_ids is not None
+    codes, values = [data.codes[c] for c in held.input_ids.tolist()], held.require(EventSets).values.tolist()
+    assert dict(zip(codes, values, strict=True)) == {"flag": pytest.approx(-10.0), "none": 2.0}
     assert np.isfinite(data.values).all()
 
 
@@ -437,12 +437,11 @@ def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
     assert isinstance(one.layout, Layout)
     assert isinstance(two.layout, Layout)
     assert torch.equal(one.layout.cu_seqlens, two.layout.cu_seqlens)
-    assert one.events is not None
-    assert two.events is not None
+    ours, theirs = one.require(EventSets), two.require(EventSets)
     for name in ("values", "has_value", "times", "durations", "observed"):
-        assert torch.equal(getattr(one.events, name), getattr(two.events, name)), name
+        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
     for name in ("members", "history"):
-        assert torch.equal(getattr(one.events, name).cu_seqlens, getattr(two.events, name).cu_seqlens), name
+        assert torch.equal(getattr(ours, name).cu_seqlens, getattr(theirs, name).cu_seqlens), name
 
 
 def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
@@ -450,22 +449,20 @@ def test_a_batch_holds_what_each_patient_has_alone(tmp_path: Path) -> None:
     ids = np.random.default_rng(0).permutation(len(data.ids)).tolist()
     assert {0, 1} < set(data.table.positions[ids].tolist())
     batch = data.load(micro_of(data, ids))
-    assert batch.events is not None
     assert batch.num_targets == batch.num_seqs == 14
     alone = [data.alone(seq, 0, int(data.table.positions[seq]), 0) for seq in ids]
     for place, one in enumerate(alone):
         assert_equal(batch.select([place]), one)
     assert_equal(batch, concatenate(alone))
-    for seq, times in zip(range(14), batch.events.times.split(batch.events.history.lengths().tolist()), strict=True):
+    sets = batch.require(EventSets)
+    for seq, times in zip(range(14), sets.times.split(sets.history.lengths().tolist()), strict=True):
         assert (times.diff() >= 0).all(), seq
     padded = data.load(micro_of(data, ids, pad_to=12))
     assert padded.total_tokens == 14 * 12
-    assert padded.events is not None
-    assert torch.equal(padded.events.values, batch.events.values)
+    assert torch.equal(padded.require(EventSets).values, sets.values)
     nothing = data.load(micro_of(data, []))
     assert (nothing.total_tokens, nothing.num_seqs, nothing.num_targets) == (0, 0, 0)
-    assert nothing.events is not None
-    assert nothing.events.num_sets == 0
+    assert nothing.require(EventSets).num_sets == 0
 
 
 @pytest.mark.parametrize("strategy", strategy_names())

@@ -24,6 +24,7 @@ from unpad.evaluation.metrics import metric_lines
 from unpad.evaluation.patients import count, describe, evaluate, held_out, summarise
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import predict
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
 
 CPU = torch.device("cpu")
@@ -139,11 +140,10 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
     areas, nats, rebuilt = [], [], []
     for seq in range(40):
         batch = alone(data, seq)
-        assert batch.events is not None
         assert batch.input_ids is not None
         scores = model.next_codes(batch).double()
         rebuilt += model.reconstruct(batch).tolist()
-        bounds = batch.events.members.cu_seqlens.tolist()
+        bounds = batch.require(EventSets).members.cu_seqlens.tolist()
         for at in range(len(data.set_sizes[seq]) - 1):
             came = sorted(set(batch.input_ids[bounds[at + 1] : bounds[at + 2]].tolist()))
             order = scores[at].argsort(descending=True).tolist()

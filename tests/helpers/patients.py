@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, make_batch
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.models import build_model, model_config
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
 
 NUM_CODES = 7
@@ -38,7 +38,7 @@ def patient_batch(
         history=build_layout(np.array([len(patient) for patient in sets], np.int64)),
         times=torch.from_numpy(times.astype(np.float32)),
     )
-    return replace(batch, events=events)
+    return batch.with_part(events)
 
 
 def split_into_sets(num_events: int, largest: int, rng: np.random.Generator) -> list[int]:
@@ -64,14 +64,13 @@ def random_patients(
         has_value=rng.random(total) < 0.7,
         times=np.concatenate([np.zeros(0), *times]),
     )
-    assert batch.events is not None
     events = replace(
-        batch.events,
+        batch.require(EventSets),
         durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
         observed=torch.from_numpy(rng.random(num_seqs) < 0.5),
     )
     labels = torch.from_numpy(rng.choice([-1, 0, 1], num_seqs, p=[0.2, 0.4, 0.4]))
-    return replace(batch, events=events, seq_labels=labels)
+    return replace(batch, seq_labels=labels).with_part(events)
 
 
 def tiny_patients_model(
@@ -93,10 +92,9 @@ def tiny_patients_model(
 
 def permute_members(batch: RaggedBatch, seed: int = 0) -> tuple[RaggedBatch, Tensor]:
     """The same patients with the events of every set in another order, and that order, (num_events,) int64."""
-    events = batch.events
-    assert events is not None
+    events = batch.require(EventSets)
     assert batch.input_ids is not None
     keys = torch.rand(batch.total_tokens, generator=torch.Generator().manual_seed(seed)).argsort()
     order = keys[events.members.seq_of_token()[keys].argsort(stable=True)]
     shuffled = replace(events, values=events.values[order], has_value=events.has_value[order])
-    return replace(batch, input_ids=batch.input_ids[order], events=shuffled), order
+    return replace(batch, input_ids=batch.input_ids[order]).with_part(shuffled), order

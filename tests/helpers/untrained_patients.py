@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tests.helpers.models import Stub
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import SequenceTable, sequence_table
 from unpad.models.contract import PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import segment_mean, segment_sum
 
 CODES = ("unknown", "creatinine", "heart rate", "hypertension", "age", "sex=f", "glucose")
@@ -82,6 +82,15 @@ class Patients:
         flags = np.concatenate([*has_value, np.zeros(0, bool)])
         sizes = [size for i in ids for size in self.set_sizes[i]]
         outcomes = [self.outcome(i) for i in ids]
+        sets = EventSets(
+            values=torch.from_numpy(np.where(flags, np.concatenate([*values, np.zeros(0)]), 0).astype(np.float32)),
+            has_value=torch.from_numpy(flags),
+            members=build_layout(np.array(sizes, np.int64)),
+            history=build_layout(np.array([len(self.set_sizes[i]) for i in ids], np.int64)),
+            times=torch.from_numpy(np.concatenate([*times, np.zeros(0)]).astype(np.float32)),
+            durations=torch.tensor([days for days, _ in outcomes]) if self.timed else None,
+            observed=torch.tensor([event for _, event in outcomes]) if self.timed else None,
+        )
         return RaggedBatch(
             layout=layout,
             position_ids=torch.arange(total) - layout.cu_seqlens[:-1].long().repeat_interleave(layout.lengths()),
@@ -91,15 +100,7 @@ class Patients:
             target_index=nothing[:0],
             seq_ids=torch.tensor(ids, dtype=torch.int64),
             seq_labels=None if self.labels is None else torch.from_numpy(self.labels[micro.seq_ids]),
-            events=EventSets(
-                values=torch.from_numpy(np.where(flags, np.concatenate([*values, np.zeros(0)]), 0).astype(np.float32)),
-                has_value=torch.from_numpy(flags),
-                members=build_layout(np.array(sizes, np.int64)),
-                history=build_layout(np.array([len(self.set_sizes[i]) for i in ids], np.int64)),
-                times=torch.from_numpy(np.concatenate([*times, np.zeros(0)]).astype(np.float32)),
-                durations=torch.tensor([days for days, _ in outcomes]) if self.timed else None,
-                observed=torch.tensor([event for _, event in outcomes]) if self.timed else None,
-            ),
+            parts=(sets,),
         )
 
 
@@ -122,41 +123,39 @@ class Guess(Stub, PredictsSets):
         return self._score(batch)[:, None] - torch.tensor([2.0, 3.0, 1.0]) if self.has_hazards else None
 
     def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
-        assert batch.events is not None
-        return segment_mean(batch.events.values**2, batch.events.members)
+        sets = batch.require(EventSets)
+        return segment_mean(sets.values**2, sets.members)
 
     def code_nll(self, batch: RaggedBatch) -> Tensor:
-        assert batch.events is not None
         assert batch.input_ids is not None
-        return batch.input_ids + batch.events.values.abs()
+        return batch.input_ids + batch.require(EventSets).values.abs()
 
     def next_codes(self, batch: RaggedBatch) -> Tensor:
-        assert batch.events is not None
         assert batch.input_ids is not None
-        counts = torch.zeros(batch.events.num_sets, len(CODES))
-        at = (batch.events.members.seq_of_token(), batch.input_ids)
+        sets = batch.require(EventSets)
+        counts = torch.zeros(sets.num_sets, len(CODES))
+        at = (sets.members.seq_of_token(), batch.input_ids)
         return counts.index_put_(at, torch.ones(len(batch.input_ids)), accumulate=True) + torch.linspace(0, 1, 7)
 
     def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-        assert batch.events is not None
-        sets = segment_mean(batch.events.values, batch.events.members)
-        return sets.sigmoid(), torch.full_like(sets, 1 / (len(sets) + 1))
+        sets = batch.require(EventSets)
+        score = segment_mean(sets.values, sets.members)
+        return score.sigmoid(), torch.full_like(score, 1 / (len(score) + 1))
 
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
         raise NotImplementedError
 
     def vectors(self, batch: RaggedBatch, level: str) -> Tensor:
-        assert batch.events is not None
-        values = torch.stack([batch.events.values, batch.events.values**2, torch.ones_like(batch.events.values)], 1)
-        return segment_sum(values, batch.layout if level == "patient" else batch.events.members)
+        sets = batch.require(EventSets)
+        values = torch.stack([sets.values, sets.values**2, torch.ones_like(sets.values)], 1)
+        return segment_sum(values, batch.layout if level == "patient" else sets.members)
 
     def losses(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
         rebuilt = self.reconstruct(batch)
         return {"classification": (torch.tensor(0.0), 0), "reconstruction": (rebuilt.sum(), len(rebuilt))}
 
     def _score(self, batch: RaggedBatch) -> Tensor:
-        assert batch.events is not None
-        return segment_sum(batch.events.values, batch.layout)
+        return segment_sum(batch.require(EventSets).values, batch.layout)
 
 
 def draw(num: int = 40, labelled: bool = True, timed: bool = True, seed: int = 0) -> Patients:

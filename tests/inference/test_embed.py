@@ -15,6 +15,7 @@ from tests.helpers.toy import quiet, write_toy
 from tests.helpers.untrained_patients import Guess, Patients, draw
 from unpad.batching.plan import Micro
 from unpad.inference.embed import embed, embed_file
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.data import EventLabels
 from unpad.recipes.training import PlanSettings
 from unpad.training.loop import train
@@ -87,8 +88,7 @@ def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
         stop = data.table.positions[seq : seq + 1]
         alone = data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
         mine = slice(row, row + len(sizes))
-        assert alone.events is not None
-        days = alone.events.times.tolist()
+        days = alone.require(EventSets).times.tolist()
         assert table["days_from_landmark"][mine] == ([None, *days[1:]] if seq % 3 == 0 else days), "facts have no time"
         assert np.array(table["embedding"][mine]) == pytest.approx(Guess().vectors(alone, "set").numpy(), abs=1e-5)
         row += len(sizes)

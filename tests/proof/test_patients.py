@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.patients import EventData
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.proof.recipe import prove_recipe
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, fault: Callable[[RaggedBatch, EventSe
 
     def broken(data: EventData, micro: Micro) -> RaggedBatch:
         batch = load(data, micro)
-        return batch if batch.events is None or batch.num_seqs < 3 else fault(batch, batch.events)
+        sets = batch.part(EventSets)
+        return batch if sets is None or batch.num_seqs < 3 else fault(batch, sets)
 
     monkeypatch.setattr(EventData, "load", broken)
 
@@ -62,7 +63,7 @@ def test_patients_pass_and_no_line_is_left_open() -> None:
 def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         lengths = events.history.lengths().numpy()
-        return replace(batch, events=replace(events, history=build_layout(moved(lengths, first_of_two(lengths)))))
+        return batch.with_part(replace(events, history=build_layout(moved(lengths, first_of_two(lengths)))))
 
     plant(monkeypatch, fault)
     assert "plan pack = alone" in failed()
@@ -73,7 +74,7 @@ def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.M
         last = events.history.cu_seqlens[1:-1].numpy() - 1  # the last set of every patient but the last
         members = events.members.lengths().numpy()
         at = int(next(index for index in last if index >= 0 and members[index] > 1))
-        return replace(batch, events=replace(events, members=build_layout(moved(members, at))))
+        return batch.with_part(replace(events, members=build_layout(moved(members, at))))
 
     plant(monkeypatch, fault)
     assert "plan pack = alone" in failed()

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from tests.helpers.models import Stub
 from unpad.batching.batch import RaggedBatch, make_batch
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import Layout, build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import sequence_table
 from unpad.errors import CollapseError, RecipeError
 from unpad.models.contract import HasLatent
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean
 from unpad.recipes.file import parse_recipe
@@ -67,7 +67,7 @@ class Topics:
         )  # fmt: skip
         unlabelled = np.zeros(codes.size, np.int64)
         made = make_batch(codes, unlabelled, unlabelled.astype(bool), lengths, np.array(ids, np.int64))
-        return replace(made, events=events)
+        return made.with_part(events)
 
 
 class TopicVae(Stub, HasLatent):
@@ -82,16 +82,15 @@ class TopicVae(Stub, HasLatent):
         self.listens = listens
 
     def _encode(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        assert batch.events is not None
         assert batch.input_ids is not None
-        pooled = segment_mean(self.embedding(batch.input_ids), batch.events.members).to(self.embedding.weight.dtype)
+        pooled = segment_mean(self.embedding(batch.input_ids), batch.require(EventSets).members)
+        pooled = pooled.to(self.embedding.weight.dtype)
         mean, log_var = self.posterior_head(pooled).chunk(2, -1)
         return mean, log_var, (mean**2 + log_var.exp() - 1 - log_var) / 2
 
     def _nll(self, batch: RaggedBatch, latents: Tensor) -> Tensor:
-        assert batch.events is not None
         assert batch.input_ids is not None
-        members = batch.events.members
+        members = batch.require(EventSets).members
         assert isinstance(members, Layout)
         log_p = self.decoder(latents if self.listens else latents * 0).log_softmax(-1)
         return segment_mean(-log_p[members.seq_of_token(), batch.input_ids], members)
@@ -112,8 +111,7 @@ class TopicVae(Stub, HasLatent):
         return {"reconstruction": (nll.sum(), len(nll)), "kl": (kl.sum(), len(nll))}
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        assert batch.events is not None
-        return dict.fromkeys(("reconstruction", "kl"), batch.events.num_sets)
+        return dict.fromkeys(("reconstruction", "kl"), batch.require(EventSets).num_sets)
 
 
 DATA = Topics(160)

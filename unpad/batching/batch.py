@@ -7,21 +7,63 @@ sequence when the batch is made, so no label crosses a boundary whatever happens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from unpad.batching.event_sets import EventSets, _join_events
+from unpad.batching.fields import (
+    KIND,
+    SEQUENCE,
+    TOKEN,
+    BatchPart,
+    Choice,
+    Choices,
+    FieldHolder,
+    Firsts,
+    Kind,
+    Parts,
+    Rectangle,
+    join,
+    move,
+    pad,
+    per_sequence,
+    per_token,
+    runs,
+    sequence_of,
+    take,
+    token_places,
+)
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 
 Side = Literal["left", "right"]
+P = TypeVar("P", bound=BatchPart)
+
+
+class _Batch(Kind["RaggedBatch"]):
+    """A batch whose sequences are the entries of a level."""
+
+    sparse = True
+
+    def __init__(self, level: str) -> None:
+        self.level = level
+
+    def to(self, value: RaggedBatch, device: torch.device) -> RaggedBatch:
+        return value.to(device)
+
+    def take(self, value: RaggedBatch, choices: Choices) -> RaggedBatch:
+        return take(value, {SEQUENCE: choices[self.level]}) if self.level in choices else value
+
+    def join(self, values: Sequence[RaggedBatch], firsts: Firsts) -> RaggedBatch:
+        return concatenate(values)
 
 
 @dataclass(frozen=True)
-class RaggedBatch:
+class RaggedBatch(FieldHolder):
     """Sequences of any lengths, end to end.
 
     Args:
@@ -38,27 +80,27 @@ class RaggedBatch:
         grid: (num_seqs, 2) int64, rows and columns of patches of every image; position_ids then count row by row, and
             keep doing so for the patches that are left when some are dropped.
         image_sizes: (num_seqs, 2) int64, height and width in pixels of every image, before it became patches.
-        media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
-        media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
         media_seqs: (media.num_seqs,) int64, the sequence of this run that each image stands in.
-        events: the sets that the tokens form, where sequences are patients.
+        media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
+        media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
+        parts: fields that only one family of models reads.
     """
 
-    layout: Layout | PaddedLayout
-    position_ids: Tensor
-    input_ids: Tensor | None
-    labels: Tensor
-    loss_mask: Tensor
-    target_index: Tensor
-    inputs_embeds: Tensor | None = None
-    seq_ids: Tensor | None = None
-    seq_labels: Tensor | None = None
-    grid: Tensor | None = None
-    image_sizes: Tensor | None = None
-    media: RaggedBatch | None = None
-    media_index: Tensor | None = None
-    media_seqs: Tensor | None = None
-    events: EventSets | None = None
+    layout: Layout | PaddedLayout = field(metadata=runs(SEQUENCE, TOKEN))
+    position_ids: Tensor = field(metadata=per_token(pad=0))
+    input_ids: Tensor | None = field(metadata=per_token())
+    labels: Tensor = field(metadata=per_token(pad=0))
+    loss_mask: Tensor = field(metadata=per_token(pad=False))
+    target_index: Tensor = field(metadata=token_places())
+    inputs_embeds: Tensor | None = field(default=None, metadata=per_token())
+    seq_ids: Tensor | None = field(default=None, metadata=per_sequence())
+    seq_labels: Tensor | None = field(default=None, metadata=per_sequence())
+    grid: Tensor | None = field(default=None, metadata=per_sequence())
+    image_sizes: Tensor | None = field(default=None, metadata=per_sequence())
+    media_seqs: Tensor | None = field(default=None, metadata=sequence_of("media"))
+    media_index: Tensor | None = field(default=None, metadata=token_places())
+    media: RaggedBatch | None = field(default=None, metadata={KIND: _Batch("media")})
+    parts: tuple[BatchPart, ...] = field(default=(), metadata={KIND: Parts()})
 
     @property
     def total_tokens(self) -> int:
@@ -71,57 +113,35 @@ class RaggedBatch:
 
     @property
     def attended(self) -> Layout | PaddedLayout:
-        """What attention runs over: the tokens, or the sets of every patient and one readout."""
-        return self.layout if self.events is None else build_layout((self.events.history.lengths() + 1).cpu().numpy())
+        """What attention runs over: the tokens, unless a part has a layout for it."""
+        return next((layout for part in self.parts if (layout := part.attended) is not None), self.layout)
 
     @property
     def num_targets(self) -> int:
         """Labels that count: of tokens, or of whole sequences."""
         return self.target_index.numel() if self.seq_labels is None else self.seq_labels.numel()
 
+    def part(self, kind: type[P]) -> P | None:
+        """The part of this type, if the batch has it."""
+        return next((part for part in self.parts if isinstance(part, kind)), None)
+
+    def require(self, kind: type[P]) -> P:
+        """The part of this type, in a batch that must have it."""
+        part = self.part(kind)
+        assert part is not None, f"this batch has no {kind.__name__}"
+        return part
+
+    def with_part(self, part: BatchPart) -> RaggedBatch:
+        """Return the batch with this part, in place of one of the same type."""
+        return replace(self, parts=(*(other for other in self.parts if type(other) is not type(part)), part))
+
     def to(self, device: torch.device) -> RaggedBatch:
-        if self.position_ids.device == device:
-            return self
-        moved = {k: v.to(device, non_blocking=True) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        media = None if self.media is None else self.media.to(device)
-        events = None if self.events is None else self.events.to(device)
-        return replace(self, layout=self.layout.to(device), media=media, events=events, **moved)
+        return self if self.position_ids.device == device else move(self, device)
 
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
-        assert isinstance(self.layout, Layout), "only a flat run can be split by sequence"
-        tokens = self.layout.tokens_of(seqs)
-        loss_mask = self.loss_mask[tokens]
-        chosen = RaggedBatch(
-            layout=build_layout(self.layout.lengths()[list(seqs)].cpu().numpy()),
-            position_ids=self.position_ids[tokens],
-            input_ids=None if self.input_ids is None else self.input_ids[tokens],
-            labels=self.labels[tokens],
-            loss_mask=loss_mask,
-            target_index=loss_mask.nonzero().flatten(),
-            inputs_embeds=None if self.inputs_embeds is None else self.inputs_embeds[tokens],
-            seq_ids=None if self.seq_ids is None else self.seq_ids[list(seqs)],
-            seq_labels=None if self.seq_labels is None else self.seq_labels[list(seqs)],
-            grid=None if self.grid is None else self.grid[list(seqs)],
-            image_sizes=None if self.image_sizes is None else self.image_sizes[list(seqs)],
-            events=None if self.events is None else self.events.select(seqs),
-        )
-        return self._with_media(chosen, seqs, tokens).to(self.position_ids.device)
-
-    def _with_media(self, chosen: RaggedBatch, seqs: Sequence[int], tokens: Tensor) -> RaggedBatch:
-        """Give a selection the images of its sequences."""
-        if self.media is None or self.media_index is None or self.media_seqs is None:
-            return chosen
-        owners = self.media_seqs.tolist()
-        images = [(new, image) for new, seq in enumerate(seqs) for image, owner in enumerate(owners) if owner == seq]
-        is_media = torch.zeros(self.total_tokens, dtype=torch.bool)
-        is_media[self.media_index] = True
-        return replace(
-            chosen,
-            media=self.media.select([image for _, image in images]),
-            media_index=is_media[tokens].nonzero().flatten(),
-            media_seqs=torch.tensor([new for new, _ in images], dtype=torch.int64),
-        )
+        index = torch.tensor(seqs, dtype=torch.int64, device=self.position_ids.device)
+        return take(self, {SEQUENCE: Choice(index, self.num_seqs)})
 
     def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
         """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.
@@ -131,34 +151,25 @@ class RaggedBatch:
             pad_id: what padding cells hold. Any value gives the same results.
         """
         assert isinstance(self.layout, Layout), "this batch is a rectangle already"
+        mask = _real_cells(self.layout, side, pad_to)
+        rectangle = Rectangle(mask.flatten().nonzero().flatten(), mask.numel(), pad_id)
+        return replace(pad(self, rectangle), layout=PaddedLayout(mask))
 
-        def rectangle(values: Tensor | None, fill: float) -> Tensor | None:
-            return None if values is None else to_padded(values, self.layout, side, pad_to, fill)[0].flatten(0, 1)
+    def flat(self) -> RaggedBatch:
+        """Return the sequences of a rectangle as a flat run, which undoes `pad`; a flat run as it is."""
+        if isinstance(self.layout, Layout):
+            return self
+        real = self.layout.attention_mask.flatten()
+        bounds = F.pad(self.layout.lengths().cumsum(0, dtype=torch.int32), (1, 0))
+        return self._with_tokens(real, Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0))
 
-        _, mask = to_padded(torch.ones_like(self.loss_mask), self.layout, side, pad_to, 0)
-        cells = mask.flatten().nonzero().flatten()  # (total_tokens,) the cell of every token
-        loss_mask = rectangle(self.loss_mask, 0)
-        position_ids, labels = rectangle(self.position_ids, 0), rectangle(self.labels, 0)
-        assert loss_mask is not None
-        assert position_ids is not None
-        assert labels is not None
-        return RaggedBatch(
-            layout=PaddedLayout(mask),
-            position_ids=position_ids,
-            input_ids=rectangle(self.input_ids, pad_id),
-            labels=labels,
-            loss_mask=loss_mask,
-            target_index=loss_mask.nonzero().flatten(),
-            inputs_embeds=rectangle(self.inputs_embeds, pad_id),
-            seq_ids=self.seq_ids,
-            seq_labels=self.seq_labels,
-            grid=self.grid,
-            image_sizes=self.image_sizes,
-            media=self.media,
-            media_index=None if self.media_index is None else cells[self.media_index],
-            media_seqs=self.media_seqs,
-            events=self.events,
-        )
+    def keep(self, kept: Tensor) -> RaggedBatch:
+        """Return a flat run without the tokens where `kept`, (total_tokens,) bool, is False."""
+        assert isinstance(self.layout, Layout), "a rectangle keeps its cells"
+        return self._with_tokens(kept, self.layout.keep(kept))
+
+    def _with_tokens(self, kept: Tensor, layout: Layout) -> RaggedBatch:
+        return replace(take(self, {TOKEN: Choice(kept.nonzero().flatten(), len(kept))}), layout=layout)
 
 
 def make_batch(
@@ -230,44 +241,11 @@ def _flat(parts: Sequence[Sequence[int] | np.ndarray], dtype: type[np.generic]) 
 
 def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
     """One batch of all sequences of several flat ones, in order; `select` takes it apart again."""
-    layouts = [batch.layout for batch in batches]
-    assert all(isinstance(layout, Layout) for layout in layouts), "rectangles of different widths have no common one"
-    lengths = [layout.lengths() for layout in layouts]
-    first_token = np.cumsum([0, *(batch.total_tokens for batch in batches)]).tolist()
-    first_seq = np.cumsum([0, *(batch.num_seqs for batch in batches)]).tolist()
-
-    def joined(name: str, shifts: Sequence[int] | None = None) -> Tensor | None:
-        parts = [getattr(batch, name) for batch in batches]
-        if all(part is None for part in parts):
-            return None
-        known = [
-            (part, shift) for part, shift in zip(parts, shifts or [0] * len(parts), strict=False) if part is not None
-        ]
-        return torch.cat([part + shift if shift else part for part, shift in known])
-
-    def required(name: str, shifts: Sequence[int] | None = None) -> Tensor:
-        found = joined(name, shifts)
-        return torch.zeros(0, dtype=torch.int64) if found is None else found
-
-    media = [batch.media for batch in batches if batch.media is not None]
-    events = [batch.events for batch in batches if batch.events is not None]
-    return RaggedBatch(
-        layout=build_layout(torch.cat([torch.zeros(0, dtype=torch.int64), *lengths]).cpu().numpy()),
-        position_ids=required("position_ids"),
-        input_ids=joined("input_ids"),
-        labels=required("labels"),
-        loss_mask=required("loss_mask").bool(),
-        target_index=required("target_index", first_token),
-        inputs_embeds=joined("inputs_embeds"),
-        seq_ids=joined("seq_ids"),
-        seq_labels=joined("seq_labels"),
-        grid=joined("grid"),
-        image_sizes=joined("image_sizes"),
-        media=concatenate(media) if media else None,
-        media_index=joined("media_index", first_token),
-        media_seqs=joined("media_seqs", first_seq),
-        events=_join_events(events) if events else None,
-    )
+    if not batches:
+        return from_prompts([])
+    first_token = list(accumulate((batch.total_tokens for batch in batches), initial=0))[:-1]
+    first_sequence = list(accumulate((batch.num_seqs for batch in batches), initial=0))[:-1]
+    return join(batches, {TOKEN: first_token, SEQUENCE: first_sequence})
 
 
 def to_padded(
@@ -282,16 +260,18 @@ def to_padded(
     Returns:
         padded (batch, seq, ...) and attention_mask (batch, seq) bool, True = real. `from_padded` undoes it exactly.
     """
-    lengths = layout.lengths()
-    columns = max(int(lengths.max()) if lengths.numel() else 0, pad_to)
-    column = torch.arange(columns, device=values.device)
-    if side == "right":
-        mask = column[None] < lengths[:, None]
-    else:
-        mask = column[None] >= columns - lengths[:, None]
-    padded = values.new_full((lengths.numel(), columns, *values.shape[1:]), fill)
+    mask = _real_cells(layout, side, pad_to)
+    padded = values.new_full((*mask.shape, *values.shape[1:]), fill)
     padded[mask] = values
     return padded, mask
+
+
+def _real_cells(layout: Layout | PaddedLayout, side: Side, pad_to: int) -> Tensor:
+    """Cells of a rectangle that hold a token, (batch, seq) bool."""
+    lengths = layout.lengths()
+    columns = max(int(lengths.max()) if lengths.numel() else 0, pad_to)
+    column = torch.arange(columns, device=lengths.device)
+    return column[None] < lengths[:, None] if side == "right" else column[None] >= columns - lengths[:, None]
 
 
 def from_padded(values: Tensor, attention_mask: Tensor) -> Tensor:

@@ -90,10 +90,18 @@ class Layout:
         """The sequence that each token belongs to, (total_tokens,) int64."""
         return torch.repeat_interleave(self.lengths())
 
-    def tokens_of(self, seqs: Sequence[int]) -> Tensor:
+    def select(self, seqs: Sequence[int] | Tensor) -> tuple[Layout, Tensor]:
+        """Take these sequences in this order: their own layout, and their tokens in this one, (num_tokens,) int64."""
+        index, bounds = np.asarray(seqs, np.int64), self.cu_seqlens.cpu().numpy()
+        lengths = np.diff(bounds)[index].astype(np.int64)
+        shifts = bounds[index] - (np.cumsum(lengths) - lengths)
+        tokens = np.repeat(shifts, lengths) + np.arange(lengths.sum())
+        device = self.cu_seqlens.device
+        return build_layout(lengths).to(device), torch.from_numpy(tokens).to(device)
+
+    def tokens_of(self, seqs: Sequence[int] | Tensor) -> Tensor:
         """The tokens of these sequences in this order, (num_tokens,) int64."""
-        bounds = self.cu_seqlens.tolist()
-        return torch.cat([torch.arange(0), *(torch.arange(bounds[s], bounds[s + 1]) for s in seqs)])
+        return self.select(seqs)[1]
 
     def at(self, places: Tensor) -> Layout:
         """The layout of the tokens at these places, (num,) int64 ascending; a sequence may have none of them.

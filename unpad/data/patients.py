@@ -17,7 +17,6 @@ import pyarrow as pa
 import torch
 
 from unpad.batching.batch import RaggedBatch, make_batch
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
@@ -35,6 +34,7 @@ from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, describe_split
 from unpad.errors import RecipeError
 from unpad.models.contract import Model, ReadsCodeVectors
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
 
@@ -195,7 +195,7 @@ class EventData(Data):
             observed=None if cohort.observed is None else torch.from_numpy(cohort.observed[ids]),
         )
         labels = None if cohort.label is None else torch.from_numpy(cohort.label[ids])
-        return replace(batch, events=sets, seq_labels=labels)
+        return replace(batch, seq_labels=labels, parts=(sets,))
 
     # ----------------------------------------------------------------------- what was read
 

@@ -9,6 +9,7 @@ import torch
 
 from unpad.batching.plan import Micro
 from unpad.models.contract import PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
 
 FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a picture
@@ -50,7 +51,7 @@ def _course(model: PredictsSets, data: Any, seq_id: int) -> dict[str, Any]:
     start = np.zeros_like(stop)
     batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
     probability, attention = model.course(batch)
-    events, codes = batch.events, real_tokens(batch.input_ids, batch.layout)
+    events, codes = batch.require(EventSets), real_tokens(batch.input_ids, batch.layout)
     members = zip(
         events.members.seq_of_token().tolist(), codes.tolist(), events.has_value.tolist(), events.values.tolist(),
         strict=True,

@@ -14,6 +14,7 @@ from unpad.data.once import every_micro, once_each, slots
 from unpad.evaluation.binary import ranks, recall_at_k
 from unpad.evaluation.metrics import Metric, interval, resample
 from unpad.models.contract import PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
 from unpad.recipes.training import PlanSettings
 
@@ -71,8 +72,7 @@ def score_sets(
     parts: list[tuple[np.ndarray, ...]] = [_nothing()]
     for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
         batch = data.load(micro).to(device)
-        assert batch.events is not None, "a batch of patients holds their sets"
-        patient = slot[micro.seq_ids][batch.events.history.seq_of_token().cpu().numpy()]
+        patient = slot[micro.seq_ids][batch.require(EventSets).history.seq_of_token().cpu().numpy()]
         rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:5]
         sets, codes = entries(batch, data.num_outputs)
         expected = _expected(model, batch, patient, sets, codes) if next_set else _nothing()[7:]
@@ -90,10 +90,9 @@ def entries(batch: RaggedBatch, num_codes: int) -> tuple[np.ndarray, np.ndarray]
 
 def _events(batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
     """The set and the code of every event, each (num_events,) int64."""
-    assert batch.events is not None, "a batch of patients holds their sets"
     assert batch.input_ids is not None, "and their codes"
     codes = real_tokens(batch.input_ids, batch.layout)
-    return batch.events.members.seq_of_token().cpu().numpy(), codes.cpu().numpy()
+    return batch.require(EventSets).members.seq_of_token().cpu().numpy(), codes.cpu().numpy()
 
 
 def _nothing() -> tuple[np.ndarray, ...]:

@@ -19,6 +19,7 @@ from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patients import predict, trains
 from unpad.models.contract import PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 
 Level = Literal["patient", "set"]
@@ -159,9 +160,9 @@ def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
     for micro in every_micro(model, data, ids, run.recipe.plan, targets=once_each):
         batch = data.load(micro)
         vectors.append(model.vectors(batch, level).float().numpy())
-        mine = micro.seq_ids
-        patients.append(mine if level == "patient" else np.repeat(mine, batch.events.history.lengths().numpy()))
-        times.append(batch.events.times.numpy())
+        mine, sets = micro.seq_ids, batch.require(EventSets)
+        patients.append(mine if level == "patient" else np.repeat(mine, sets.history.lengths().numpy()))
+        times.append(sets.times.numpy())
     patient = np.concatenate(patients)
     order = np.argsort(patient, kind="stable")  # the sets of a patient stay in their order
     patient, embedding = patient[order], np.concatenate(vectors or [np.zeros((0, 1), np.float32)])[order]

@@ -10,6 +10,7 @@ import torch
 
 from unpad.data.once import every_micro, once_each, slots
 from unpad.models.contract import Model, PredictsSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import cumulative_hazard
 from unpad.recipes.training import PlanSettings
 
@@ -75,12 +76,13 @@ def predict(
         # Orders patients as the probability of the outcome by the last edge does, and still tells them apart where that
         # is 1 to all digits.
         risk[at] = log_p[at, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1].cpu().numpy()
-        num_sets[at] = batch.events.history.lengths().cpu().numpy()
+        sets = batch.require(EventSets)
+        num_sets[at] = sets.history.lengths().cpu().numpy()
         if batch.seq_labels is not None:
             labels[at] = batch.seq_labels.cpu().numpy()
-        if batch.events.durations is not None:
-            durations[at] = batch.events.durations.cpu().numpy()
-            observed[at] = batch.events.observed.cpu().numpy()
+        if sets.durations is not None:
+            durations[at] = sets.durations.cpu().numpy()
+            observed[at] = sets.observed.cpu().numpy()
     assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
     return PatientPredictions(log_p, labels, risk, durations, observed, num_sets)
 

@@ -165,16 +165,7 @@ def drop_tokens(batch: RaggedBatch, share: float) -> RaggedBatch:
     if isinstance(batch.layout, PaddedLayout):
         mask = batch.layout.attention_mask
         return replace(batch, layout=PaddedLayout(mask.masked_scatter(mask, kept)))
-    assert batch.inputs_embeds is not None, "a batch of images holds their patches"
-    index = kept.nonzero().flatten()
-    return replace(
-        batch,
-        layout=batch.layout.keep(kept),
-        position_ids=batch.position_ids.index_select(0, index),
-        inputs_embeds=batch.inputs_embeds.index_select(0, index),
-        labels=batch.labels.index_select(0, index),
-        loss_mask=batch.loss_mask.index_select(0, index),
-    )
+    return batch.keep(kept)
 
 
 def _choose_tokens(lengths: Tensor, share: float) -> Tensor:

@@ -19,6 +19,7 @@ from unpad.batching.layout import Layout
 from unpad.errors import ProofError
 from unpad.models.contract import ORIGIN, Model, ReadsTokens
 from unpad.models.objective import Objective
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.kernel import by_definition
 from unpad.nn.native import library
 from unpad.nn.precision import autocast
@@ -61,7 +62,7 @@ def prove(
     """
     if not isinstance(batch.layout, Layout) or batch.num_targets == 0:
         raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
-    if batch.events is None:  # a patient without events has a label all the same
+    if batch.part(EventSets) is None:  # a patient without events has a label all the same
         batch = batch.select([i for i, length in enumerate(batch.layout.lengths().tolist()) if length])
     alone = _sequences_of(batch)
     whole = list(range(len(alone)))
@@ -106,7 +107,7 @@ def certify(
         _pad_contents_line(exact, base),
     ]
     if model.causal:
-        lines.append(_causal_line(exact, base) if base.events is None else _history_line(exact, base))
+        lines.append(_causal_line(exact, base) if base.part(EventSets) is None else _history_line(exact, base))
     own, exercised = _own_precision_lines(model, truth, variants[0], precision, device)
     missing = sorted((expected_kernels or set()) - exercised)
     not_proven = [
@@ -126,7 +127,7 @@ def certify(
 def _sequences_of(batch: RaggedBatch) -> list[RaggedBatch]:
     """Every sequence alone. Of tokens only the ids are believed: labels are the tokens that follow."""
     assert isinstance(batch.layout, Layout), "checked by prove"
-    if batch.input_ids is None or batch.media is not None or batch.events is not None:
+    if batch.input_ids is None or batch.media is not None or batch.part(EventSets) is not None:
         return [batch.select([i]) for i in range(batch.num_seqs)]
     bounds = batch.layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
@@ -219,9 +220,9 @@ def _with_leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tu
     """
     assert isinstance(batch.layout, Layout), "certify has flat runs"
     owner, dtype = batch.layout.seq_of_token(), next(model.parameters()).dtype
-    if batch.events is not None:
-        values = batch.events.values.detach().to(dtype).requires_grad_()
-        return replace(batch, events=replace(batch.events, values=values)), [(values, owner)]
+    if (sets := batch.part(EventSets)) is not None:
+        values = sets.values.detach().to(dtype).requires_grad_()
+        return batch.with_part(replace(sets, values=values)), [(values, owner)]
     tokens = _inputs(model, batch).requires_grad_()
     if batch.media is None:
         return replace(batch, inputs_embeds=tokens), [(tokens, owner)]

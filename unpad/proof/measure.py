@@ -12,6 +12,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, Side, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.contract import Model
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.kernel import Kernel, choose_kernels
 from unpad.nn.precision import autocast
 from unpad.training.step import accumulate
@@ -85,7 +86,7 @@ def _measure(model: Model, truth: Measurement, variant: Variant, device: torch.d
 def _outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
     """What the model makes of every sequence: a row per token, or one per patient."""
     hidden = model(batch)
-    return list(hidden[:, None].unbind()) if batch.events is not None else _per_sequence(hidden, batch)
+    return list(hidden[:, None].unbind()) if batch.part(EventSets) is not None else _per_sequence(hidden, batch)
 
 
 def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:

@@ -17,7 +17,6 @@ from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import PaddedLayout
 from unpad.models.objective import LAST
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
-from unpad.models.vision_language.image_merge import flattened
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.native import library
 from unpad.nn.precision import autocast
@@ -149,7 +148,7 @@ def _kernels_of(model: Any, variant: Variant, dtype: torch.dtype, device: torch.
     """
     chosen = []
     for batch in variant.micros:
-        layout = batch.attended if model.config.merge is None else flattened(batch).layout
+        layout = batch.attended if model.config.merge is None else batch.flat().layout
         softened = model.mode == "soft" and batch.media is not None and batch.media.total_tokens > 0
         first = model.config.prune.layers[0] if softened else model.config.language.blocks
         for key_bias in {index > first for index in range(model.config.language.blocks)}:

@@ -18,6 +18,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
 from unpad.models.contract import HasLatent
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import CollapseSettings
 
 SEED = 77  # keeps the draw of the sample apart from others of the run's seed
@@ -70,8 +71,7 @@ def _draw(
         first = max(int(np.searchsorted(positions.cumsum(), tokens, side="right")), 1)
         chosen, stops, drawn = drawn[:first], positions[:first].astype(np.int32), drawn[first:]
         batch = data.load(Micro(chosen, np.zeros_like(stops), stops, np.zeros_like(stops), 0, 0))
-        assert batch.events is not None, "a model with a latent per set reads batches of sets"
-        before = batch.events.history.cu_seqlens[:-1]  # (num_seqs,) sets of the patients before
+        before = batch.require(EventSets).history.cu_seqlens[:-1]  # (num_seqs,) sets of the patients before
         needed = int((before < num_sets).sum())
         batches.append((batch.select(range(needed)) if needed < batch.num_seqs else batch).to(device))
         num_sets -= _num_sets(batches[-1])
@@ -79,8 +79,7 @@ def _draw(
 
 
 def _num_sets(batch: RaggedBatch) -> int:
-    assert batch.events is not None, "a model with a latent per set reads batches of sets"
-    return batch.events.num_sets
+    return batch.require(EventSets).num_sets
 
 
 # --------------------------------------------------------------------------- one reading

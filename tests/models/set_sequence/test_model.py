@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from tests.helpers.patients import NUM_CODES, patient_batch, permute_members, random_patients, tiny_patients_model
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.event_sets import EventSets
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.objective import Objective
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.set_sequence.set_losses import chamfer, gaussian_kl
 from unpad.models.set_sequence.survival import hazard_nll
@@ -47,8 +47,7 @@ def model_of(kind: str, dtype: torch.dtype = torch.float64, **fields: Any) -> Se
 
 
 def events_of(batch: RaggedBatch) -> EventSets:
-    assert batch.events is not None
-    return batch.events
+    return batch.require(EventSets)
 
 
 def answers(model: SetSequence, batch: RaggedBatch) -> dict[str, Tensor]:
@@ -183,7 +182,8 @@ def change_events(batch: RaggedBatch, chosen: Tensor) -> RaggedBatch:
         has_value=events.has_value | at,
         times=torch.where(chosen, events.times + 0.5, events.times),
     )
-    return replace(batch, input_ids=torch.where(at, (batch.input_ids + 1) % NUM_CODES, batch.input_ids), events=changed)
+    input_ids = torch.where(at, (batch.input_ids + 1) % NUM_CODES, batch.input_ids)
+    return replace(batch, input_ids=input_ids).with_part(changed)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -210,7 +210,7 @@ def test_no_gradient_crosses_between_patients() -> None:
     model, batch = model_of("filter"), random_patients([12, 30, 5])
     events = events_of(batch)
     values = events.values.double().requires_grad_()
-    given = replace(batch, events=replace(events, values=values, has_value=torch.ones_like(events.has_value)))
+    given = batch.with_part(replace(events, values=values, has_value=torch.ones_like(events.has_value)))
     model.classify(given)[1].square().sum().backward()
     start, stop = batch.layout.cu_seqlens[1:3].tolist()
     assert values.grad is not None
@@ -258,7 +258,7 @@ def test_terms_are_what_they_say() -> None:
     model.label_smoothing = 0.2
     events, codes = events_of(batch), batch.input_ids
     events = replace(events, durations=torch.tensor([50.0, math.nan, 400.0, 3000.0, 120.0]))
-    batch = replace(batch, events=events)
+    batch = batch.with_part(events)
     terms = {name: float(total.detach()) for name, (total, _) in model.losses(batch).items()}
     counts = model.count_targets(batch)
     with torch.no_grad():
@@ -396,7 +396,7 @@ def test_without_labels_durations_or_values_terms_have_no_targets() -> None:
     events = events_of(batch)
     bare = replace(events, durations=None, observed=None, has_value=torch.zeros_like(events.has_value))
     bare = replace(bare, values=torch.zeros_like(events.values))
-    batch = replace(batch, seq_labels=None, events=bare)
+    batch = replace(batch, seq_labels=None).with_part(bare)
     counts = model.count_targets(batch)
     assert {name for name, count in counts.items() if not count} == {"classification", "hazard", "next_value"}
     assert {name: count for name, (_, count) in model.losses(batch).items()} == counts

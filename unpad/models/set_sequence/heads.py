@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from unpad.batching.event_sets import EventSets
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import hazard_nll
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear

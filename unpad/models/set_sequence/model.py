@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import Layout
 from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, Update, states_before
 from unpad.models.set_sequence.decoder import SetDecoder
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import PatientHeads
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
@@ -279,7 +279,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone; accelerators wait here."""
-        events = batch.events
+        events = batch.require(EventSets)
         assert events is not None, "patients have events"
         continued = (events.history.lengths() - 1).clamp_min(0)  # (num_seqs,) sets that follow another
         starts = events.history.cu_seqlens[:-1].long()[events.history.lengths() > 0]
@@ -326,7 +326,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     def _read(self, batch: RaggedBatch) -> SetReading:
         """Embed and encode the events of a batch."""
-        events = batch.events
+        events = batch.require(EventSets)
         assert events is not None, "patients have events"
         assert batch.input_ids is not None, "and events have codes"
         codes = real_tokens(batch.input_ids, batch.layout)

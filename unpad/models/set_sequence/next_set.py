@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from unpad.batching.event_sets import EventSets
 from unpad.batching.layout import Layout
+from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean, widened

@@ -178,23 +178,3 @@ def _grown(batch: RaggedBatch, becomes: Tensor) -> Layout:
     before = torch.cat([becomes.new_zeros(1), becomes.cumsum(0)])
     bounds = before[batch.layout.cu_seqlens.long()].to(torch.int32)
     return Layout(bounds, int(bounds.diff().max()) if batch.num_seqs else 0)
-
-
-def flattened(batch: RaggedBatch) -> RaggedBatch:
-    """A rectangle as a flat run of the same sequences."""
-    if isinstance(batch.layout, Layout):
-        return batch
-    real = batch.layout.attention_mask.flatten()
-    loss_mask, places = batch.loss_mask[real], real.cumsum(0) - 1
-    bounds = torch.cat([places.new_zeros(1), batch.layout.lengths().cumsum(0)]).to(torch.int32)
-    return replace(
-        batch,
-        layout=Layout(bounds, int(bounds.diff().max()) if batch.num_seqs else 0),
-        position_ids=batch.position_ids[real],
-        input_ids=None if batch.input_ids is None else batch.input_ids[real],
-        labels=batch.labels[real],
-        loss_mask=loss_mask,
-        target_index=loss_mask.nonzero().flatten(),
-        inputs_embeds=None if batch.inputs_embeds is None else batch.inputs_embeds[real],
-        media_index=None if batch.media_index is None else places[batch.media_index],
-    )

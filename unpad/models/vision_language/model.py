@@ -21,7 +21,7 @@ from unpad.models import decoder
 from unpad.models.contract import Generates, ModelConfig, PrunesTokens
 from unpad.models.vision_language.adversary import ACCURACIES, Adversary
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
-from unpad.models.vision_language.image_merge import MergeConfig, flattened, make_merger, merge_images, shorten
+from unpad.models.vision_language.image_merge import MergeConfig, make_merger, merge_images, shorten
 from unpad.models.vision_language.prune import PrunerHead
 from unpad.models.vision_language.prune_config import PruneConfig
 from unpad.models.vision_language.prune_losses import keep_terms
@@ -343,7 +343,7 @@ class VisionLanguage(Generates, PrunesTokens):
         check_places(batch, self.config.image_id)
         merges = self.config.merge is not None and self.mode != "origin"
         if batch.media is None or batch.media.total_tokens == 0:
-            return VisionReading(flattened(batch) if merges else batch)
+            return VisionReading(batch.flat() if merges else batch)
         features, received = self._look(batch.media)
         return self._compose(batch, features, self.mode, received)
 
@@ -364,7 +364,7 @@ class VisionLanguage(Generates, PrunesTokens):
         merge = self.config.merge
         if merge is None or mode == "origin":
             return VisionReading(self.splice(batch, self.projector(features)), placed(batch, received), features)
-        batch = flattened(batch)
+        batch = batch.flat()
         text = self._text(batch)
         merged = merge_images(merge, self.merger, batch, text, features, received)
         short, visual = shorten(batch, text, merged, self.projector(merged.features))

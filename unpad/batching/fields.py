@@ -1,0 +1,281 @@
+"""Kinds of fields: what a field of a batch is counted per, and so how it is moved, selected, padded and joined.
+
+Every field of `RaggedBatch`, and of a `BatchPart` that a family of models adds to it, names its kind:
+
+    labels: Tensor = field(metadata=per_token(pad=0))
+
+The loops at the end of this file go by the kinds alone: a new field needs no other edit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from unpad.batching.layout import Layout, PaddedLayout, build_layout
+
+TOKEN, SEQUENCE = "token", "sequence"
+KIND = "kind"  # in the metadata of a field
+
+
+class Choice(NamedTuple):
+    """Entries of a level to take.
+
+    Args:
+        entries: (num,) int64, in their new order.
+        total: entries that there are to take from.
+    """
+
+    entries: Tensor
+    total: int
+
+
+class Rectangle(NamedTuple):
+    """Cells of the tokens of a flat run in a padded rectangle.
+
+    Args:
+        cells: (total_tokens,) int64.
+        num_cells: cells of the rectangle.
+        pad_id: contents of padding cells where a field has none of its own.
+    """
+
+    cells: Tensor
+    num_cells: int
+    pad_id: float
+
+
+Choices = dict[str, Choice]  # by level; a level without a choice stays whole
+Firsts = Mapping[str, Sequence[int]]  # by level: the number of entries in the batches before each one
+V = TypeVar("V")
+H = TypeVar("H", bound="FieldHolder")
+
+
+class Kind(ABC, Generic[V]):
+    """The four operations on values of a field.
+
+    `sparse`: batches without the value may be joined with batches that have it.
+    """
+
+    sparse = False
+
+    @abstractmethod
+    def to(self, value: V, device: torch.device) -> V: ...
+
+    @abstractmethod
+    def take(self, value: V, choices: Choices) -> V:
+        """Take the chosen entries; a kind that counts one level per another adds the choice of the counted level."""
+
+    def pad(self, value: V, rectangle: Rectangle) -> V:
+        return value
+
+    @abstractmethod
+    def join(self, values: Sequence[V], firsts: Firsts) -> V: ...
+
+
+class TensorKind(Kind[Tensor]):
+    """A tensor."""
+
+    def to(self, value: Tensor, device: torch.device) -> Tensor:
+        return value.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class PerEntry(TensorKind):
+    """One row for every entry of a level, (num_entries, ...).
+
+    Args:
+        pad_with: contents of padding cells of a field per token; None is the caller's `pad_id`.
+    """
+
+    level: str
+    pad_with: float | None = None
+
+    def take(self, value: Tensor, choices: Choices) -> Tensor:
+        return value.index_select(0, choices[self.level].entries) if self.level in choices else value
+
+    def pad(self, value: Tensor, rectangle: Rectangle) -> Tensor:
+        if self.level != TOKEN:
+            return value
+        fill = rectangle.pad_id if self.pad_with is None else self.pad_with
+        padded = value.new_full((rectangle.num_cells, *value.shape[1:]), fill)
+        return padded.index_copy_(0, rectangle.cells, value)
+
+    def join(self, values: Sequence[Tensor], firsts: Firsts) -> Tensor:
+        return torch.cat(list(values))
+
+
+class TokenPlaces(TensorKind):
+    """Places of tokens in the run, (num,) int64, ascending within every sequence."""
+
+    sparse = True
+
+    def take(self, value: Tensor, choices: Choices) -> Tensor:
+        if TOKEN not in choices:
+            return value
+        tokens, total = choices[TOKEN]
+        marked = torch.zeros(total, dtype=torch.bool, device=value.device).index_fill_(0, value, True)
+        return marked.index_select(0, tokens).nonzero().flatten()
+
+    def pad(self, value: Tensor, rectangle: Rectangle) -> Tensor:
+        return rectangle.cells.index_select(0, value)
+
+    def join(self, values: Sequence[Tensor], firsts: Firsts) -> Tensor:
+        return torch.cat([value + first for value, first in zip(values, firsts[TOKEN], strict=True)])
+
+
+@dataclass(frozen=True)
+class SequenceOf(TensorKind):
+    """The sequence that every entry of a level belongs to, (num_entries,) int64."""
+
+    level: str
+    sparse = True
+
+    def take(self, value: Tensor, choices: Choices) -> Tensor:
+        if SEQUENCE not in choices:
+            return value
+        sequences, entries = (choices[SEQUENCE].entries[:, None] == value).nonzero().unbind(1)
+        choices[self.level] = Choice(entries, len(value))
+        return sequences
+
+    def join(self, values: Sequence[Tensor], firsts: Firsts) -> Tensor:
+        return torch.cat([value + first for value, first in zip(values, firsts[SEQUENCE], strict=True)])
+
+
+@dataclass(frozen=True)
+class Runs(Kind[Layout | PaddedLayout]):
+    """The boundaries of consecutive runs of one level, one run for every entry of another."""
+
+    level: str
+    counted: str
+
+    def to(self, value: Layout | PaddedLayout, device: torch.device) -> Layout | PaddedLayout:
+        return value.to(device)
+
+    def take(self, value: Layout | PaddedLayout, choices: Choices) -> Layout | PaddedLayout:
+        if self.level not in choices:
+            return value
+        assert isinstance(value, Layout), "only a flat run can be split by sequence"
+        chosen, entries = value.select(choices[self.level].entries)
+        choices[self.counted] = Choice(entries, int(value.cu_seqlens[-1]))
+        return chosen
+
+    def join(self, values: Sequence[Layout | PaddedLayout], firsts: Firsts) -> Layout:
+        assert all(isinstance(value, Layout) for value in values), "rectangles of different widths have no common one"
+        lengths = torch.cat([value.lengths() for value in values])
+        return build_layout(lengths.cpu().numpy()).to(lengths.device)
+
+
+class Parts(Kind["tuple[BatchPart, ...]"]):
+    """Parts that families of models add; the batches of a join all have the same ones."""
+
+    def to(self, value: tuple[BatchPart, ...], device: torch.device) -> tuple[BatchPart, ...]:
+        return tuple(move(part, device) for part in value)
+
+    def take(self, value: tuple[BatchPart, ...], choices: Choices) -> tuple[BatchPart, ...]:
+        return tuple(take(part, choices) for part in value)
+
+    def pad(self, value: tuple[BatchPart, ...], rectangle: Rectangle) -> tuple[BatchPart, ...]:
+        return tuple(pad(part, rectangle) for part in value)
+
+    def join(self, values: Sequence[tuple[BatchPart, ...]], firsts: Firsts) -> tuple[BatchPart, ...]:
+        return tuple(join(parts, firsts) for parts in zip(*values, strict=True))
+
+
+# --------------------------------------------------------------------------- what fields declare
+
+
+def per_token(pad: float | None = None) -> dict[str, Kind[Tensor]]:
+    """One row per token; `pad` is what padding cells hold, by default the `pad_id` of the caller."""
+    return {KIND: PerEntry(TOKEN, pad)}
+
+
+def per_sequence() -> dict[str, Kind[Tensor]]:
+    """One row per sequence."""
+    return per(SEQUENCE)
+
+
+def per(level: str) -> dict[str, Kind[Tensor]]:
+    """One row per entry of a level of the part's own, which another field counts."""
+    return {KIND: PerEntry(level)}
+
+
+def token_places() -> dict[str, Kind[Tensor]]:
+    """Places of tokens, as of `TokenPlaces`."""
+    return {KIND: TokenPlaces()}
+
+
+def sequence_of(level: str) -> dict[str, Kind[Tensor]]:
+    """The sequence of every entry of a level; stands before the fields per entry of that level."""
+    return {KIND: SequenceOf(level)}
+
+
+def runs(level: str, counted: str) -> dict[str, Kind[Layout | PaddedLayout]]:
+    """A layout: for every entry of `level` a run of entries of `counted`; stands before the fields of `counted`."""
+    return {KIND: Runs(level, counted)}
+
+
+# --------------------------------------------------------------------------- holders of fields
+
+
+@dataclass(frozen=True)
+class FieldHolder:
+    """A frozen dataclass whose fields all have a kind; None is a field that this batch does without."""
+
+
+@dataclass(frozen=True)
+class BatchPart(FieldHolder):
+    """Fields that one family of models adds to a batch, in that family's own files."""
+
+    @property
+    def attended(self) -> Layout | None:
+        """What attention runs over where that is not the tokens."""
+        return None
+
+
+def kinds(holder: type[FieldHolder]) -> dict[str, Kind[object]]:
+    """The kind of every field.
+
+    Raises:
+        KeyError: a field has none.
+    """
+    return {field.name: field.metadata[KIND] for field in fields(holder)}
+
+
+def _present(holder: FieldHolder) -> Iterator[tuple[str, Kind[object], object]]:
+    values = vars(holder)
+    return ((name, kind, values[name]) for name, kind in kinds(type(holder)).items() if values[name] is not None)
+
+
+def move(holder: H, device: torch.device) -> H:
+    return replace(holder, **{name: kind.to(value, device) for name, kind, value in _present(holder)})
+
+
+def take(holder: H, choices: Choices) -> H:
+    """Take the chosen entries of every level; levels that others count are chosen with them."""
+    return replace(holder, **{name: kind.take(value, choices) for name, kind, value in _present(holder)})
+
+
+def pad(holder: H, rectangle: Rectangle) -> H:
+    return replace(holder, **{name: kind.pad(value, rectangle) for name, kind, value in _present(holder)})
+
+
+def join(holders: Sequence[H], firsts: Firsts) -> H:
+    """Join one or more holders of one type, in order.
+
+    Args:
+        firsts: by level, the number of entries in the batches before each holder.
+    """
+    assert len({type(holder) for holder in holders}) == 1, "batches with different parts have no common one"
+    joined = {}
+    for name, kind in kinds(type(holders[0])).items():
+        present = [index for index, holder in enumerate(holders) if vars(holder)[name] is not None]
+        assert kind.sparse or len(present) in (0, len(holders)), f"some of these batches have `{name}`, others have not"
+        if present:
+            before = {level: [numbers[index] for index in present] for level, numbers in firsts.items()}
+            joined[name] = kind.join([vars(holders[index])[name] for index in present], before)
+    return replace(holders[0], **joined)
