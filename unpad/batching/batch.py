@@ -1,7 +1,7 @@
 """RaggedBatch: the one type every stage after the loader receives.
 
-A batch is a flat run of real tokens and a layout that says where each sequence begins. Labels are shifted within a
-sequence when the batch is made, so no label crosses a boundary whatever happens later.
+A batch is a flat run of real tokens and the boundaries of its sequences. Labels are shifted within a sequence when the
+batch is built, so a label never crosses a boundary. Fields and their kinds: `fields.py`.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ class RaggedBatch(FieldHolder):
     Args:
         layout: boundaries. A PaddedLayout makes this a flattened (batch, seq) rectangle, for comparison and exchange.
         position_ids: (total_tokens,) int64, counted from 0 in every sequence unless the data says otherwise.
-        input_ids: (total_tokens,) int64; None where there are no tokens of a vocabulary. Beside `inputs_embeds` they
-            only tell that this is text.
+        input_ids: (total_tokens,) int64; None without tokens of a vocabulary. Next to `inputs_embeds` they only mark
+            the batch as text.
         labels: (total_tokens,) int64, the token to predict at each position; 0 where `loss_mask` is False.
         loss_mask: (total_tokens,) bool, True where a label counts.
         target_index: (num_targets,) int64, the positions where `loss_mask` is True.
-        inputs_embeds: (total_tokens, dim), inputs that are no tokens of the vocabulary, such as patches.
-        seq_ids: (num_seqs,) int64, which sequences of the corpus these are; names them in errors.
-        seq_labels: (num_seqs,) int64, a class for every sequence, where sequences and not tokens are the targets.
-        grid: (num_seqs, 2) int64, rows and columns of patches of every image; position_ids then count row by row, and
-            keep doing so for the patches that are left when some are dropped.
-        image_sizes: (num_seqs, 2) int64, height and width in pixels of every image, before it became patches.
-        media_seqs: (media.num_seqs,) int64, the sequence of this run that each image stands in.
-        media_index: (media.total_tokens,) int64, the place in this run of each token of `media`.
-        media: the images that stand in these sequences, as a batch of their patches, in the order of their places.
+        inputs_embeds: (total_tokens, dim), inputs other than tokens of a vocabulary, such as patches.
+        seq_ids: (num_seqs,) int64, ids of the sequences in the corpus, for errors.
+        seq_labels: (num_seqs,) int64, classes of the sequences, if sequences and not tokens are the targets.
+        grid: (num_seqs, 2) int64, rows and columns of patches of every image; position_ids then count row by row, also
+            after some patches are dropped.
+        image_sizes: (num_seqs, 2) int64, height and width in pixels of every image before it was cut into patches.
+        media_seqs: (media.num_seqs,) int64, the sequence that each image of `media` belongs to.
+        media_index: (media.total_tokens,) int64, the place of each token of `media` in this run.
+        media: images inside the sequences, as a batch of patches, in the order of their places.
         parts: fields that only one family of models reads.
     """
 
@@ -104,7 +104,7 @@ class RaggedBatch(FieldHolder):
 
     @property
     def total_tokens(self) -> int:
-        """Tokens the model computes; in a rectangle this counts padding too."""
+        """Computed tokens, in a rectangle with padding."""
         return self.position_ids.numel()
 
     @property
@@ -118,7 +118,7 @@ class RaggedBatch(FieldHolder):
 
     @property
     def num_targets(self) -> int:
-        """Labels that count: of tokens, or of whole sequences."""
+        """Labels that count, of tokens or of whole sequences."""
         return self.target_index.numel() if self.seq_labels is None else self.seq_labels.numel()
 
     def part(self, kind: type[P]) -> P | None:
@@ -148,7 +148,7 @@ class RaggedBatch(FieldHolder):
 
         Args:
             pad_to: smallest number of columns; the longest sequence may need more.
-            pad_id: what padding cells hold. Any value gives the same results.
+            pad_id: content of padding cells; every value gives the same results.
         """
         assert isinstance(self.layout, Layout), "this batch is a rectangle already"
         mask = _real_cells(self.layout, side, pad_to)
@@ -210,8 +210,8 @@ def from_sequences(
     """Build a batch for next-token prediction: inputs are tokens[:-1], labels tokens[1:], within each sequence.
 
     Args:
-        sequences: token ids; a sequence of n tokens gives n - 1 positions, and an empty one gives none.
-        loss_masks: per sequence and token, whether predicting that token counts; all tokens by default.
+        sequences: token ids; a sequence of n tokens gives n - 1 positions, an empty one none.
+        loss_masks: per sequence and token, True where its prediction counts; default all.
         seq_ids: (num_seqs,) corpus ids.
     """
     masks = loss_masks if loss_masks is not None else [np.ones(len(s), np.bool_) for s in sequences]
@@ -225,7 +225,7 @@ def from_sequences(
 
 
 def from_prompts(sequences: Sequence[Sequence[int] | np.ndarray], seq_ids: np.ndarray | None = None) -> RaggedBatch:
-    """Build a batch of sequences that are read to their last token, and of which nothing is predicted.
+    """Build a batch of whole sequences without targets.
 
     Arguments as in `from_sequences`.
     """
@@ -235,12 +235,12 @@ def from_prompts(sequences: Sequence[Sequence[int] | np.ndarray], seq_ids: np.nd
 
 
 def _flat(parts: Sequence[Sequence[int] | np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    """Runs end to end, (total,); there may be none, or empty ones."""
+    """Runs end to end, (total,); the list, or a run, may be empty."""
     return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in parts)])
 
 
 def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
-    """One batch of all sequences of several flat ones, in order; `select` takes it apart again."""
+    """Join flat batches into one, in order; `select` undoes it."""
     if not batches:
         return from_prompts([])
     first_token = list(accumulate((batch.total_tokens for batch in batches), initial=0))[:-1]
@@ -275,5 +275,5 @@ def _real_cells(layout: Layout | PaddedLayout, side: Side, pad_to: int) -> Tenso
 
 
 def from_padded(values: Tensor, attention_mask: Tensor) -> Tensor:
-    """Take the real cells of a (batch, seq, ...) rectangle as one flat run, (total_tokens, ...)."""
+    """Real cells of a (batch, seq, ...) rectangle as one flat run, (total_tokens, ...)."""
     return values[attention_mask]

@@ -1,10 +1,13 @@
-"""Kinds of fields: what a field of a batch is counted per, and so how it is moved, selected, padded and joined.
+"""Kinds of fields: the level that a field of a batch is counted by, and how to move, select, pad and join it.
 
-Every field of `RaggedBatch`, and of a `BatchPart` that a family of models adds to it, names its kind:
+Every field of `RaggedBatch`, and of a `BatchPart` that a family of models adds to it, declares its kind:
 
     labels: Tensor = field(metadata=per_token(pad=0))
 
-The loops at the end of this file go by the kinds alone: a new field needs no other edit.
+The loops at the end of this file read the kinds, so a new field needs no other edit.
+
+Levels are tokens, sequences, and levels that a part counts itself: `runs(SEQUENCE, "set")` declares the boundaries of
+the sets of every sequence, and `per("set")` a field with one entry for each.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class Choice(NamedTuple):
 
     Args:
         entries: (num,) int64, in their new order.
-        total: entries that there are to take from.
+        total: entries of the level before the choice.
     """
 
     entries: Tensor
@@ -41,7 +44,7 @@ class Rectangle(NamedTuple):
     Args:
         cells: (total_tokens,) int64.
         num_cells: cells of the rectangle.
-        pad_id: contents of padding cells where a field has none of its own.
+        pad_id: content of padding cells for fields without one of their own.
     """
 
     cells: Tensor
@@ -49,17 +52,14 @@ class Rectangle(NamedTuple):
     pad_id: float
 
 
-Choices = dict[str, Choice]  # by level; a level without a choice stays whole
+Choices = dict[str, Choice]  # by level; levels without a choice stay whole
 Firsts = Mapping[str, Sequence[int]]  # by level: the number of entries in the batches before each one
 V = TypeVar("V")
 H = TypeVar("H", bound="FieldHolder")
 
 
 class Kind(ABC, Generic[V]):
-    """The four operations on values of a field.
-
-    `sparse`: batches without the value may be joined with batches that have it.
-    """
+    """The four operations on the values of a field; `sparse` allows to join batches of which some have none."""
 
     sparse = False
 
@@ -68,7 +68,7 @@ class Kind(ABC, Generic[V]):
 
     @abstractmethod
     def take(self, value: V, choices: Choices) -> V:
-        """Take the chosen entries; a kind that counts one level per another adds the choice of the counted level."""
+        """Take the chosen entries; a kind that ties two levels adds the choice of the second to `choices`."""
 
     def pad(self, value: V, rectangle: Rectangle) -> V:
         return value
@@ -89,7 +89,7 @@ class PerEntry(TensorKind):
     """One row for every entry of a level, (num_entries, ...).
 
     Args:
-        pad_with: contents of padding cells of a field per token; None is the caller's `pad_id`.
+        pad_with: content of padding cells, for a field per token; None: the caller's `pad_id`.
     """
 
     level: str
@@ -148,7 +148,7 @@ class SequenceOf(TensorKind):
 
 @dataclass(frozen=True)
 class Runs(Kind[Layout | PaddedLayout]):
-    """The boundaries of consecutive runs of one level, one run for every entry of another."""
+    """Boundaries of runs: every entry of `level` has a run of entries of `counted`."""
 
     level: str
     counted: str
@@ -171,7 +171,7 @@ class Runs(Kind[Layout | PaddedLayout]):
 
 
 class Parts(Kind["tuple[BatchPart, ...]"]):
-    """Parts that families of models add; the batches of a join all have the same ones."""
+    """Parts that families of models add; batches to join have the same ones."""
 
     def to(self, value: tuple[BatchPart, ...], device: torch.device) -> tuple[BatchPart, ...]:
         return tuple(move(part, device) for part in value)
@@ -186,11 +186,11 @@ class Parts(Kind["tuple[BatchPart, ...]"]):
         return tuple(join(parts, firsts) for parts in zip(*values, strict=True))
 
 
-# --------------------------------------------------------------------------- what fields declare
+# --------------------------------------------------------------------------- what a field declares
 
 
 def per_token(pad: float | None = None) -> dict[str, Kind[Tensor]]:
-    """One row per token; `pad` is what padding cells hold, by default the `pad_id` of the caller."""
+    """One row per token; `pad` is the content of padding cells, by default the caller's `pad_id`."""
     return {KIND: PerEntry(TOKEN, pad)}
 
 
@@ -200,22 +200,22 @@ def per_sequence() -> dict[str, Kind[Tensor]]:
 
 
 def per(level: str) -> dict[str, Kind[Tensor]]:
-    """One row per entry of a level of the part's own, which another field counts."""
+    """One row per entry of a level."""
     return {KIND: PerEntry(level)}
 
 
 def token_places() -> dict[str, Kind[Tensor]]:
-    """Places of tokens, as of `TokenPlaces`."""
+    """Places of tokens in the run, ascending within every sequence."""
     return {KIND: TokenPlaces()}
 
 
 def sequence_of(level: str) -> dict[str, Kind[Tensor]]:
-    """The sequence of every entry of a level; stands before the fields per entry of that level."""
+    """The sequence of every entry of a level; precedes the fields of that level."""
     return {KIND: SequenceOf(level)}
 
 
 def runs(level: str, counted: str) -> dict[str, Kind[Layout | PaddedLayout]]:
-    """A layout: for every entry of `level` a run of entries of `counted`; stands before the fields of `counted`."""
+    """A layout with a run of entries of `counted` for every entry of `level`; precedes the fields of `counted`."""
     return {KIND: Runs(level, counted)}
 
 
@@ -224,16 +224,16 @@ def runs(level: str, counted: str) -> dict[str, Kind[Layout | PaddedLayout]]:
 
 @dataclass(frozen=True)
 class FieldHolder:
-    """A frozen dataclass whose fields all have a kind; None is a field that this batch does without."""
+    """A frozen dataclass whose fields all have a kind; None marks a field that this batch lacks."""
 
 
 @dataclass(frozen=True)
 class BatchPart(FieldHolder):
-    """Fields that one family of models adds to a batch, in that family's own files."""
+    """Fields that a family of models adds to a batch; a subclass is a frozen dataclass in that family's files."""
 
     @property
     def attended(self) -> Layout | None:
-        """What attention runs over where that is not the tokens."""
+        """The layout that attention runs over; None: that of the tokens."""
         return None
 
 
@@ -256,7 +256,8 @@ def move(holder: H, device: torch.device) -> H:
 
 
 def take(holder: H, choices: Choices) -> H:
-    """Take the chosen entries of every level; levels that others count are chosen with them."""
+    """Take the chosen entries of every level, and of the levels that these count."""
+    choices = dict(choices)
     return replace(holder, **{name: kind.take(value, choices) for name, kind, value in _present(holder)})
 
 
@@ -268,7 +269,7 @@ def join(holders: Sequence[H], firsts: Firsts) -> H:
     """Join one or more holders of one type, in order.
 
     Args:
-        firsts: by level, the number of entries in the batches before each holder.
+        firsts: number of entries in the batches before each holder, by level.
     """
     assert len({type(holder) for holder in holders}) == 1, "batches with different parts have no common one"
     joined = {}

@@ -1,4 +1,4 @@
-"""What a strategy returns, and the cuts that strategies share.
+"""Result type of a strategy, and the cuts that strategies share.
 
 A strategy is a function (piece lengths, settings, generator) -> Grouping.
 """
@@ -11,14 +11,14 @@ import numpy as np
 
 
 class Grouping(NamedTuple):
-    """Pieces in order, cut into micro-batches, and those into steps.
+    """Pieces in order, cut into micro-batches, which are cut into steps.
 
     Args:
         order: indices of pieces, (num_pieces,) int64.
         micro_offsets: (num_micros + 1,) int64 into order.
         step_offsets: (num_steps + 1,) int64 into the micro-batches.
-        pad_to: (num_micros,) int32, length every sequence is padded to; 0 is ragged.
-        fill_to: (num_micros,) int32, tokens of the flat run with its filler; 0 is no filler.
+        pad_to: (num_micros,) int32, length that every sequence is padded to; 0 is ragged.
+        fill_to: (num_micros,) int32, tokens of the flat run with its filler; 0 is without filler.
     """
 
     order: np.ndarray
@@ -29,11 +29,11 @@ class Grouping(NamedTuple):
 
 
 def runs_within(tokens: np.ndarray, limit: int, ends: np.ndarray | None = None) -> np.ndarray:
-    """Cut a list into consecutive runs of at most `limit` tokens; an item above the limit is a run of its own.
+    """Cut a list into consecutive runs of at most `limit` tokens; an item above the limit forms a run alone.
 
     Args:
         tokens: (n,) int64.
-        ends: (n,) int64, for each item the index that its run must not pass.
+        ends: (n,) int64, for each item the index where its run must end at the latest.
 
     Returns:
         Offsets (num_runs + 1,) int64.

@@ -1,6 +1,6 @@
-"""Where sequences begin and end in a flat run of tokens, and what attention needs to know of it.
+"""Boundaries of sequences in a flat run of tokens, and the groups that attention computes together.
 
-Built once, on the loader's side. Models pass a layout along; only attention looks inside.
+The loader builds a layout once. Models pass it along; only attention looks inside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unpad.batching.length_groups import length_groups
 
 @dataclass(frozen=True)
 class LengthGroup:
-    """Neighbouring sequences, longest first, that attention computes as one small rectangle.
+    """Sequences of similar lengths, longest first, that attention computes as one small rectangle.
 
     Args:
         start, stop: the group's tokens in the run sorted by length.
@@ -50,10 +50,10 @@ def _moved(holder: object, device: torch.device) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GroupedRun:
-    """A flat run as attention without a kernel for ragged runs computes it.
+    """A flat run in length groups, for attention without a kernel for ragged runs.
 
     Args:
-        groups: what is computed together, longest sequences first.
+        groups: sequences computed together, longest first.
         by_length: (total_tokens,) int64, the run's tokens with the longest sequence first; None when already so.
         undo: (total_tokens,) int64, the inverse of `by_length`.
     """
@@ -119,7 +119,7 @@ class Layout:
     def _grouped(self) -> GroupedRun:
         """Computed on first use, since a kernel for ragged runs needs none of it."""
         lengths = np.diff(self.cu_seqlens.cpu().numpy()).astype(np.int64)
-        with torch.inference_mode(False):  # first asked for in inference, they may be trained with later
+        with torch.inference_mode(False):  # first use may be in inference, later use in training
             return _group_run(lengths).to(self.cu_seqlens.device)
 
     def prepare_groups(self) -> None:
@@ -145,7 +145,7 @@ class Layout:
         if self.cu_seqlens.device == device:
             return self
         moved = replace(self, cu_seqlens=self.cu_seqlens.to(device))
-        if "_grouped" in vars(self):  # kept, not made again from the boundaries over there
+        if "_grouped" in vars(self):  # moved, since computing them again would read the boundaries back
             vars(moved)["_grouped"] = self._grouped.to(device)
         return moved
 
@@ -154,7 +154,7 @@ class Layout:
 class PaddedLayout:
     """Sequences of a (batch, seq) rectangle, flattened to (batch * seq,) tokens.
 
-    It exists to compare with and to exchange data with code that pads; `attention_mask` (batch, seq) bool, True = real.
+    For comparison and exchange with code that pads; `attention_mask` (batch, seq) bool, True = real.
     """
 
     attention_mask: Tensor

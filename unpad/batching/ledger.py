@@ -1,4 +1,4 @@
-"""The ledger: what happened to every token, with the reason and the sequences it happened to.
+"""The ledger: fate of every token of an epoch, by reason, with the sequences concerned.
 
 Reasons, by column:
     trained    whole (of a sequence that fits), split (of windows), rest (of a truncated sequence)
@@ -20,7 +20,7 @@ NUM_FIRST_IDS = 5
 
 @dataclass(frozen=True)
 class Ledger:
-    """Tokens by fate; every position is counted once, by the first piece that holds it.
+    """Tokens by fate; every position counts once, in the first piece that holds it.
 
     Args:
         trained, context, truncated, dropped: tokens per reason.
@@ -77,15 +77,15 @@ class Ledger:
 
 
 def entry(column: str, reason: str, tokens: int, seq_ids: np.ndarray) -> Ledger:
-    """A ledger of one reason; empty when it concerns no sequence.
+    """A ledger of one reason; empty without sequences.
 
     Args:
-        tokens: how many tokens met this fate.
-        seq_ids: the sequences they belong to, (n,) int; repeats count once.
+        tokens: number of tokens with this fate.
+        seq_ids: their sequences, (n,) int; repeats count once.
     """
     if len(seq_ids) == 0:
         return Ledger()
-    # Not np.unique: its hashing takes most of the time of a plan, and sorting ids that are in order is quick.
+    # Not np.unique: its hashing would take most of a plan's time, and sorting ids that are in order is quick.
     ordered = np.sort(seq_ids, kind="stable")
     unique = ordered[np.append(True, np.diff(ordered) > 0)]
     first = tuple(unique[:NUM_FIRST_IDS].tolist())

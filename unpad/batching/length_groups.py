@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 WASTE_STEPS = (0.25, 0.4, 0.6)  # tried in turn while there are too many groups
-MAX_CELL_RATIO = 2.0  # computed to needed cells beyond which more groups are the lesser evil
+MAX_CELL_RATIO = 2.0  # computed to needed cells; beyond it, more groups cost less than wider ones
 
 
 def length_groups(lengths: np.ndarray, waste: float = 0.15, max_tokens: int = 4096, max_groups: int = 32) -> np.ndarray:
-    """Cut a descending list of lengths into consecutive groups that pad little.
+    """Cut a descending list of lengths into consecutive groups with little padding.
 
     In each group the share of padding is at most `waste` and count * longest at most max(max_tokens, longest). Equal
-    lengths stay together unless their number alone breaks that. Where this makes more than `max_groups` groups, waste
-    rises step by step, as long as attention does not grow beyond MAX_CELL_RATIO of what is needed.
+    lengths stay together unless their number alone breaks that. With more than `max_groups` groups, `waste`
+    rises step by step, while attention computes at most MAX_CELL_RATIO times the needed cells.
 
     Args:
         lengths: (num_seqs,) int, descending.
@@ -55,7 +55,7 @@ def attention_cells(lengths: np.ndarray, offsets: np.ndarray | None = None) -> i
 
 
 def _greedy(values: list[int], counts: list[int], waste: float, max_tokens: int) -> list[int]:
-    """Extend each group while it may grow: padding only rises with shorter members, so this is as far as it can."""
+    """Extend each group as far as possible; shorter members only add padding, so greedy is optimal for a group."""
     fill = 1 - waste
     offsets, end = [0], 0
     longest = size = tokens = 0  # of the open group

@@ -1,4 +1,4 @@
-"""Plan + tokens -> RaggedBatch: everything a step needs is computed here, on the loader's side."""
+"""Batches of a plan, loaded ahead of the steps that train on them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import Layout
 from unpad.batching.plan import Micro, Plan
 
-AHEAD = 4  # steps: some tenths of a second, so that one slow read of the disk is not felt; a step is some 100 KB
+AHEAD = 4  # steps, some tenths of a second: hides one slow read of the disk; a step is some 100 KB
 
 
 class TokenSource(Protocol):
-    """Where tokens come from: `tokens/token_set.py`, or sequences in memory."""
+    """Source of tokens: `data/tokens/token_set.py`, or sequences in memory."""
 
     def gather(
         self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
@@ -30,8 +30,8 @@ class TokenSource(Protocol):
 def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
     """Gather one micro-batch.
 
-    A piece of n positions is n + 1 tokens: the input of position i is token i, its label token i + 1. Positions of a
-    window that an earlier window has counted (before `first_target`) serve as context only.
+    A piece of n positions is n + 1 tokens: the input of position i is token i, its label token i + 1. Positions before
+    `first_target`, which an earlier window has counted, serve as context only.
     """
     flat, counts_loss, offsets = tokens.gather(micro.seq_ids, micro.starts, micro.stops)
     lengths = (micro.stops - micro.starts).astype(np.int64)
@@ -45,7 +45,7 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
         loss_mask &= column >= np.repeat(micro.first_target - micro.starts, lengths)
     input_ids, labels, seq_ids = flat[is_input], flat[is_label], micro.seq_ids
     filler = micro.fill_to - input_ids.size
-    if filler > 0:  # sequences of one token make the run as long as the plan says, at next to no cost in attention
+    if filler > 0:  # sequences of one token, which cost attention next to nothing
         input_ids = np.concatenate([input_ids, np.full(filler, pad_id)])
         labels = np.concatenate([labels, np.full(filler, pad_id)])
         loss_mask = np.concatenate([loss_mask, np.zeros(filler, np.bool_)])
@@ -63,8 +63,8 @@ def load_steps(
         load_one: gathers one micro-batch, such as the `load` of a run's data.
         group_lengths: also compute the length groups of every layout, for attention without a kernel for ragged runs.
 
-    A worker loads up to AHEAD steps before they are asked for, in the plan's order. What fails there is raised here, at
-    the step it belongs to. The worker ends with the generator, however that ends: exhausted, closed or forgotten.
+    A worker loads up to AHEAD steps in advance, in the plan's order. Its errors are raised here, at their own step. The
+    worker ends with the generator, however that ends: exhausted, closed or garbage-collected.
     """
 
     def load(step: int) -> list[RaggedBatch]:

@@ -1,4 +1,4 @@
-"""Mixing weights -> the sequences of an epoch."""
+"""Sequences of an epoch, drawn by the weights of their sources."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, e
             raise PlanError(f"source {source} has weight {weight}", fix="give it a positive number")
     if len(source_of) and not (source_of.min() >= 0 and source_of.max() < len(weights)):
         raise PlanError(f"a sequence is of source {source_of.max()}, there are {len(weights)} weights")
-    # The third word keeps this stream apart from the one that orders the plan.
+    # The third word separates this stream from that of the plan's order.
     rng = np.random.default_rng([seed, epoch, 1])
     times = np.floor(np.array(weights)).astype(np.int64)[source_of]  # (num_sequences,)
     for source, weight in enumerate(weights):

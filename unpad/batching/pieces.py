@@ -1,4 +1,4 @@
-"""Sequences -> pieces: what happens to a sequence that is longer than the model sees."""
+"""Pieces: sequences cut to the length that the model sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unpad.batching.ledger import Ledger, entry
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
 
-# (seq_ids, starts, stops) -> number of targets with loss inside each span; all (n,) int.
+# (seq_ids, starts, stops) -> targets with loss inside each span; all (n,) int.
 TargetCount = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
@@ -32,14 +32,14 @@ class Pieces:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Positions per piece, (num_pieces,) int64; 0 where a target has none, as the label of an empty history."""
+        """Positions per piece, (num_pieces,) int64; 0 for a target without any, as the label of an empty history."""
         return self.stops.astype(np.int64) - self.starts
 
     def __len__(self) -> int:
         return len(self.seq_ids)
 
     def take(self, index: np.ndarray) -> Pieces:
-        """The pieces at `index`, (n,) int, or where `index`, (num_pieces,) bool, is True."""
+        """The pieces at `index`, (n,) int, or at the True entries of `index`, (num_pieces,) bool."""
         return Pieces(self.seq_ids[index], self.starts[index], self.stops[index], self.first_target[index])
 
 
@@ -66,7 +66,7 @@ def cut_and_count(
     sizes, overflow = lengths[ids], settings.overflow
     limit = settings.max_tokens or max(int(sizes.max(initial=1)), 1)
     over = sizes > limit
-    num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, kept where it has a target
+    num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, dropped unless it has a target
     step, shift, lost = limit, np.zeros_like(sizes), Ledger()
     if overflow == "split":
         step = _check_stride(settings.stride, limit) if settings.max_tokens else limit
@@ -97,13 +97,13 @@ def cut_and_count(
 
 
 def account(pieces: Pieces, counts: np.ndarray, lengths: np.ndarray, overflow: str) -> Ledger:
-    """The ledger of pieces that are trained on.
+    """The ledger of trained pieces.
 
     Args:
         counts: targets per piece, (num_pieces,) int64.
         lengths: positions per sequence, indexed by sequence id.
     """
-    counts = np.minimum(counts, pieces.stops - pieces.first_target)  # the target of an empty piece is no token
+    counts = np.minimum(counts, pieces.stops - pieces.first_target)  # the target of an empty piece has no token
     whole = (pieces.starts == 0) & (pieces.stops == lengths[pieces.seq_ids])
     reason = "split" if overflow == "split" else "rest"
     silent = pieces.stops - pieces.first_target - counts  # (num_pieces,) positions without a target
@@ -120,7 +120,7 @@ def check_lengths(lengths: np.ndarray) -> np.ndarray:
     """Return the lengths as (num_sequences,) int64.
 
     Raises:
-        PlanError: they are no list of whole numbers from 0 to 2**31 - 1.
+        PlanError: not a list of whole numbers from 0 to 2**31 - 1.
     """
     array = np.asarray(lengths)
     if array.size == 0:

@@ -1,6 +1,7 @@
-"""The plan: which sequences form each optimizer step and each micro-batch, and the fate of every token.
+"""The plan: sequences of every optimizer step and micro-batch of an epoch, and the fate of every token.
 
-A plan is data made by a pure function. It does not know ranks: rank r of W takes micro-batches r, r + W, ... of a step.
+A plan is data, returned by a pure function. It does not know ranks: rank r of W takes micro-batches r, r + W, ... of
+a step.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from unpad.recipes.training import PlanSettings
 
 @dataclass(frozen=True, eq=False)
 class Micro:
-    """What one forward pass sees.
+    """Sequences of one micro-batch.
 
     Args:
         seq_ids: (num_seqs,) int64.
         starts, stops, first_target: (num_seqs,) int32, as in Pieces.
-        pad_to: 0 is ragged; else every sequence is padded to it, a (batch, pad_to) rectangle.
-        fill_to: 0, or the tokens of the flat run with the filler at its end.
-        epoch_seed: seed and epoch, where whatever is drawn anew in every epoch begins.
+        pad_to: length that every sequence is padded to, a (batch, pad_to) rectangle; 0 is ragged.
+        fill_to: tokens of the flat run with the filler at its end; 0 is without filler.
+        epoch_seed: (seed, epoch), which seeds every random draw of the epoch.
     """
 
     seq_ids: np.ndarray
@@ -43,7 +44,7 @@ class Plan:
     """Pieces in order, cut into micro-batches and steps; offsets as in Grouping.
 
     Args:
-        order: indices into pieces, (n,) int64; every piece once, except those of a last step left out.
+        order: indices into pieces, (n,) int64; every piece once, without the pieces of a dropped last step.
         micro_offsets: (num_micros + 1,) int64 into order.
         step_offsets: (num_steps + 1,) int64 into the micro-batches.
         pad_to, fill_to: (num_micros,) int32, as in Micro.
@@ -94,12 +95,12 @@ class Plan:
 
     @property
     def real_tokens(self) -> int:
-        """Tokens shown, the context of overlapping windows included."""
+        """Real tokens, including the context of overlapping windows."""
         return int(self.micro_tokens.sum())
 
     @property
     def padded_tokens(self) -> int:
-        """Tokens computed: real ones, padding and filler."""
+        """Computed tokens: real, padding and filler."""
         return int(self.micro_cells.sum())
 
     @property
@@ -109,7 +110,7 @@ class Plan:
         return 1 - self.real_tokens / cells if cells else 0.0
 
     def fingerprint(self) -> str:
-        """sha256 of what the plan makes a run do; equal plans have equal fingerprints on every machine."""
+        """sha256 of everything in the plan that affects a run; the same on every machine."""
         digest = hashlib.sha256(self.strategy.encode())
         pieces = self.pieces
         for array in (
@@ -136,10 +137,10 @@ def plan(
     Args:
         lengths: positions per sequence, indexed by sequence id, (num_sequences,) int.
         settings: the recipe's section; its strategy names the function that groups the pieces.
-        max_tokens: the model's context; the smaller of it and settings.max_tokens holds.
+        max_tokens: the model's context; the smaller of it and settings.max_tokens applies.
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
-        targets: counts targets with loss inside spans; None says that every position is one. A sequence without
-            positions is planned where this gives it a target.
+        targets: counts targets with loss inside spans; None: every position is a target. A
+            sequence without positions is planned if this gives it a target.
 
     Raises:
         PlanError: the settings do not fit the lengths.
@@ -151,29 +152,27 @@ def plan(
     rng = np.random.default_rng([seed, epoch])
     strategy = import_module(f"unpad.batching.strategies.{settings.strategy}")
     grouping: Grouping = strategy.group(pieces.lengths, settings, rng)
-    kept = pieces
+    trained = pieces
     if settings.drop_last:
-        grouping, left_out = _without_short_last_step(grouping, pieces.lengths, settings.tokens_per_step)
-        gone = pieces.take(left_out)
-        lost += entry("dropped", "last_step", (gone.stops - gone.first_target).sum(), gone.seq_ids)
-        kept, counts = pieces.take(~left_out), counts[~left_out]
-    ledger = lost + account(kept, counts, lengths, settings.overflow)
+        grouping, is_dropped = _without_short_last_step(grouping, pieces.lengths, settings.tokens_per_step)
+        dropped = pieces.take(is_dropped)
+        lost += entry("dropped", "last_step", (dropped.stops - dropped.first_target).sum(), dropped.seq_ids)
+        trained, counts = pieces.take(~is_dropped), counts[~is_dropped]
+    ledger = lost + account(trained, counts, lengths, settings.overflow)
     assert ledger.total == int((lengths if seq_ids is None else lengths[seq_ids]).sum()), "the ledger does not add up"
     return Plan(pieces, *grouping, ledger, settings.strategy, (seed, epoch))
 
 
 def _without_short_last_step(grouping: Grouping, lengths: np.ndarray, tokens: int) -> tuple[Grouping, np.ndarray]:
-    """Leave out a last step that has room left in `tokens`; also return its pieces, (num_pieces,) bool."""
+    """Drop a last step that has room left in `tokens`; also return its pieces, (num_pieces,) bool."""
     order, micro_offsets, step_offsets, pad_to, fill_to = grouping
-    left_out = np.zeros(len(lengths), bool)
+    is_dropped = np.zeros(len(lengths), bool)
     if len(step_offsets) > 1:
         micros = step_offsets[-2]
         last = order[micro_offsets[micros] :]
-        # A step of whole sequences seldom reaches the number exactly: it is full when no other piece would fit.
+        # Steps of whole sequences rarely reach `tokens` exactly: a step is full when the shortest piece would not fit.
         if lengths[last].sum() < tokens and lengths[last].sum() + lengths.min() <= tokens:
-            left_out[last] = True
-            kept = order[: micro_offsets[micros]]
-            return Grouping(
-                kept, micro_offsets[: micros + 1], step_offsets[:-1], pad_to[:micros], fill_to[:micros]
-            ), left_out
-    return grouping, left_out
+            is_dropped[last] = True
+            order, micro_offsets = order[: micro_offsets[micros]], micro_offsets[: micros + 1]
+            grouping = Grouping(order, micro_offsets, step_offsets[:-1], pad_to[:micros], fill_to[:micros])
+    return grouping, is_dropped

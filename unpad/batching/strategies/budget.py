@@ -7,13 +7,13 @@ import numpy as np
 from unpad.batching.grouping import Grouping, shuffled
 from unpad.recipes.training import PlanSettings
 
-JITTER = 0.05  # share of a piece's length; moves sequences between neighbouring batches from epoch to epoch
+JITTER = 0.05  # share of a piece's length; mixes neighbouring batches differently in every epoch
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
     """Batches of similar lengths with at most `tokens_per_micro` padded tokens, in random order.
 
-    A piece longer than `tokens_per_micro` is a batch of its own.
+    A piece longer than `tokens_per_micro` forms a batch alone.
 
     Args:
         lengths: tokens per piece, (num_pieces,) int64.

@@ -1,4 +1,4 @@
-"""Padded batches of a fixed number of sequences, each padded to its own longest."""
+"""Padded batches of a fixed number of sequences, each padded to its longest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unpad.recipes.training import PlanSettings
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
-    """Consecutive shuffled batches of `batch_size`, each padded to its own longest piece.
+    """Consecutive shuffled batches of `batch_size`, each padded to its longest piece.
 
     Args:
         lengths: tokens per piece, (num_pieces,) int64.

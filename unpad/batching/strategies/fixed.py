@@ -1,4 +1,4 @@
-"""Padded batches of a fixed number of sequences, all padded to the global cap."""
+"""Padded batches of a fixed number of sequences, all padded to one length."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from unpad.recipes.training import PlanSettings
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
-    """Consecutive shuffled batches of `batch_size`, padded to `max_tokens`, or the longest piece where there is no cap.
+    """Consecutive shuffled batches of `batch_size`, padded to `max_tokens`, by default to the longest piece.
 
     Args:
         lengths: tokens per piece, (num_pieces,) int64.

@@ -7,11 +7,11 @@ import numpy as np
 from unpad.batching.grouping import Grouping, runs_within
 from unpad.recipes.training import PlanSettings
 
-# Pieces after the end of a step that one of its own may trade places with.
+# Pieces after the end of a step that a piece of the step may trade places with.
 WINDOW = 64
-# Where no trade fills a step, its tokens are a multiple of this: matrix libraries prepare a kernel for every new size.
+# Tokens of a step that no trade fills are a multiple of this: matrix libraries prepare a kernel for every new size.
 ROUND_TOKENS = 64
-# Looking for trades takes some 50 microseconds per step.
+# Most steps to look for trades in, at some 50 microseconds per step.
 MOST_STEPS = 20_000
 
 
@@ -19,7 +19,7 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
     """Fill steps with shuffled pieces up to `tokens_per_step`, then cut each step into micro-batches.
 
     Inside a step the pieces are sorted by length, longest first, because attention groups neighbours of like length.
-    No step and no micro-batch exceeds its number of tokens unless a single piece does.
+    Steps and micro-batches exceed their number of tokens only if a single piece does.
 
     Args:
         lengths: tokens per piece, (num_pieces,) int64.
@@ -36,8 +36,8 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
 def filled_runs(lengths: np.ndarray, order: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     """Cut pieces in random order into runs of at most `limit` tokens, most of them full to the token.
 
-    Where a run ends below the limit, one of its pieces trades places with one of the next WINDOW, so that the run is
-    full, or else a multiple of ROUND_TOKENS below. Trading looks at lengths alone and reaches a few steps far.
+    If a run ends below the limit, one of its pieces trades places with one of the next WINDOW, so that the run is full,
+    or else a multiple of ROUND_TOKENS below. Trades depend on lengths alone and reach a few steps ahead.
 
     Args:
         lengths: tokens per piece, (num_pieces,) int64.
@@ -66,7 +66,7 @@ def filled_runs(lengths: np.ndarray, order: np.ndarray, limit: int) -> tuple[np.
 
 
 def _count_within(tokens: np.ndarray, begin: int, limit: int) -> int:
-    """How many pieces from `begin` on hold at most `limit` tokens together; one at least."""
+    """Number of pieces from `begin` on with at most `limit` tokens together; at least one."""
     reach = 64
     while True:
         sums = np.cumsum(tokens[begin : begin + reach])

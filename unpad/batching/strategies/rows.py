@@ -1,4 +1,4 @@
-"""Rows of a fixed number of tokens filled with whole pieces, for compilers that want few shapes."""
+"""Rows of a fixed number of tokens filled with whole pieces, for compilers that need few shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unpad.recipes.training import PlanSettings
 
 
 def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator) -> Grouping:
-    """Fill rows of `row_tokens` best fit first, shuffle them, and take them in turn.
+    """Fill rows of `row_tokens` by best fit, shuffle them, and take them in turn.
 
     A step is rows of at most `tokens_per_step` real tokens; a micro-batch is at most `tokens_per_micro` // `row_tokens`
     of its rows, at least one, filled up to whole rows.
@@ -30,7 +30,7 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
             where="plan.row_tokens",
             fix=f"raise plan.row_tokens to {lengths.max()}, or set plan.max_tokens={size}",
         )
-    row_of = best_fit_decreasing(np.maximum(lengths, 1), size)  # a piece without tokens takes the room of one
+    row_of = best_fit_decreasing(np.maximum(lengths, 1), size)  # a piece without tokens takes the room of one token
     num_rows = int(row_of.max(initial=-1)) + 1
     row_of = rng.permutation(num_rows)[row_of]
     order = np.argsort(row_of, kind="stable")
@@ -48,7 +48,7 @@ def best_fit_decreasing(lengths: np.ndarray, row_tokens: int) -> np.ndarray:
     """Put each piece, longest first, into the row with the least space that holds it; open rows as needed.
 
     Best-fit decreasing: Johnson (1974), "Fast algorithms for bin packing". Pieces of one length are placed together,
-    and rows with the same space are one class: the best row for a length stays the best until it is full for that
+    and rows with the same space form a class: the best row for a length stays the best until it is full for that
     length, so a class takes its pieces at once. A class loses at least half its space each time, which bounds the work
     by (different lengths) * log2(row_tokens).
 

@@ -1,4 +1,4 @@
-"""What is believed of a set before its events are seen, and after."""
+"""Belief: prior and posterior of the latent of every set."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Update = Literal["none", "product"]
 
 
 def states_before(states: Tensor, start: Tensor, course: SetLayout) -> Tensor:
-    """Of every set the state of the set before it, `start` for the first of a patient.
+    """State of the set before every set; `start` for the first set of a patient.
 
     Args:
-        states: (num_sets + num_seqs, width), of the places of `course`.
+        states: (num_sets + num_seqs, width), for the places of `course`.
         start: (width,).
 
     Returns:
@@ -35,14 +35,14 @@ def states_before(states: Tensor, start: Tensor, course: SetLayout) -> Tensor:
 
 
 class Belief(nn.Module):
-    """The prior of every set, and the posterior that its events make of it.
+    """Prior and posterior of every set.
 
-    The prior is the standard normal, or a Gaussian predicted from the sets before and from the time of this one. The
-    posterior is what the encoder says of the events, or the product of that and the prior, with a gate.
+    The prior is the standard normal, or a Gaussian predicted from the preceding sets and the time of this one. The
+    posterior is the encoder's Gaussian, or its product with the prior, weighted by a gate.
 
-    An exact filter would go from set to set and predict each prior from the posteriors before it. Here the history is
-    that of the encoder's own means, so that all priors, and then all posteriors, come out of one pass each: what the
-    prior adds to a posterior does not reach later priors.
+    An exact filter would go from set to set and predict each prior from the preceding posteriors. Here priors are
+    predicted from the encoder's means, so one pass computes all priors and another all posteriors; a prior's effect on
+    its posterior does not reach later priors.
 
     Args:
         config: sizes.
@@ -56,12 +56,12 @@ class Belief(nn.Module):
         self.sample = sample
         self.start: nn.Parameter | None = None
         if prior == "history":
-            self.start = nn.Parameter(torch.randn(config.width))  # as wide as what a norm returns
+            self.start = nn.Parameter(torch.randn(config.width))  # of the length of a norm's output
             self.hidden, self.to_prior = Linear(config.width, config.width), Linear(config.width, 2 * latent)
         self.gate = Gate() if update == "product" else None
 
     def reset(self) -> None:
-        """A gate that starts as a gate does, with the plain product."""
+        """Initialize the gate to the plain product."""
         if self.gate is not None:
             self.gate = Gate()
 
@@ -69,7 +69,7 @@ class Belief(nn.Module):
         """Update the prior of every set.
 
         Args:
-            seen: what the encoder says of the events of each set.
+            seen: the encoder's latent of every set.
 
         Returns:
             The posterior, and its divergence from the prior per dimension, (num_sets, latent) in nats.

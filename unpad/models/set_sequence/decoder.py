@@ -1,4 +1,4 @@
-"""From the latent of a set to the events that it may have held, as many as the set had."""
+"""Set decoder: reconstructs as many events as a set had from its latent."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def slot_table(num_slots: int, width: int) -> Tensor:
 
 
 class SetDecoder(nn.Module):
-    """Events of a set from its latent, the number of them, and the index of each one's slot.
+    """Residual feed-forward layers, with norms before them, from a set's latent, its number of events and the index of
+    each event's slot.
 
-    A slot is told apart from the others of its set by a fixed sinusoidal table, so that nothing is drawn in eval, and
-    knows no event: permuting the events of a set changes nothing. It is residual feed-forward layers with norms before
-    them. Outputs are not bounded, since embeddings of events are not.
+    A fixed sinusoidal table distinguishes the slots of a set, so evaluation is deterministic. Slots do not see the
+    events: permuting the events of a set changes nothing. Outputs are unbounded, as embeddings of events are.
 
     Args:
         config: sizes; width is even.
         latent: dimensions of the latent.
         layers: feed-forward layers.
-        noise: standard deviation of what training adds to the table, whose entries lie in [-1, 1].
-        history: slots are also told a vector (width,) of what came before the set.
+        noise: standard deviation of noise on the table in training; its entries are in [-1, 1].
+        history: slots also read a vector (width,) of the history before the set.
     """
 
     def __init__(self, config: BlockConfig, latent: int, layers: int, noise: float, history: bool) -> None:
@@ -48,27 +48,27 @@ class SetDecoder(nn.Module):
         self.to_event = Linear(config.width, config.width)
 
     def reset(self) -> None:
-        """Slots and latents weigh the same at first, and events come out about as long as embeddings are."""
+        """Initialize slots and latents to equal weight, and outputs to about the length of embeddings."""
         for linear in (self.to_slot, self.from_latent):
             nn.init.xavier_uniform_(linear.weight)
         nn.init.normal_(self.to_event.weight, std=1 / self.to_event.in_features)
 
     def forward(self, latents: Tensor, members: Layout, history: Tensor | None = None) -> Tensor:
-        """Make the events of every set.
+        """Reconstruct the events of every set.
 
         Args:
             latents: (num_sets, latent).
-            members: how many events each set has.
-            history: (num_sets, width), where the decoder reads it.
+            members: number of events of every set.
+            history: (num_sets, width), for a decoder that reads it.
 
         Returns:
-            (num_events, width), fp32 or wider, in the space of embedded events and in no order.
+            (num_events, width), fp32 or wider, in the space of embedded events, unordered.
         """
         dtype = self.to_slot.weight.dtype
         sizes = members.lengths().to(latents.dtype).log1p()[:, None]
         of_set = widened(self.from_latent(torch.cat([latents, sizes], 1)))  # (num_sets, width)
         if self.from_history is not None:
-            assert history is not None, "this decoder reads what came before a set"
+            assert history is not None, "this decoder reads the history before a set"
             of_set = of_set + widened(self.from_history(history))
         place = segment_place(members)  # (num_events,)
         table = slot_table(members.max_seqlen, self.to_slot.in_features).to(place.device, dtype)

@@ -1,8 +1,8 @@
-"""From the events of a set to a Gaussian that stands for it, whatever the number and the order of the events.
+"""Set encoder: events of a set, in any number and order, to Gaussian latents.
 
 Events are embedded from their code and their value. Blocks of attention through inducing points (Lee et al. 2019, arXiv
-1810.00825, section 3.1) let the events of a set look at each other at a cost that is linear in their number. After
-every block the events of a set are pooled into a latent: a mean and a logarithm of a variance per dimension.
+1810.00825, section 3.1) let the events of a set attend to each other at a cost linear in their number. After every
+block the events of a set are pooled into a latent: a mean and a logarithm of a variance per dimension.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
 from unpad.nn.segments import widened
 
-# In standard deviations; closest together where most values lie.
+# In standard deviations; closest where values are most frequent.
 KNOTS = (-4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-LOG_VAR_LIMIT = 8.0  # what the logarithm of a variance approaches and never passes, on both sides
-FIRST_LOG_VAR = -2.0  # where training starts: noise that leaves the decoder something to learn from
+LOG_VAR_LIMIT = 8.0  # bound of the logarithm of a variance, approached on both sides
+FIRST_LOG_VAR = -2.0  # at initialization: noise small enough for the decoder to learn
 
 
 # --------------------------------------------------------------------------- one event
 
 
 def value_features(values: Tensor) -> Tensor:
-    """What a network sees of a standardised value: asinh, which grows like a logarithm, so that no outlier drowns the
-    others; and how much of every step between two knots the value has climbed, 0 to 1 (the piecewise-linear encoding of
-    Gorishniy et al. 2022, arXiv 2203.05556, with fixed knots).
+    """Features of a standardised value: asinh, which grows like a logarithm, so that outliers stay moderate; and the
+    share of every step between two knots that the value has climbed, 0 to 1 (the piecewise-linear encoding of Gorishniy
+    et al. 2022, arXiv 2203.05556, with fixed knots).
 
     Args:
         values: (num_events,) in standard deviations.
@@ -49,15 +49,15 @@ def value_features(values: Tensor) -> Tensor:
 
 
 class EventEmbedding(nn.Module):
-    """An event's code, and what its value adds to it.
+    """Embedding of an event's code and value.
 
-    code + MLP([code, features of the value]) where there is a value, the code alone where there is none: an average
-    value, no value, and a raw value of zero are three different things.
+    code + MLP([code, features of the value]) with a value, the code alone without: an average value, a missing value,
+    and a raw value of zero have different embeddings.
 
     Args:
-        num_codes: rows of the table of codes.
+        num_codes: number of different codes.
         width: channels of an event.
-        vector_size: length of the vectors that codes come with, such as embeddings of their names; None learns a table.
+        vector_size: length of given vectors of codes, such as embeddings of their names; None learns a table.
     """
 
     def __init__(self, num_codes: int, width: int, vector_size: int | None) -> None:
@@ -70,7 +70,7 @@ class EventEmbedding(nn.Module):
         self.value_out = Linear(width, width)
 
     def load_code_vectors(self, vectors: Tensor) -> None:
-        """Take over the vectors of all codes, (num_codes, vector_size), each scaled to length 1.
+        """Load the vectors of all codes, (num_codes, vector_size), each scaled to length 1.
 
         Raises:
             RecipeError: the model was not built for vectors of this length.
@@ -85,7 +85,7 @@ class EventEmbedding(nn.Module):
         self.code_vectors.copy_(F.normalize(vectors.to(self.code_vectors), dim=1))
 
     def reset(self) -> None:
-        """Embeddings of length about 1, to which a value of one standard deviation adds as much."""
+        """Initialize embeddings to length about 1, and values so that one standard deviation adds as much."""
         if self.table is not None:
             nn.init.normal_(self.table.weight, std=self.table.embedding_dim**-0.5)
         if self.from_vector is not None:
@@ -98,7 +98,7 @@ class EventEmbedding(nn.Module):
 
         Args:
             codes: (num_events,) int64.
-            values: (num_events,) in standard deviations; what stands where there is none does not matter.
+            values: (num_events,) in standard deviations; ignored for events without a value.
             has_value: (num_events,) bool.
 
         Returns:
@@ -111,9 +111,9 @@ class EventEmbedding(nn.Module):
             assert self.from_vector is not None, "codes come from a table or from vectors"
             assert self.code_vectors is not None, "codes come from a table or from vectors"
             code = self.from_vector(self.code_vectors.index_select(0, codes)).to(dtype)
-        told = self.value_in(torch.cat([code, value_features(values.to(dtype))], 1))
-        told = self.value_out(activate("gelu", told)).to(dtype)
-        return torch.where(has_value[:, None], code + told, code)
+        hidden = self.value_in(torch.cat([code, value_features(values.to(dtype))], 1))
+        shift = self.value_out(activate("gelu", hidden)).to(dtype)
+        return torch.where(has_value[:, None], code + shift, code)
 
 
 # --------------------------------------------------------------------------- the events of a set
@@ -121,11 +121,11 @@ class EventEmbedding(nn.Module):
 
 @dataclass(frozen=True)
 class SetPairs:
-    """Which events and which inducing points belong together.
+    """Pairs of the events and the inducing points of every set.
 
     Args:
-        points: (num_points,) int64, which inducing point each one is; a set of n events has the first n at most, since
-            more points than events have nothing more to say.
+        points: (num_points,) int64, index of each inducing point; a set of n events uses at most the first n, since
+            more points than events add nothing.
         gather: points as queries, events as keys.
         spread: events as queries, points as keys.
     """
@@ -136,11 +136,11 @@ class SetPairs:
 
 
 def pair_members(members: Layout, num_points: int) -> SetPairs:
-    """Pair the events of every set with its inducing points; boundaries are read from the device once.
+    """Pair the events of every set with its inducing points; reads boundaries from the device once.
 
     Args:
-        members: the events of every set.
-        num_points: inducing points of a set, at most.
+        members: events of every set.
+        num_points: most inducing points of a set.
     """
     counts = members.lengths().clamp_max(num_points)
     bounds = F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
@@ -158,7 +158,7 @@ class InducedBlock(nn.Module):
     a + feed-forward, with norms before the branches as in `nn/block.Block`.
 
     Args:
-        config: sizes; dropout is on what branches add, attention_dropout on attention weights.
+        config: sizes; dropout applies to the outputs of branches, attention_dropout to attention weights.
         num_points: inducing points of a set.
     """
 
@@ -177,7 +177,7 @@ class InducedBlock(nn.Module):
         self.norm_spread, self.feed_events = norm(), FeedForward(config)
 
     def reset(self) -> None:
-        """Points about as long as embeddings of events."""
+        """Initialize points to about the length of embeddings of events."""
         nn.init.normal_(self.points, std=self.points.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, delta: Tensor | None, pairs: SetPairs) -> tuple[Tensor, Tensor]:
@@ -198,7 +198,7 @@ class InducedBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Latent:
-    """A diagonal Gaussian for every set, and one draw of it.
+    """A diagonal Gaussian for every set, and one sample of it.
 
     Args:
         mean, log_var: (num_sets, latent), fp32 or wider.
@@ -211,19 +211,19 @@ class Latent:
 
 
 def soft_clamp(log_var: Tensor) -> Tensor:
-    """Keep logarithms of variances within +-LOG_VAR_LIMIT without ever stopping the gradient."""
+    """Bound logarithms of variances to +-LOG_VAR_LIMIT with a gradient everywhere."""
     return LOG_VAR_LIMIT * torch.tanh(log_var / LOG_VAR_LIMIT)
 
 
 def draw_latents(mean: Tensor, log_var: Tensor) -> Tensor:
-    """One draw per set by torch's generator (Kingma and Welling 2014, arXiv 1312.6114, section 2.4)."""
+    """One sample per set by torch's generator (Kingma and Welling 2014, arXiv 1312.6114, section 2.4)."""
     return mean + (0.5 * log_var).exp() * torch.randn_like(mean)
 
 
 class LatentHead(nn.Module):
-    """From the events of a set to its latent: attention pooling, the number of events, and an MLP.
+    """Latent of a set from its events: attention pooling, the number of events, and an MLP.
 
-    The number goes in by itself because weights of attention add up to one, however many events there are.
+    The number is a separate input because attention weights add up to one for any number of events.
 
     Args:
         config: sizes of the events.
@@ -239,7 +239,7 @@ class LatentHead(nn.Module):
         self.hidden, self.to_latent = Linear(config.width + 1, config.width), Linear(config.width, 2 * latent)
 
     def reset(self) -> None:
-        """Means that differ between sets, and variances of exp(FIRST_LOG_VAR), so that latents say something."""
+        """Initialize means that differ between sets, and variances of exp(FIRST_LOG_VAR), for informative latents."""
         for linear in (self.pool.to_value, self.hidden, self.to_latent):
             nn.init.xavier_uniform_(linear.weight)
         nn.init.constant_(self.to_latent.bias[self.to_latent.out_features // 2 :], FIRST_LOG_VAR)
@@ -266,8 +266,8 @@ class LatentHead(nn.Module):
 class SetEncoder(nn.Module):
     """Induced blocks with a latent after each.
 
-    The events that enter a block have been told the latent of the block before, so every latent rests on the one before
-    it; the last one is the set's representation.
+    Events receive the latent of each block before they enter the next, so every latent depends on the previous ones;
+    the last represents the set.
 
     Args:
         config: sizes.
@@ -290,7 +290,7 @@ class SetEncoder(nn.Module):
             part.reset()
 
     def forward(self, x: Tensor, members: Layout) -> list[Latent]:
-        """Encode the events (num_events, width) of all sets; none may be empty, and there may be no set.
+        """Encode the events (num_events, width) of all non-empty sets, of which there may be none.
 
         Returns:
             A latent per level, the deepest last.

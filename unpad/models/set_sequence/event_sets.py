@@ -1,4 +1,4 @@
-"""The sets that a batch's tokens form, where sequences are patients."""
+"""EventSets: the part of a batch of patients that holds sets of events, their values and times."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from unpad.batching.layout import Layout, build_layout
 
 @dataclass(frozen=True)
 class EventSets(BatchPart):
-    """What a batch of patients holds besides the codes of its events, which are its tokens.
+    """Sets and values of the events of a batch, whose tokens are the events' codes.
 
-    Sets lie end to end in the order of the tokens, and a patient's sets in the order of time. All of it stays flat when
-    the batch becomes a rectangle.
+    Sets follow each other in the order of the tokens, and the sets of a patient in the order of time. Padding a batch
+    leaves its sets flat.
 
     Args:
-        history: the sets of every sequence, num_seqs runs over num_sets; a patient may have none.
-        members: the events of every set, num_sets runs over num_events.
-        values: (num_events,) float32, standardised; 0 where there is none.
-        has_value: (num_events,) bool; an event without a value is not one of value 0.
-        times: (num_sets,) float32, days from the landmark, negative before it; never falls within a patient.
-        durations: (num_seqs,) float32, days from the landmark to the end of observation; None without such labels.
-        observed: (num_seqs,) bool, whether observation ended with the outcome, not by censoring; beside `durations`.
+        history: sets of every patient, num_seqs runs over num_sets; a patient may have none.
+        members: events of every set, num_sets runs over num_events.
+        values: (num_events,) float32, standardised; 0 for an event without a value.
+        has_value: (num_events,) bool, which tells a missing value from a value of 0.
+        times: (num_sets,) float32, days from the landmark, negative before it; ascending within a patient.
+        durations: (num_seqs,) float32, days from the landmark to the end of observation; None for a cohort without.
+        observed: (num_seqs,) bool, True if observation ended with the outcome, not by censoring; None with `durations`.
     """
 
     history: Layout = field(metadata=runs(SEQUENCE, "set"))
@@ -41,5 +41,5 @@ class EventSets(BatchPart):
 
     @property
     def attended(self) -> Layout:
-        """The sets of every patient and one readout."""
+        """Sets of every patient, and one readout."""
         return build_layout((self.history.lengths() + 1).cpu().numpy())

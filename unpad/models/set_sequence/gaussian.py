@@ -1,4 +1,4 @@
-"""Beliefs that are independent Gaussians, and how an observation changes them."""
+"""Independent Gaussians: product of a prior and an observation, and the gate on the observation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unpad.nn.activation import activate
 from unpad.nn.linear import Linear
 from unpad.nn.segments import widened
 
-MIN_LOG_VAR = -60.0  # what the gate takes smaller log variances for, so that no square of a ratio overflows in fp32
+MIN_LOG_VAR = -60.0  # lower bound of log variances in the gate, so that no square of a ratio overflows in fp32
 
 
 def product_of_experts(
@@ -24,12 +24,12 @@ def product_of_experts(
         1 / v_post = 1 / v_prior + gate / v,  m_post = v_post (m_prior / v_prior + gate m / v).
 
     With gate 1 this is the update of a Kalman filter that observes its state directly. Computed from differences of
-    log variances, it holds for any that are finite.
+    log variances, it is valid for all finite ones.
 
     Args:
         prior_mean, prior_log_var: (num_sets, dim).
         mean, log_var: (num_sets, dim), of the observation.
-        gate: (num_sets, 1) or (num_sets, dim), not negative; 0 leaves the prior, and then has no gradient.
+        gate: (num_sets, 1) or (num_sets, dim), not negative; 0 leaves the prior, and has no gradient.
 
     Returns:
         Mean and log variance, (num_sets, dim) in fp32 or wider.
@@ -42,11 +42,11 @@ def product_of_experts(
 
 
 class Gate(nn.Module):
-    """How far an observation is trusted: a number between `low` and `high` for every set, from how surprising it is,
-    how much surer than the prior, and how long after the one before.
+    """Weight of an observation, between `low` and `high` for every set, from its surprise, its precision relative to
+    the prior, and the time since the observation before.
 
-    The features are log1p(mean (m - m_p)^2 / (v + v_p)), mean(log v_p - log v) and log1p(gap). At first the gate is 1
-    for every set, the plain product, or halfway where 1 is not in between.
+    The features are log1p(mean (m - m_p)^2 / (v + v_p)), mean(log v_p - log v) and log1p(gap). The gate is
+    initialized to 1 for every set, the plain product, or halfway if 1 is not between the bounds.
 
     Args:
         low, high: bounds of the gate, 0 < low < high.
@@ -75,7 +75,7 @@ class Gate(nn.Module):
         prior_mean, prior_log_var, mean, log_var = map(widened, (prior_mean, prior_log_var, mean, log_var))
         both = torch.logaddexp(log_var, prior_log_var).clamp_min(MIN_LOG_VAR)  # log of the sum of variances
         surprise = ((mean - prior_mean).square() * (-both).exp()).mean(-1)
-        # log1p: unlike a squared ratio, what is seen of an observation far off does not swamp the rest.
+        # log1p: unlike a squared ratio, the surprise of a distant observation does not swamp the other features.
         features = [surprise.log1p(), (prior_log_var - log_var).mean(-1), gap.to(both.dtype).log1p()]
         hidden = activate("gelu", self.to_hidden(torch.stack(features, -1)))
         return self.low + (self.high - self.low) * widened(self.to_out(hidden)).sigmoid()

@@ -1,4 +1,4 @@
-"""What becomes of a patient: one of two classes, and the time to the outcome."""
+"""Heads on the readout of a patient: one of two classes, and the time to the outcome."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class PatientHeads(nn.Module):
 
     Args:
         width: channels of the hidden state.
-        edges: (bins + 1,) of the bins of time to the outcome, from `survival.bin_edges`; None: there is no such head.
-        positive_weight: what the loss of a patient of class 1 is multiplied by; a rare class then weighs more, and
-            predicted probabilities are too high by as much.
-        dropout: share of the hidden state that training sets to zero.
+        edges: (bins + 1,) of the bins of time to the outcome, from `survival.bin_edges`; None: without that head.
+        positive_weight: factor on the loss of a patient of class 1; it makes up for a rare class, and raises the
+            predicted odds by the same factor.
+        dropout: share of the hidden state set to zero in training.
     """
 
     edges: Tensor | None
@@ -42,7 +42,7 @@ class PatientHeads(nn.Module):
         return None if self.bins is None else widened(self.bins(readouts))
 
     def timed(self, events: EventSets) -> Tensor:
-        """Patients that the hazards learn from, (num_seqs,) bool: those with a duration, where there are bins."""
+        """Patients with a hazard loss, (num_seqs,) bool: all with a duration; none without bins."""
         if self.bins is None or events.durations is None:
             return torch.zeros(events.history.num_seqs, dtype=torch.bool, device=events.times.device)
         return ~events.durations.isnan()
@@ -52,12 +52,12 @@ class PatientHeads(nn.Module):
 
         Args:
             readouts: (num_seqs, width).
-            labels: (num_seqs,) int64, 0, 1, or -1 where the class is not known; None where none is.
+            labels: (num_seqs,) int64, 0, 1, or -1 for an unknown class; None: all unknown.
             label_smoothing: share of each target spread over both classes.
 
         Returns:
-            classification, smoothed and weighted, over known classes; nll, the same plain and without gradient, where
-            there are labels; hazard, over patients with a duration.
+            classification, smoothed and weighted, over known classes; nll, the same plain and without gradient, only
+            with labels; hazard, over patients with a duration.
         """
         if self.training and self.dropout:
             readouts = dropout(readouts, self.dropout, draw_seed())
@@ -74,7 +74,7 @@ class PatientHeads(nn.Module):
         timed = self.timed(events).nonzero().flatten()
         logits = self.hazards(readouts.index_select(0, timed))
         if logits is not None and events.durations is not None:
-            assert events.observed is not None, "durations stand beside how they ended"
+            assert events.observed is not None, "durations come with `observed`"
             assert self.edges is not None, "hazards have bins"
             durations, observed = (x.index_select(0, timed) for x in (events.durations, events.observed))
             terms["hazard"] = hazard_nll(logits, durations, observed, self.edges).sum(), len(timed)

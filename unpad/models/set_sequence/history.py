@@ -1,6 +1,6 @@
-"""The history of a patient: a causal transformer over the sets of the patient, and one readout after the last of them.
+"""History encoder: causal transformer over the sets of a patient, and one readout after the last set.
 
-A set sees itself and the sets before it. The readout sees all of them, and stands at the landmark, day 0; a patient
+A set attends to itself and the sets before it. The readout, at the landmark (day 0), attends to all sets; a patient
 without sets has a readout too.
 """
 
@@ -21,21 +21,21 @@ from unpad.nn.norm import Norm
 from unpad.nn.rope import Rotary, rotary_frequencies, rotary_table
 from unpad.nn.segments import segment_place, widened
 
-CHUNK_TOKENS = 1 << 16  # places of histories that are cut after every set, at a time
-LOG_DAYS = 5.0  # what log1p of days is divided by: half a year is 1
+CHUNK_TOKENS = 1 << 16  # most places at a time, of histories that end after every set
+LOG_DAYS = 5.0  # divisor of log1p of days: half a year is 1
 
 
 @dataclass(frozen=True)
 class SetLayout:
-    """The run that the transformer sees: of every patient its sets, then its readout.
+    """The run that the transformer reads: the sets of every patient, then the readout.
 
     Args:
-        layout: num_seqs patients over num_sets + num_seqs places; its boundaries never leave the device.
-        sets: (num_sets,) int64, the place of every set.
-        readouts: (num_seqs,) int64, the place of every readout.
+        layout: num_seqs patients over num_sets + num_seqs places; boundaries are never read back from the device.
+        sets: (num_sets,) int64, places of the sets.
+        readouts: (num_seqs,) int64, places of the readouts.
         position_ids: (num_sets + num_seqs,) int64, counted from 0 in every patient.
-        days: (num_sets + num_seqs,) days from the landmark, 0 of a readout.
-        gaps: (num_sets + num_seqs,) days since the place before, 0 of the first of a patient.
+        days: (num_sets + num_seqs,) days from the landmark, 0 for a readout.
+        gaps: (num_sets + num_seqs,) days since the place before, 0 for the first of a patient.
     """
 
     layout: Layout
@@ -47,16 +47,16 @@ class SetLayout:
 
     @property
     def is_first(self) -> Tensor:
-        """Whether a set is the first of its patient, (num_sets,) bool."""
+        """True for the first set of a patient, (num_sets,) bool."""
         return self.position_ids.index_select(0, self.sets) == 0
 
 
 def lay_out_course(history: Layout, times: Tensor) -> SetLayout:
-    """Put a readout behind the sets of every patient.
+    """Append a readout to the sets of every patient.
 
     Args:
-        history: the sets of every patient; a patient may have none.
-        times: (num_sets,) days from the landmark, never falling within a patient.
+        history: sets of every patient; a patient may have none.
+        times: (num_sets,) days from the landmark, ascending within a patient.
     """
     num_seqs, num_sets, device = history.num_seqs, len(times), times.device
     patient = torch.repeat_interleave(history.lengths(), output_size=num_sets)  # (num_sets,)
@@ -71,7 +71,7 @@ def lay_out_course(history: Layout, times: Tensor) -> SetLayout:
 
 
 class TimeEncoding(nn.Module):
-    """An MLP on the logarithms of the days to the landmark and of the days since the set before.
+    """MLP on the logarithms of the days to the landmark and of the days since the set before.
 
     Args:
         width: channels of the encoding.
@@ -99,13 +99,13 @@ class HistoryEncoder(nn.Module):
     Args:
         config: sizes of the blocks; at least one block, and causal.
         latent: dimensions of a set's latent.
-        rotary: turn queries and keys by the number of sets between them; times are told apart from that.
+        rotary: rotate queries and keys by the number of sets between them; times are encoded separately.
     """
 
     def __init__(self, config: BlockConfig, latent: int, rotary: bool) -> None:
         super().__init__()
-        assert config.causal, "a set must not see later ones"
-        assert config.blocks, "a readout without a block sees nothing"
+        assert config.causal, "a set must not see later sets"
+        assert config.blocks, "the readout needs a block to see the sets"
         self.head_dim, self.rotary = config.head_dim, rotary
         self.from_latent = Linear(latent, config.width)
         self.readout = nn.Parameter(torch.randn(config.width) * config.width**-0.5)
@@ -131,10 +131,10 @@ class HistoryEncoder(nn.Module):
         return hidden
 
     def attention(self, latents: Tensor, course: SetLayout) -> Tensor:
-        """How much of a readout's attention in the last block each place gets, mean of all heads.
+        """Share of every place in its readout's attention in the last block, mean of all heads.
 
         Returns:
-            (num_sets + num_seqs,) in fp32 or wider; of a patient it adds up to 1, the readout's own share included.
+            (num_sets + num_seqs,) in fp32 or wider; adds up to 1 per patient, including the readout's own share.
         """
         rotary = self._rotary(course)
         stream = Stream(self._embed(latents, course), None, course.layout, rotary)
@@ -148,15 +148,15 @@ class HistoryEncoder(nn.Module):
         return received_attention(q.index_select(0, course.readouts), k, pair_sequences(one_each, course.layout))
 
     def at_every_set(self, latents: Tensor, history: Layout, times: Tensor) -> Tensor:
-        """The readout that a patient would have if the record ended with a set, for every set, (num_sets, width).
+        """Readout of a record that ends with a set, for every set, (num_sets, width).
 
-        Time grows with the square of a patient's sets, memory does not.
+        Time grows with the square of a patient's sets, memory only linearly.
 
         Args:
             latents: (num_sets, latent).
             history, times: as in `lay_out_course`.
         """
-        lengths = segment_place(history) + 1  # (num_sets,) sets up to each, and itself
+        lengths = segment_place(history) + 1  # (num_sets,) sets up to and including each
         begins = torch.arange(len(times), device=times.device) + 1 - lengths  # (num_sets,) first set of its patient
         chunks = (lengths.cumsum(0) // CHUNK_TOKENS).unique_consecutive(return_counts=True)[1].tolist()
         parts = [self.readout[None][:0]]
@@ -168,7 +168,7 @@ class HistoryEncoder(nn.Module):
         return torch.cat(parts[1:] or parts)
 
     def _embed(self, latents: Tensor, course: SetLayout) -> Tensor:
-        """The residual stream as it begins, (num_sets + num_seqs, width), fp32 or wider."""
+        """First residual stream, (num_sets + num_seqs, width), fp32 or wider."""
         start = self.readout.expand(len(course.position_ids), -1)
         return start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
 

@@ -1,9 +1,20 @@
-"""A model of patients: sequences of sets of events of any sizes.
+"""Set-sequence model of patients: sequences of sets of events, all of any size. Start here.
 
-The events of one time point form a set. A set becomes a Gaussian latent, from which its events are made again; a causal
-transformer over the latents of a patient predicts what the next set holds, and a readout at the landmark what becomes
-of the patient. Nothing is padded and nobody is cut: all events, sets and patients of a batch go through every layer as
-flat runs, and each gives what it gives alone.
+The events of one time point form a set. An encoder turns a set into a Gaussian latent, and a decoder reconstructs the
+events from it. A causal transformer over the latents of a patient predicts the next set, and a readout at the landmark
+predicts the outcome. Without padding or truncation: events, sets and patients of a batch pass every layer as flat runs,
+and each has the outputs that it has alone.
+
+The other files of this folder, in reading order:
+
+- `event_sets.py`: the batch part that holds sets, values and times
+- `encoder.py`: events of a set -> latents
+- `gaussian.py`, `belief.py`: product of Gaussians; prior and posterior of every set
+- `history.py`: transformer over the latents of a patient, with the readout
+- `decoder.py`: latent -> events
+- `heads.py`, `survival.py`: class of a patient, and time to the outcome
+- `next_set.py`: codes, time and values of the next set
+- `set_losses.py`: distances between sets, and divergences of latents
 """
 
 from __future__ import annotations
@@ -41,7 +52,7 @@ DATA = "patients"
 
 
 class Config(ModelConfig, BlockConfig):
-    """The `model` section of a recipe. Sizes of blocks are those of all parts; `blocks` counts the history's."""
+    """The `model` section of a recipe. Sizes of blocks apply to all parts; `blocks` counts those of the history."""
 
     kind: Literal["set_sequence"] = "set_sequence"
     width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
@@ -91,14 +102,14 @@ class Config(ModelConfig, BlockConfig):
 
 @dataclass(frozen=True)
 class SetReading:
-    """What the encoder made of a batch.
+    """A batch after the encoder.
 
     Args:
         codes: (num_events,) int64.
         embedded: (num_events, width).
-        latents: one per level; the deepest, last, is the posterior and stands for the set.
+        latents: one per level; the deepest, last, is the posterior and represents the set.
         divergences: of each level from its prior, (num_sets, latent) per dimension in nats.
-        course: how sets and readouts lie in the history.
+        course: places of sets and readouts in the history.
     """
 
     events: EventSets
@@ -114,10 +125,10 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     Args:
         config: sizes and choices.
-        num_codes: codes that events can have.
+        num_codes: number of different codes.
 
     Raises:
-        RecipeError: `bins` are no edges of bins.
+        RecipeError: `bins` are not edges of bins.
     """
 
     claims = "patients"
@@ -153,7 +164,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             part.reset()
 
     def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
-        """Hear which terms the update to come trains; the others are not computed. No parameter is drawn anew."""
+        """Compute only these terms in the coming step. Reinitialize no parameter."""
         self._weighted = set(weights)
         return []
 
@@ -181,7 +192,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
-        """Negative log-likelihood of the class of every patient, (num_seqs,) in nats; NaN where it is not known."""
+        """Negative log-likelihood of the class of every patient, (num_seqs,) in nats; NaN for an unknown class."""
         assert batch.seq_labels is not None, "a likelihood needs labels"
         return F.cross_entropy(self.classify(batch), batch.seq_labels.clamp_min(0), reduction="none").masked_fill(
             batch.seq_labels < 0, math.nan
@@ -189,14 +200,13 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     @torch.no_grad()
     def next_codes(self, batch: RaggedBatch) -> Tensor:
-        """Logits of the codes of the set after each, from it and those before it, (num_sets, num_codes)."""
+        """Logits of the codes of the next set, from every set and its predecessors, (num_sets, num_codes)."""
         reading = self._read(batch)
         return self.next_set.scores(self._states(reading).index_select(0, reading.course.sets))
 
     @torch.no_grad()
     def vectors(self, batch: RaggedBatch, level: Literal["patient", "set"]) -> Tensor:
-        """Vectors to work with elsewhere, fp32 or wider: readouts (num_seqs, width), or means of sets (num_sets,
-        latent)."""
+        """Embeddings, fp32 or wider: readouts (num_seqs, width), or means of sets (num_sets, latent)."""
         return widened(self(batch)) if level == "patient" else self._read(batch).latents[-1].mean
 
     @torch.no_grad()
@@ -208,11 +218,10 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     @torch.no_grad()
     def reconstruct(self, batch: RaggedBatch, latents: Tensor | None = None) -> Tensor:
-        """How far what the decoder makes of every set is from the set, (num_sets,), fp32 or wider.
+        """Distance of every reconstructed set from the set, (num_sets,), fp32 or wider.
 
         Args:
-            latents: (num_sets, latent) to decode instead of the sets' own; what the decoder is told of the history
-                stays.
+            latents: (num_sets, latent) to decode instead of the sets' own; the history given to the decoder stays.
         """
         reading = self._read(batch)
         made, members = self._make(reading, [reading.latents[-1].z if latents is None else latents], None)
@@ -220,21 +229,21 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
     @torch.no_grad()
     def code_nll(self, batch: RaggedBatch) -> Tensor:
-        """Negative log-likelihood of the code of every event by the made event nearest to it, (num_events,) in nats."""
+        """Negative log-likelihood of every event's code by its nearest reconstructed event, (num_events,) in nats."""
         reading = self._read(batch)
         made, members = self._make(reading, [reading.latents[-1].z], None)
         return token_nll(self._nearest_made(made, reading.embedded, members), self.made_code.weight, reading.codes)
 
     @torch.no_grad()
     def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """How the prediction comes about, for a picture.
+        """Predictions along the history of every patient, for a picture.
 
-        Computed from the history of every patient up to every set, so time grows with the square of a patient's sets.
+        Each set's prediction reads the history up to that set, so time grows with the square of a patient's sets.
 
         Returns:
-            Per set the probability of class 1 that the patient would be given at the landmark if the record ended with
-            this set; and its share of the readout's attention in the last block, mean of all heads. Both (num_sets,),
-            fp32 or wider; the shares of a patient and that of the readout itself add up to 1.
+            Per set the predicted probability of class 1 at the landmark for a record that ends with this set, and the
+            set's share of the readout's attention in the last block, mean of all heads. Both (num_sets,), fp32 or
+            wider; the shares of a patient and of the readout itself add up to 1.
         """
         reading = self._read(batch)
         latents, events = reading.latents[-1].z, reading.events
@@ -249,15 +258,15 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
         - classification: cross-entropy of known classes, smoothed and weighted; over patients of known class
         - hazard: likelihood of the time to the outcome; over patients with a duration
-        - reconstruction: distance of made sets from the sets' embedded events, which get no gradient from it, of all
-          levels, the deeper the heavier; over sets
-        - made_code: likelihood of an event's code by the made event nearest to it; over events
+        - reconstruction: distance of reconstructed sets from the sets' embedded events, without gradient to these,
+          over all levels, with more weight on deeper ones; over sets
+        - made_code: likelihood of an event's code by the nearest reconstructed event; over events
         - kl: divergence from the prior, summed over dimensions, each with its free bits, levels as above; over sets
-        - next_code, next_time, next_value: see `NextSet.terms`; over sets that follow another, and their values
+        - next_code, next_time, next_value: see `NextSet.terms`; over sets after a patient's first, and their values
         - nll, not trained: plain cross-entropy of known classes; without labels, reconstruction at the deepest level
         - raw_kl, not trained: divergence of the deepest level without free bits; over sets
 
-        In training, terms that `begin_step` gave no weight are left out.
+        Training skips terms without a weight of `begin_step`.
         """
         weighted = self._weighted if self.training else set(self.weights)
         reading = self._read(batch)
@@ -278,10 +287,9 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return terms
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """The counts that `losses` will return, from the batch alone; accelerators wait here."""
+        """Counts that `losses` will return, from the batch alone; synchronizes with an accelerator."""
         events = batch.require(EventSets)
-        assert events is not None, "patients have events"
-        continued = (events.history.lengths() - 1).clamp_min(0)  # (num_seqs,) sets that follow another
+        continued = (events.history.lengths() - 1).clamp_min(0)  # (num_seqs,) sets after the first
         starts = events.history.cu_seqlens[:-1].long()[events.history.lengths() > 0]
         is_first = torch.zeros_like(events.times, dtype=torch.bool).index_fill(0, starts, True)
         first_event = is_first.repeat_interleave(events.members.lengths(), output_size=len(events.values))
@@ -307,7 +315,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         }
 
     def _decoder_terms(self, reading: SetReading, states: Tensor, unlabelled: bool) -> Terms:
-        """reconstruction, made_code, and nll where there are no labels."""
+        """reconstruction, made_code, and for a batch without labels nll."""
         num_sets, num_levels = reading.events.num_sets, len(reading.latents)
         made, members = self._make(reading, [latent.z for latent in reading.latents], states)
         embedded = reading.embedded.detach()
@@ -327,8 +335,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def _read(self, batch: RaggedBatch) -> SetReading:
         """Embed and encode the events of a batch."""
         events = batch.require(EventSets)
-        assert events is not None, "patients have events"
-        assert batch.input_ids is not None, "and events have codes"
+        assert batch.input_ids is not None, "events have codes"
         codes = real_tokens(batch.input_ids, batch.layout)
         embedded = self.embedding(codes, events.values, events.has_value)
         latents = self.encoder(embedded, events.members)
@@ -340,7 +347,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def _states(self, reading: SetReading) -> Tensor:
         """Hidden states of sets and readouts, (num_sets + num_seqs, width), in the computing dtype.
 
-        The history reads means: noise on what the decoder makes events from would blur what is predicted of a patient.
+        The history reads means, not samples, whose noise would blur the predictions.
         """
         hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
         return hidden
@@ -352,7 +359,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         """Decode every set once for each of several latents, all (num_sets, latent).
 
         Args:
-            states: of the sets' own latents, where they have been computed already.
+            states: hidden states of the sets' own latents, if already computed.
 
         Returns:
             (len(latents) * num_events, width), and the layout of all these sets.
@@ -369,19 +376,19 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return (chamfer if self.config.reconstruction == "chamfer" else sinkhorn)(made, target, members)
 
     def _nearest_made(self, made: Tensor, embedded: Tensor, members: Layout) -> Tensor:
-        """The made event nearest to each event of a set, (num_events, width), in the computing dtype."""
+        """Nearest reconstructed event of every event of a set, (num_events, width), in the computing dtype."""
         _, index = nearest(made.detach(), widened(embedded), members)
         chosen = made.index_select(0, index)
         return chosen.to(compute_dtype(chosen))
 
     def _over_levels(self, values: Sequence[Tensor]) -> Tensor:
-        """Mean of (num_sets,) of every level; level i of n weighs i, counted from 1."""
+        """Weighted mean over levels of values (num_sets,); the weight of level i is i, counted from 1."""
         total = sum(range(len(values) + 1))
         return torch.stack([value * ((level + 1) / total) for level, value in enumerate(values)]).sum(0)
 
 
 def _repeat(members: Layout, times: int, num_events: int) -> Layout:
-    """The same sets, several times one after another; boundaries never leave the device."""
+    """The same sets several times in a row, without reading boundaries back from the device."""
     if times == 1:
         return members
     starts = [members.cu_seqlens[:-1] + index * num_events for index in range(times)]

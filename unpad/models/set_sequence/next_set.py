@@ -1,4 +1,4 @@
-"""What follows a set in a patient's history: which codes the next set holds, when it comes, and the codes' values."""
+"""Next-set heads: codes, time and values of the set that follows a set in a patient's history."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean, widened
 
-CHUNK_CELLS = 1 << 22  # pairs of a set and a code that exist at a time
-LOG_VAR_LIMIT = 6.0  # of the time of the next set, in logarithms of days; times that repeat exactly would reach -inf
+CHUNK_CELLS = 1 << 22  # most pairs of a set and a code in memory at a time
+LOG_VAR_LIMIT = 6.0  # of the time of the next set, in logarithms of days; exactly repeating times would reach -inf
 
 
 @dataclass(frozen=True)
 class Following:
-    """The sets that follow another of their patient, and their events.
+    """Sets after the first of their patient, and their events.
 
     Args:
-        sets: (num_following,) int64; the set before each is the one of the number before.
+        sets: (num_following,) int64; the preceding set of set i is set i - 1.
         events: (num_next_events,) int64, all events of these sets.
-        members: these events, set by set.
+        members: boundaries of these events by set.
         gaps: (num_following,) days since the set before.
     """
 
@@ -38,10 +38,10 @@ class Following:
 
 
 def sets_that_follow(events: EventSets, is_first: Tensor) -> Following:
-    """Find them; accelerators wait here.
+    """Find the sets after the first of a patient; synchronizes with an accelerator.
 
     Args:
-        is_first: (num_sets,) bool, whether a set is the first of its patient.
+        is_first: (num_sets,) bool, True for the first set of a patient.
     """
     sets = (~is_first).nonzero().flatten()
     lengths = events.members.lengths()
@@ -52,20 +52,20 @@ def sets_that_follow(events: EventSets, is_first: Tensor) -> Following:
 
 
 class NextSet(nn.Module):
-    """Three heads on the hidden state of a set, which has seen that set and those before it.
+    """Three heads on the hidden state of a set, which has seen that set and all before it.
 
-    They compute in fp32 at least: they are small, and a likelihood that is rounded to bf16 is hardly one.
+    They compute in fp32 or wider: they are small, and rounding to bf16 would spoil a likelihood.
 
     Args:
         width: channels of the hidden state.
-        num_codes: codes that events can have.
+        num_codes: number of different codes.
     """
 
     def __init__(self, width: int, num_codes: int) -> None:
         super().__init__()
         self.codes = Linear(width, num_codes)
         self.time = Linear(width, 2)
-        self.values = nn.Embedding(num_codes, width)  # row c: the direction in which the value of code c rises
+        self.values = nn.Embedding(num_codes, width)  # row c: direction in which the value of code c rises
         self.value_bias = nn.Embedding(num_codes, 1)
 
     def scores(self, hidden: Tensor) -> Tensor:
@@ -74,38 +74,39 @@ class NextSet(nn.Module):
             return self.codes(widened(hidden))
 
     def terms(self, hidden: Tensor, codes: Tensor, events: EventSets, following: Following, wanted: set[str]) -> Terms:
-        """Losses of all sets that follow another.
+        """Losses of all sets after the first of their patient.
 
         Args:
-            hidden: (num_sets, width), of every set.
+            hidden: (num_sets, width).
             codes: (num_events,) int64.
-            wanted: which of next_code, next_time and next_value to compute.
+            wanted: terms to compute, of next_code, next_time and next_value.
 
         Returns:
             next_code: negative log-likelihood of the codes of a set, mean over its events, by a softmax over all codes;
             next_time: that of log1p of the days to it, by a Gaussian; both over sets. next_value: squared error of
-            asinh of a value, over the events that have one; a prediction knows the code, and no event of the set.
+            asinh of a value, over events with a value; the prediction knows the event's code and nothing else of
+            the set.
         """
         with torch.autocast(hidden.device.type, enabled=False):
             before = widened(hidden).index_select(0, following.sets - 1)  # (num_following, width)
-            found: Terms = {}
+            terms: Terms = {}
             if "next_code" in wanted:
                 nll = self._code_nll(before, codes.index_select(0, following.events), following.members)
-                found["next_code"] = nll.sum(), len(following.sets)
+                terms["next_code"] = nll.sum(), len(following.sets)
             if "next_time" in wanted:
-                found["next_time"] = self._time_nll(before, following.gaps).sum(), len(following.sets)
+                terms["next_time"] = self._time_nll(before, following.gaps).sum(), len(following.sets)
             if "next_value" in wanted:
-                found["next_value"] = self._value_errors(before, codes, events, following)
-        return found
+                terms["next_value"] = self._value_errors(before, codes, events, following)
+        return terms
 
     def _code_nll(self, before: Tensor, codes: Tensor, members: Layout) -> Tensor:
-        """(num_following,). The mean score of a set's codes is the score of their mean row: no logits are picked."""
+        """(num_following,). A set's mean score is the score of its codes' mean row, so no logits are gathered."""
         rows = segment_mean(F.embedding(codes, self.codes.weight), members)  # (num_following, width)
         bias = segment_mean(self.codes.bias.index_select(0, codes), members)
         return self._log_partition(before) - (before * rows).sum(1) - bias
 
     def _log_partition(self, before: Tensor) -> Tensor:
-        """Logarithm of the softmax's denominator, (num_following,); many logits are made anew for the backward pass."""
+        """Logarithm of the softmax's denominator, (num_following,); many logits are recomputed in the backward pass."""
         rows = max(1, CHUNK_CELLS // self.codes.out_features)
 
         def denominator(part: Tensor) -> Tensor:
@@ -127,9 +128,9 @@ class NextSet(nn.Module):
     def _value_errors(
         self, before: Tensor, codes: Tensor, events: EventSets, following: Following
     ) -> tuple[Tensor, int]:
-        told = events.has_value.index_select(0, following.events)
-        index = following.events[told]
-        row = torch.repeat_interleave(following.members.lengths(), output_size=len(following.events))[told]
+        has_value = events.has_value.index_select(0, following.events)
+        index = following.events[has_value]
+        row = torch.repeat_interleave(following.members.lengths(), output_size=len(following.events))[has_value]
         code, value = codes.index_select(0, index), events.values.index_select(0, index)
-        made = (before.index_select(0, row) * self.values(code)).sum(1) + self.value_bias(code)[:, 0]
-        return (made - value.to(made.dtype).asinh()).square().sum(), len(index)
+        predicted = (before.index_select(0, row) * self.values(code)).sum(1) + self.value_bias(code)[:, 0]
+        return (predicted - value.to(predicted.dtype).asinh()).square().sum(), len(index)

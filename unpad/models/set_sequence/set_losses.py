@@ -1,8 +1,7 @@
-"""What models of sets are trained with: how far one set of vectors is from another, and how far a belief about a set
-is from what was believed before it.
+"""Losses of sets: distances between two sets of vectors, and divergences of a Gaussian from its prior.
 
-Sets are runs of a flat tensor, and every loss has one value per set, or per set and dimension: no value depends on
-what else is in the batch. Distances between sets do not depend on the order of the members.
+Sets are runs of a flat tensor, and every loss has one value per set, or per set and dimension, which does not depend
+on the rest of the batch. Distances between sets do not depend on the order of the members.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from unpad.batching.layout import Layout, LengthGroup
 from unpad.nn.segments import segment_mean, widened
 
-SHORTEST = 1e-3  # length below which a vector gradually loses its direction; bounds the gradient of directions
-BLOCK_CELLS = 1 << 20  # pairs of members that exist at a time
+SHORTEST = 1e-3  # length below which the direction of a vector gradually fades; bounds the gradient of directions
+BLOCK_CELLS = 1 << 20  # most pairs of members in memory at a time
 
 # --------------------------------------------------------------------------- distances between sets
 
@@ -32,15 +31,15 @@ def chamfer(
     Ch(c) = (mean_r min_t c(r, t) + mean_t min_r c(r, t)) / 2 (Barrow et al. 1977; Fan et al. 2017, arXiv 1612.00603).
 
     1 - cos is computed as |r / |r| - t / |t||^2 / 2, and vectors shorter than SHORTEST are divided by that: equal sets
-    have distance 0, a zero vector costs 1/2 against any direction, and its gradient is finite. Partners are searched
-    without gradient, and only the costs of the chosen pairs have one: that is the gradient of the minimum, in memory
-    that grows with the members and not with their pairs. Rounding may choose a partner as near to within rounding.
+    have distance 0, a zero vector costs 1/2 against any direction, and its gradient is finite. The search for partners
+    has no gradient, only the costs of the chosen pairs have one: that is the gradient of the minimum, in memory that
+    grows with the members and not with their pairs. Rounding may choose a partner that is as near up to rounding.
 
     Args:
         made: (num_members, width).
         target: (num_members, width); no gradient flows to it.
         layout: the members of every set, num_sets runs over num_members, of both.
-        cosine, length, distance: weights of the three costs; one of weight 0 is not computed.
+        cosine, length, distance: weights of the three costs; a cost of weight 0 is not computed.
 
     Returns:
         (num_sets,) in fp32 or wider; 0 for a set without members.
@@ -60,7 +59,7 @@ def chamfer(
 
 
 def _to_nearest(x: Tensor, y: Tensor, layout: Layout, cost: Callable[[Tensor], Tensor]) -> Tensor:
-    """Mean of what the i-th x costs with its nearest y and the i-th y with its nearest x, (num_members,)."""
+    """Mean cost of the i-th x with its nearest y and of the i-th y with its nearest x, (num_members,)."""
     nearest_y, nearest_x = nearest(x, y, layout)
     return (cost(x - y.index_select(0, nearest_y)) + cost(x.index_select(0, nearest_x) - y)) / 2
 
@@ -92,7 +91,7 @@ def _costs(x: Tensor, y: Tensor) -> Tensor:
 def nearest(x: Tensor, y: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """The nearest member, by Euclidean distance and up to rounding, of the same set in the other run; no gradient.
 
-    All pairs of a set are looked at, but no more than BLOCK_CELLS of them exist at a time, of a set of any size.
+    Compares all pairs of a set, with at most BLOCK_CELLS of them in memory at a time, for sets of any size.
 
     Args:
         x, y: (num_members, width), the same dtype.
@@ -102,13 +101,13 @@ def nearest(x: Tensor, y: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         For every x the member of y, and for every y the member of x, both (num_members,) int64.
     """
     x, y = widened(x), widened(y)
-    found = [[torch.arange(0, device=x.device)], [torch.arange(0, device=x.device)]]
+    sides = [[torch.arange(0, device=x.device)], [torch.arange(0, device=x.device)]]
     with torch.autocast(x.device.type, enabled=False):
         for rectangle in _rectangles(x, y, layout):
-            for parts, columns in zip(found, _nearest_columns(rectangle.x, rectangle.y), strict=True):
+            for parts, columns in zip(sides, _nearest_columns(rectangle.x, rectangle.y), strict=True):
                 parts.append(rectangle.flatten(rectangle.cells.gather(1, columns)))
-    nearest_y, nearest_x = (_in_order(torch.cat(parts), layout) for parts in found)
-    if layout.by_length is not None:  # members were counted in the order of lengths
+    nearest_y, nearest_x = (_in_order(torch.cat(parts), layout) for parts in sides)
+    if layout.by_length is not None:  # members are numbered in the order of lengths
         nearest_y, nearest_x = layout.by_length[nearest_y], layout.by_length[nearest_x]
     return nearest_y, nearest_x
 
@@ -142,7 +141,7 @@ class _Rectangle:
     Args:
         x, y: (num_sets, longest, width).
         cells: (num_sets, longest) int64, the member in each cell, counted in the order of `layout.by_length`.
-        group: where they come from.
+        group: their length group.
     """
 
     x: Tensor
@@ -177,7 +176,7 @@ def _in_order(values: Tensor, layout: Layout) -> Tensor:
 
 
 def _rows_at_once(x: Tensor) -> int:
-    """Rows of every set of (num_sets, longest, width) of which all pairs may exist at a time."""
+    """Rows of every set of (num_sets, longest, width) whose pairs may be in memory at a time."""
     return max(1, BLOCK_CELLS // (x.shape[0] * x.shape[1]))
 
 
@@ -188,10 +187,10 @@ def sinkhorn(made: Tensor, target: Tensor, layout: Layout, *, epsilon: float = 0
     """Entropic optimal transport between two sets of vectors, min_P <P, C> + epsilon KL(P | uniform), for the costs
     C = |r - t|^2 and plans P that take 1 / n from every r and bring 1 / n to every t (Cuturi 2013, arXiv 1306.0895).
 
-    Solved by alternating updates of the two potentials in the log domain, and returned as the value of the dual. The
-    gradient is that at the optimum, where it is the plan (Feydy et al. 2019, arXiv 1810.08278, section 3); no
-    iteration is kept for the backward pass. Costs far above epsilon take more iterations to get there. Unlike a
-    Chamfer distance this counts how many members stand where, but equal sets are only near to 0.
+    Solved by alternating updates of the two potentials in the log domain; returns the value of the dual. The gradient
+    is that at the optimum, where it is the plan (Feydy et al. 2019, arXiv 1810.08278, section 3), so the backward pass
+    stores no iteration. Costs far above epsilon take more iterations to converge. Unlike a Chamfer distance this
+    counts members at a place, but the value for equal sets is only near 0.
 
     Args:
         made: (num_members, width).
@@ -236,7 +235,7 @@ def _solve(x: Tensor, y: Tensor, mask: Tensor | None, iterations: int) -> tuple[
         mask: (num_sets, longest) bool, True = real; None when all are.
 
     Returns:
-        The two potentials of every member added up, (num_sets, longest), whose mean over a set is the set's value; and
+        Sum of the two potentials of every member, (num_sets, longest), whose mean over a set is the set's value; and
         the gradient of that value by x, (num_sets, longest, width).
     """
     real = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
@@ -266,7 +265,7 @@ def _solve(x: Tensor, y: Tensor, mask: Tensor | None, iterations: int) -> tuple[
     return f + g, 2 * (torch.cat(taken, 1) * x - torch.cat(brought, 1))
 
 
-# --------------------------------------------------------------------------- beliefs
+# --------------------------------------------------------------------------- divergences
 
 
 def gaussian_kl(
@@ -282,24 +281,24 @@ def gaussian_kl(
     Returns:
         (..., dim) in fp32 or wider.
     """
-    mean, ratio = widened(mean), widened(log_var)  # log of the ratio of variances
+    mean, ratio = widened(mean), widened(log_var)  # logarithm of the ratio of variances
     precision = None
     if prior_log_var is not None:
         ratio = ratio - widened(prior_log_var)
         precision = (-widened(prior_log_var)).exp()
     gap = (mean if prior_mean is None else mean - widened(prior_mean)).square()
-    # expm1: beliefs near to their priors differ by less than the digits of exp(ratio) - 1.
+    # expm1: near its prior a Gaussian differs by less than the digits of exp(ratio) - 1.
     return (ratio.expm1() - ratio + (gap if precision is None else gap * precision)) / 2
 
 
 def free_bits(kl: Tensor, floor: float) -> Tensor:
     """max(kl, floor), for every dimension of every set by itself (Kingma et al. 2016, arXiv 1606.04934,
-    who take the maximum of means over a batch; then a set would depend on the others).
+    who take the maximum of means over a batch, which makes a set depend on the others).
 
-    A dimension below the floor has no gradient, and one above keeps its own whatever the others do.
+    A dimension below the floor has no gradient; a dimension above keeps its gradient, independent of the others.
 
     Args:
         kl: (..., dim) in nats, from `gaussian_kl`.
-        floor: nats per dimension that cost nothing.
+        floor: nats per dimension without cost.
     """
     return kl.clamp_min(floor)

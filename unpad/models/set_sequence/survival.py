@@ -1,7 +1,7 @@
-"""Time to an outcome in discrete time, with people whose observation ends before it.
+"""Discrete-time survival: time to an outcome, with censored observations.
 
-Time is cut into bins at `edges` in days from the landmark, and a model gives the logit of the hazard of every bin: of
-the probability to have the outcome in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
+Time is cut into bins at `edges` in days from the landmark, and a model gives the logit of the hazard of every bin: the
+probability of the outcome in it, given that it was reached without (Singer and Willett 1993; Gensheimer and
 Narasimhan 2019, arXiv 1805.00917). A bin ends with its right edge: an outcome on an edge belongs to the bin before it,
 one at the landmark or earlier to the first.
 """
@@ -23,11 +23,11 @@ def bin_edges(days: Sequence[float], where: str) -> Tensor:
     """Edges of the bins as a tensor, (bins + 1,) float32.
 
     Args:
-        days: from the landmark, rising; bins are one fewer.
-        where: the recipe key they come from, for the message.
+        days: from the landmark, rising; one more than bins.
+        where: their recipe key, for the message.
 
     Raises:
-        RecipeError: fewer than two edges, one that is negative or not finite, or one not above that before it.
+        RecipeError: fewer than two edges, a negative or non-finite edge, or edges that do not rise.
     """
     edges = torch.tensor(list(days), dtype=torch.float32)
     if len(edges) < 2 or not bool(edges.isfinite().all()) or edges[0] < 0 or not bool((edges.diff() > 0).all()):
@@ -40,20 +40,20 @@ def bin_edges(days: Sequence[float], where: str) -> Tensor:
 
 
 def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tensor) -> Tensor:
-    """Negative log-likelihood of what was observed of every person, in nats.
+    """Negative log-likelihood of every person's observation, in nats.
 
-    The outcome in bin k: the bins before it were survived, and k was not. Censored within bin k: the bins before it
-    were survived, and of k nothing is known; on the right edge of a bin: it was survived as well. Observed beyond the
-    last edge, whatever happened then: all bins were survived.
+    Outcome in bin k: survived the bins before k, and not k. Censored within bin k: survived the bins before k, and k is
+    unknown; on the right edge of k: survived k as well. Observed beyond the last edge, with or without the outcome:
+    survived all bins.
 
     Args:
         logits: (num, bins), of the hazards.
         durations: (num,) days from the landmark to the end of observation.
-        observed: (num,) bool, whether that end was the outcome.
+        observed: (num,) bool, True if that end was the outcome.
         edges: (bins + 1,).
 
     Returns:
-        (num,) in fp32 or wider, NaN for a duration that is NaN; 0 where nothing is known.
+        (num,) in fp32 or wider; NaN for a NaN duration, 0 without any information.
     """
     assert logits.shape[1] == len(edges) - 1, f"{logits.shape[1]} hazards for {len(edges)} edges"
     logits, durations = widened(logits), widened(durations)
@@ -67,8 +67,8 @@ def hazard_nll(logits: Tensor, durations: Tensor, observed: Tensor, edges: Tenso
 
 
 def cumulative_hazard(logits: Tensor) -> Tensor:
-    """Hazard added up to the end of each bin, (num, bins) in fp32 or wider, never falling: minus the logarithm of the
-    probability to be without the outcome until then.
+    """Cumulative hazard at the end of each bin, (num, bins) in fp32 or wider, never falling: minus the logarithm of the
+    probability of no outcome until then.
 
     Args:
         logits: (num, bins), of the hazards.
