@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.evaluation.test_metrics import undeclared
 from tests.helpers.toy import quiet, rows
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, plan
@@ -194,6 +195,7 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
     metrics, _ = evaluate_run(str(tmp_path / "whole"))
     assert metrics["accuracy"].value >= 0.8
     assert {"loss", "balanced_accuracy", "calibration_error", "accuracy_dark", "accuracy_light"} <= set(metrics)
+    assert undeclared("images", metrics) == []
     run = load(tmp_path / "whole")
     answers = classify(run, list_images([folder / "dark"]))
     assert len(answers) == 12

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from tests.data.test_images import micro_of, write_folder, write_recipe
+from tests.evaluation.test_metrics import undeclared
 from tests.helpers.toy import events, quiet, rows, weights
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
@@ -193,6 +194,7 @@ def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
     assert rows(tmp_path / "whole", "train") == rows(tmp_path / "parts", "train")
     metrics, shown = evaluate_run(str(tmp_path / "whole"), 3)
     assert {"loss", "accuracy", "caption_accuracy", f"accuracy: {LONG}"} <= set(metrics)
+    assert undeclared("vqa", metrics) == []
     assert metrics["accuracy"].value > 0.5
     assert len(shown) == 3
     run = load(tmp_path / "whole")
@@ -277,6 +279,7 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
     right = vqa.answer
     monkeypatch.setattr(vqa, "answer", answer)
     metrics = evaluate_run(str(tmp_path / "run"))[0]
+    assert undeclared("vqa", metrics) == []
     for mode in ("origin", *modes):
         assert 0 <= metrics[f"accuracy_{mode}"].value <= 1
     assert metrics["accuracy"] == metrics["accuracy_hard"]

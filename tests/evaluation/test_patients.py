@@ -22,6 +22,7 @@ from unpad.evaluation import binary
 from unpad.evaluation.courses import courses
 from unpad.evaluation.metrics import metric_lines
 from unpad.evaluation.patients import count, describe, evaluate, held_out, summarise
+from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import predict
 from unpad.models.set_sequence.event_sets import EventSets
@@ -102,12 +103,9 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
         ({"next_code": 1.0}, True, {"next_set_loss"}),
     ],
 )
-def test_only_what_was_trained_is_measured(
-    tmp_path: Path, weights: dict[str, float], labelled: bool, expected: set[str]
-) -> None:
-    run: Any = SimpleNamespace(folder=run_directory(tmp_path / "run"), recipe=SimpleNamespace(plan=MANY))
-    run.model = Guess(**weights)
-    found = evaluate(run, draw(labelled=labelled), ["events"], 3)[0]
+def test_only_what_was_trained_is_measured(weights: dict[str, float], labelled: bool, expected: set[str]) -> None:
+    run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(**weights))
+    found = evaluate(run, draw(labelled=labelled), ["events"], 3).metrics
     assert expected <= found.keys()
     assert not found.keys() & ({"loss", "concordance", "reconstruction", "next_set_loss"} - expected)
 
@@ -186,11 +184,15 @@ def test_patients_of_one_set_have_no_next() -> None:
     assert "next_set_loss" not in summarise_sets(found, CODES)
 
 
-def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path: Path) -> None:
+def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = run_directory(tmp_path / "run")
-    data, recipe = draw(80), SimpleNamespace(plan=MANY)
-    run: Any = SimpleNamespace(folder=folder, model=Guess(), recipe=recipe)
-    metrics, lines = evaluate(run, data, ["events"], 2)
+    (folder / "recipe.yaml").write_text("model: {kind: set_sequence}")
+    data, recipe = draw(80), SimpleNamespace(plan=MANY, stages=[])
+    run = SimpleNamespace(folder=folder, model=Guess(), recipe=recipe, data=lambda: data)
+    monkeypatch.setattr("unpad.evaluation.run.load", lambda name: run)
+    metrics, lines = evaluate_run(str(folder), 2)
     assert list(metrics)[:6] == ["loss", "auroc", "average_precision", "brier", "accuracy", "prevalence"]
     mine = data.labels[data.table.split == Split.HOLDOUT]  # type: ignore[index]
     assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())

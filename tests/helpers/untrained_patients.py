@@ -38,7 +38,8 @@ class Patients:
     timed: bool = True
     seed: int = 0
 
-    family = "events"
+    family = "patients"
+    kinds = ("events",)
     codes = CODES
     num_outputs = len(CODES)
 

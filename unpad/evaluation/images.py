@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from unpad import storage
 from unpad.data.images import ImageData
 from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import Split
-from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Classifies, Model
 from unpad.recipes.training import PlanSettings
-from unpad.run.report.page import EVALUATION, write_report
 
 NUM_BINS = 10  # of confidence, in the calibration error and its picture
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    "loss": False,
+    "accuracy": True,
+    "accuracy_*": True,
+    "top5_accuracy": True,
+    "balanced_accuracy": True,
+    "calibration_error": False,
+}
 
 
 @dataclass(frozen=True)
@@ -72,11 +77,11 @@ def held_out(
     return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(seq_ids))
 
 
-def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) -> Evaluation:
     """`loss`, `accuracy`, `top5_accuracy`, `balanced_accuracy`, `calibration_error`, and `accuracy_<class>`.
 
     The calibration error is the mean distance between confidence and accuracy over bins of confidence (Guo et al.
-    2017, arXiv 1706.04599). What the report draws is written to the run as `evaluation.json`.
+    2017, arXiv 1706.04599).
 
     Args:
         num_shown: how many wrongly classified images to show, the surest first.
@@ -84,8 +89,6 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
     found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
     metrics = summarise(found, data.classes)
-    storage.write_atomic(run.folder / EVALUATION, json.dumps(describe(found, data.classes), ensure_ascii=False))
-    write_report(run.folder)
     confidence = np.exp(found.log_p.max(1))
     wrong = [i for i in np.argsort(-confidence) if not found.right[i]][:num_shown]
     lines = [
@@ -93,7 +96,7 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
         f"it is {data.classes[found.labels[i]]}"
         for i in wrong
     ]
-    return metrics, lines
+    return Evaluation(metrics, lines, describe(found, data.classes))
 
 
 def summarise(found: ImagePredictions, classes: tuple[str, ...], seed: int = 0) -> dict[str, Metric]:
@@ -146,9 +149,8 @@ def describe(found: ImagePredictions, classes: tuple[str, ...]) -> dict[str, Any
     confusion = np.zeros((size, size), np.int64)
     np.add.at(confusion, (found.labels, found.chosen), 1)
     bins, confidence = _bins(found), np.exp(found.log_p.max(1))
-    calibration = [
-        {"confidence": float(confidence[bins == b].mean()), "accuracy": float(found.right[bins == b].mean()),
-         "images": int((bins == b).sum())}
-        for b in range(NUM_BINS) if (bins == b).any()
-    ]  # fmt: skip
+    calibration = []
+    for b in np.unique(bins):
+        sure, right = float(confidence[bins == b].mean()), float(found.right[bins == b].mean())
+        calibration.append({"confidence": sure, "accuracy": right, "images": int((bins == b).sum())})
     return {"classes": list(classes), "confusion": confusion.tolist(), "calibration": calibration}

@@ -1,4 +1,4 @@
-"""What a model is worth: values with confidence intervals, and the held-out check while it trains."""
+"""Metrics of `unpad eval` with confidence intervals, and the evaluation of a model in training."""
 
 from __future__ import annotations
 
@@ -35,8 +35,22 @@ class Extremes(Metric):
 
 
 @dataclass(frozen=True)
+class Evaluation:
+    """Result of `evaluate` of a family.
+
+    Args:
+        lines: examples, as text.
+        drawn: `evaluation.json` for the run's page; None leaves the run as it is.
+    """
+
+    metrics: dict[str, Metric]
+    lines: list[str]
+    drawn: dict[str, object] | None = None
+
+
+@dataclass(frozen=True)
 class HeldOut:
-    """One held-out check.
+    """One evaluation of a model in training.
 
     Args:
         loss: what training wants small, mean per target; decides which weights are best.
@@ -47,6 +61,12 @@ class HeldOut:
     loss: float
     values: dict[str, float]
     num_targets: int
+
+
+def known_metrics(family: str) -> dict[str, bool | None]:
+    """Metrics of a family, by name pattern (fnmatch): whether more is better, None where neither more nor less is."""
+    metrics: dict[str, bool | None] = import_module(f"unpad.evaluation.{family}").HIGHER_IS_BETTER
+    return metrics
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:

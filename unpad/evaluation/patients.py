@@ -6,32 +6,37 @@ of one patient are not independent. Patients whose outcome is not known have no 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import torch
 
-from unpad import storage
 from unpad.data.once import every_micro, once_each
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
-from unpad.evaluation import binary
+from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
-from unpad.evaluation.metrics import HeldOut, Metric
-from unpad.evaluation.sets import score_sets, summarise_sets
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
 from unpad.models.contract import Model, PredictsSets
 from unpad.recipes.training import PlanSettings
-from unpad.run.report.page import EVALUATION, write_report
 
-JUDGES = (
-    "classification",
-    "hazard",
-    "reconstruction",
-    "next_code",
-)  # the first that trains tells which weights are best
+# The first that trains tells which weights are best.
+JUDGES = ("classification", "hazard", "reconstruction", "next_code")
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    "loss": False,
+    "auroc": True,
+    "average_precision": True,
+    "brier": False,
+    "accuracy": True,
+    "prevalence": None,
+    "calibration_error": False,
+    "calibration_slope": None,
+    "calibration_intercept": None,
+    "concordance": True,
+    **sets.HIGHER_IS_BETTER,
+}
 NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %
 
@@ -77,10 +82,10 @@ def _term_sums(
     return sums
 
 
-def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> Evaluation:
     """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
 
-    What the report draws is written to the run as `evaluation.json`; no patient is named in it.
+    No patient is named in what the page draws.
 
     Args:
         num_shown: how many patients to show of whom the model was sure and wrong.
@@ -102,13 +107,11 @@ def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> tup
             drawn["courses"] = courses(model, data, ids, found.p, found.labels, found.num_sets)
     wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
     if any(wanted):
-        sets = score_sets(model, data, ids, plan, device, *wanted)
-        metrics |= summarise_sets(sets, data.codes)
-        drawn["counts"] |= {"sets": len(sets.patient)}
-    storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
-    write_report(run.folder)
+        scores = sets.score_sets(model, data, ids, plan, device, *wanted)
+        metrics |= sets.summarise_sets(scores, data.codes)
+        drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return metrics, [f"held out: {shown}", *lines]
+    return Evaluation(metrics, [f"held out: {shown}", *lines], drawn)
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:

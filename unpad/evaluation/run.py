@@ -1,30 +1,35 @@
-"""`unpad eval`: the held-out metrics of a run."""
+"""`unpad eval`: held-out metrics of a run, and the part of its page on them."""
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 
 import numpy as np
 
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
-from unpad.evaluation.metrics import Metric
+from unpad.evaluation.metrics import Evaluation, Metric
 from unpad.inference.loaded import load
+from unpad.run.report.page import EVALUATION, write_report
+from unpad.storage import write_atomic
 
 
 def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[str]]:
-    """Measure a run on what it held out, in fp32, so that no number depends on batching or hardware format.
+    """Evaluate a run on its held-out data, in fp32, so that no number depends on batching or hardware format.
 
-    Measured are the kinds of data that the last stage trained on. What is measured says the family's file here.
+    The evaluation covers the kinds of data that the last stage trained on; `evaluation/<family>.py` has the metrics.
+    Where the page draws them, `evaluation.json` and the page are written.
 
     Args:
-        num_shown: how many examples to show with what the model makes of them.
+        num_shown: number of examples to show with the model's output.
 
     Returns:
         Metrics, and lines with the examples.
 
     Raises:
         SourceError: nothing is held out.
+        DiskError: a file cannot be written.
     """
     run = load(name)
     data = run.data()
@@ -37,5 +42,8 @@ def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list
     if not kinds:
         raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
     family = import_module(f"unpad.evaluation.{data.family}")
-    found: tuple[dict[str, Metric], list[str]] = family.evaluate(run, data, kinds, num_shown)
-    return found
+    result: Evaluation = family.evaluate(run, data, kinds, num_shown)
+    if result.drawn is not None:
+        write_atomic(run.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False))
+        write_report(run.folder)
+    return result.metrics, result.lines

@@ -20,6 +20,14 @@ from unpad.recipes.training import PlanSettings
 
 NUM_CODES = 12  # codes that are told apart
 RECALLS = (5, 10)
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    "reconstruction": False,
+    "made_code": False,
+    "made_code: *": False,
+    "next_set_loss": False,
+    "next_set_auroc": True,
+    "next_set_recall@*": True,
+}
 
 
 @dataclass(frozen=True)

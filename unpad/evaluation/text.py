@@ -17,11 +17,19 @@ from unpad.batching.layout import Layout
 from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import Split
 from unpad.data.text import TextData
-from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, resample
 from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
 from unpad.recipes.training import PlanSettings
+
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    "*loss": False,
+    "*perplexity": False,
+    "*bits_per_char": False,
+    "*bits_per_byte": False,
+    "keywords_*": True,
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,7 @@ def held_out(
     return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, int(sums.targets.sum()))
 
 
-def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both.
 
     `keywords_trained` and `keywords_heldout` are the shares of questions whose reply holds every required word.
@@ -70,7 +78,7 @@ def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -
             for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
-    return metrics, lines
+    return Evaluation(metrics, lines)
 
 
 def document_nll(

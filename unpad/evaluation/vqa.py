@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import torch
 
-from unpad import storage
 from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
-from unpad.evaluation.metrics import HeldOut, Metric, interval, resample
+from unpad.evaluation import vqa_kept
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, resample
 from unpad.evaluation.text import per_sequence
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
 from unpad.evaluation.vqa_kept import kept_metrics, mean_of, mode_metrics
@@ -22,11 +21,18 @@ from unpad.models.contract import Model, ScoresTokens
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.kept_patches import Kept
-from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.vqa import to_json
 
 MAX_QUESTIONS = 12  # different questions whose accuracy is told apart
 NUM_PICTURES = 3  # of held-out images with the patches that were kept, on the run's page
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    "loss": False,
+    "perplexity": False,
+    "accuracy": True,
+    "accuracy: *": True,
+    "caption_accuracy": True,
+    **vqa_kept.HIGHER_IS_BETTER,
+}
 
 
 def held_out(model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
@@ -36,13 +42,12 @@ def held_out(model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSet
     return HeldOut(loss, {"loss": loss}, int(targets.sum()))
 
 
-def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> tuple[dict[str, Metric], list[str]]:
+def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
 
     Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`. All
     this is in the model's own mode; where it has others, `accuracy_MODE` is of the questions in each of them, and
-    `kept_metrics` says how many visual tokens there are. Of such a run, what the report draws is written to the run as
-    `evaluation.json`.
+    `kept_metrics` says how many visual tokens there are, which the page draws.
 
     Args:
         num_shown: how many questions to show with what the model answered.
@@ -64,17 +69,16 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
         metrics[f"accuracy: {question}"] = mean_of(right[questions == question])
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
+    drawn = None
     if len(run.model.modes) > 1:
         metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], given, kept)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
-        storage.write_atomic(run.folder / EVALUATION, json.dumps(drawn, ensure_ascii=False))
-        write_report(run.folder)
     lines = [
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
         for i in order[:num_shown]
     ]
-    return metrics, lines
+    return Evaluation(metrics, lines, drawn)
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:

@@ -6,6 +6,14 @@ import numpy as np
 
 from unpad.evaluation.metrics import Extremes, Metric, interval, resample
 
+HIGHER_IS_BETTER: dict[str, bool | None] = {
+    "accuracy_*": True,
+    "soft_to_hard_gap": None,
+    "visual_tokens": None,
+    "kept_*": None,
+    "keep_ratio_*": None,
+}
+
 
 def mode_metrics(right: dict[str, np.ndarray]) -> dict[str, Metric]:
     """`accuracy_MODE` of every mode, and `soft_to_hard_gap`, by how much hard removal answers better than soft.

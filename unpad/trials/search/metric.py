@@ -1,32 +1,35 @@
-"""What a search of parameters judges its trials by: a metric of `unpad eval`, or the score of pruned models."""
+"""Metric that a search judges its trials by: one of `unpad eval`, or the score of pruned models."""
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from unpad.errors import RecipeError, nearest
+from unpad.evaluation.metrics import known_metrics
 from unpad.trials.search.prune_score import prune_score
 
 SCORE = "score"
-# Parts of the names of metrics of which more is better, and less.
-MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "recall", SCORE)
-LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconstruction", "made_code")
 
 
-def direction(metric: str) -> int:
+def direction(metric: str, family: str) -> int:
     """1 where less of a metric is better, -1 where more is.
 
+    Args:
+        family: of the data of the trials.
+
     Raises:
-        RecipeError: it is not known which.
+        RecipeError: the family has no such metric, or neither more nor less of it is better.
     """
-    if any(part in metric for part in MORE):
+    if metric == SCORE:
         return -1
-    if any(part in metric for part in LESS):
-        return 1
-    raise RecipeError(
-        f'more or less of "{metric}": which is better is not known', where="--for",
-        fix="name a metric of `unpad eval` with one of " + ", ".join((*MORE, *LESS)) + " in its name",
-    )  # fmt: skip
+    known = known_metrics(family)
+    better = next((more for pattern, more in known.items() if fnmatchcase(metric, pattern)), None)
+    if better is None:
+        names = [pattern.replace("*", "NAME") for pattern, more in known.items() if more is not None]
+        what = f'more or less of "{metric}": which is better is not known'
+        raise RecipeError(what, where="--for", fix="name a metric of `unpad eval`: " + ", ".join(names))
+    return -1 if better else 1
 
 
 def judge(metrics: dict[str, float], metric: str, folder: Path) -> float:

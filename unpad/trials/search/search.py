@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from unpad.data.family import family_name
 from unpad.errors import (
     DiskError,
     Interrupted,
@@ -113,8 +114,6 @@ def search(
         ResumeError: another recipe, field or metric than the search began with.
         Interrupted, Terminated: Ctrl-C or SIGTERM, after saving.
     """
-    if metric is not None:
-        direction(metric)
     begun = (folder / JOURNAL).is_file()
     if (begun or any(folder.glob("trial-*"))) and not resume:
         fix = "continue it with --resume, or choose another --out"
@@ -140,6 +139,7 @@ def _settings(name: str, fields: Sequence[str], metric: str) -> dict[str, Any]:
         fix = "give a range or a choice, such as optim.lr=1e-4..1e-2:log or model.blocks=2,4,6"
         raise RecipeError("there is nothing to search for", where="command line", fix=fix)
     recipe = check_space(name, fixed, space)
+    direction(metric, family_name(recipe))
     return {"name": name, "fields": list(fields), "metric": metric, "recipe": recipe.model_dump(mode="json")}
 
 
@@ -169,10 +169,8 @@ def _space(settings: dict[str, Any]) -> Space:
 def _begin(study: optuna.Study, settings: dict[str, Any], folder: Path, console: Console, verbose: bool) -> Search:
     space, fixed = split_fields(settings["fields"])
     recipe, metric = parse_recipe(settings["recipe"]), settings["metric"]
-    last, seed = stages_of(recipe)[-1].name, recipe.train.seed
-    return Search(
-        settings["name"], folder, space, fixed, metric, direction(metric), last, seed, study, console, verbose
-    )
+    last, seed, sign = stages_of(recipe)[-1].name, recipe.train.seed, direction(metric, family_name(recipe))
+    return Search(settings["name"], folder, space, fixed, metric, sign, last, seed, study, console, verbose)
 
 
 def _run_trials(search: Search, trials: int) -> None:
