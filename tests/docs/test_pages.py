@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import unpad
+from unpad.proof.measure import BOUNDS, EXACT, NATIVE_ERROR
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -81,6 +82,25 @@ def test_signatures_of_the_page_are_those_of_the_functions() -> None:
 
 def test_the_first_page_is_short() -> None:
     assert len(ENGLISH.encode()) <= 7500
+
+
+def test_speeds_of_the_pages_are_those_that_were_measured() -> None:
+    files = ["W1", "W2", "W3", "chat", "sayings", "pretraining"]
+    tables = (ENGLISH, 4), ((ROOT / "docs" / "speed.md").read_text(encoding="utf-8"), 6)
+    for text, num_rows in tables:
+        rows = re.findall(r"^\| [^|]+? (\| [\d,]+ \| .*)$", text, re.MULTILINE)[:num_rows]
+        assert len(rows) == num_rows
+        for file, row in zip(files, rows, strict=False):
+            measured = (ROOT / "benchmarks" / "speed" / f"{file}.md").read_text(encoding="utf-8")
+            assert [speed for speed in re.findall(r"[\d,]+", row) if f"| {speed} |" not in measured] == [], file
+
+
+def test_tolerances_of_the_page_are_those_of_the_certificate() -> None:
+    text = (ROOT / "docs" / "certificate.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (fp\d+|bf16)[^|]*\| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
+    bounds = {name: tuple(map(float, numbers)) for name, *numbers in rows}
+    assert bounds == {"fp64": (EXACT,) * 3, **BOUNDS}
+    assert f"at most {NATIVE_ERROR} times" in text
 
 
 def shape(text: str) -> list[str]:
