@@ -234,6 +234,26 @@ def from_prompts(sequences: Sequence[Sequence[int] | np.ndarray], seq_ids: np.nd
     return make_batch(ids, nothing, nothing.astype(np.bool_), np.array([len(s) for s in sequences], np.int64), seq_ids)
 
 
+def from_vectors(
+    vectors: Sequence[np.ndarray],
+    dim: int,
+    seq_labels: np.ndarray | None = None,
+    seq_ids: np.ndarray | None = None,
+) -> RaggedBatch:
+    """Build a batch of sequences of vectors, with a class for each sequence.
+
+    Args:
+        vectors: per sequence (length, dim) float32.
+        seq_labels: (num_seqs,) class of every sequence; None where none is known.
+        seq_ids: (num_seqs,) corpus ids.
+    """
+    flat = np.concatenate([np.zeros((0, dim), np.float32), *vectors])
+    lengths, nothing = np.array([len(v) for v in vectors], np.int64), np.zeros(len(flat), np.int64)
+    batch = make_batch(nothing, nothing, nothing.astype(np.bool_), lengths, seq_ids)
+    labels = None if seq_labels is None else torch.from_numpy(np.asarray(seq_labels, np.int64))
+    return replace(batch, input_ids=None, inputs_embeds=torch.from_numpy(flat), seq_labels=labels)
+
+
 def _flat(parts: Sequence[Sequence[int] | np.ndarray], dtype: type[np.generic]) -> np.ndarray:
     """Runs end to end, (total,); the list, or a run, may be empty."""
     return np.concatenate([np.zeros(0, dtype), *(np.asarray(part, dtype) for part in parts)])

@@ -12,15 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import build_layout
+from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.pixels.augment import augment
@@ -214,21 +213,9 @@ def image_batch(
         sizes: height and width of every image in pixels.
         labels: (num_images,) class of every image, None where none is known.
     """
-    lengths = grids.prod(1)
-    first = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = np.concatenate([np.zeros((0, num_values), np.float32), *patches])
-    total = int(lengths.sum())
-    nothing = torch.zeros(total, dtype=torch.int64)
-    return RaggedBatch(
-        layout=build_layout(lengths),
-        position_ids=torch.from_numpy(np.arange(total) - first),
-        input_ids=None,
-        labels=nothing,
-        loss_mask=nothing.bool(),
-        target_index=nothing[:0],
-        inputs_embeds=torch.from_numpy(flat),
-        seq_ids=None if seq_ids is None else torch.from_numpy(np.asarray(seq_ids, np.int64)),
-        seq_labels=None if labels is None else torch.from_numpy(np.asarray(labels, np.int64)),
+    assert [len(one) for one in patches] == grids.prod(1).tolist(), "a row for every patch"
+    return replace(
+        from_vectors(patches, num_values, labels, seq_ids),
         grid=torch.from_numpy(np.asarray(grids, np.int64)),
         image_sizes=None if sizes is None else torch.tensor(sizes, dtype=torch.int64).reshape(-1, 2),
     )
