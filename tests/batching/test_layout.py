@@ -88,7 +88,7 @@ def test_some_of_the_tokens_have_a_layout_of_their_own(lengths: list[int]) -> No
     layout = build_layout(np.array(lengths, int))
     kept = torch.arange(sum(lengths)) % 3 != 1
     left = [int(part.sum()) for part in kept.split(lengths)] if lengths else []
-    for found in (layout.keep(kept), layout.at(kept.nonzero().flatten())):
+    for found in (layout.keep(kept), layout.restrict(kept.nonzero().flatten())):
         assert (found.lengths().tolist(), found.max_seqlen) == (left, max(left, default=0))
         assert found.cu_seqlens.dtype == torch.int32
 

@@ -103,17 +103,17 @@ class Layout:
         """The tokens of these sequences in this order, (num_tokens,) int64."""
         return self.select(seqs)[1]
 
-    def at(self, places: Tensor) -> Layout:
-        """The layout of the tokens at these places, (num,) int64 ascending; a sequence may have none of them.
+    def restrict(self, places: Tensor) -> Layout:
+        """The layout of only the tokens at these places, (num,) int64 ascending; a sequence may keep none.
 
-        The longest length is read from the device: accelerators wait here.
+        Reads the longest length from the device, which synchronizes with an accelerator.
         """
         bounds = torch.searchsorted(places, self.cu_seqlens.long(), out_int32=True)
         return Layout(bounds, int(bounds.diff().max()) if self.num_seqs else 0)
 
     def keep(self, kept: Tensor) -> Layout:
-        """The layout of the tokens where `kept` (total_tokens,) bool is True, as of `at`."""
-        return self.at(kept.nonzero().flatten())
+        """The layout of only the tokens where `kept`, (total_tokens,) bool, is True; see `restrict`."""
+        return self.restrict(kept.nonzero().flatten())
 
     @cached_property
     def _grouped(self) -> GroupedRun:

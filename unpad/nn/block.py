@@ -110,7 +110,7 @@ class Stream:
         return Stream(
             x=self.x.index_select(0, index),
             delta=take(self.delta),
-            layout=self.layout.at(index),
+            layout=self.layout.restrict(index),
             rotary=None if self.rotary is None else (self.rotary[0][index], self.rotary[1][index]),
             key_bias=take(self.key_bias),
             value_scale=take(self.value_scale),

@@ -383,7 +383,7 @@ class VisionLanguage(Generates, PrunesTokens):
         """What removes tokens in one pass over this batch, None where nothing does; begins `given` and what
         is kept."""
         blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)
-        self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.at(visual.index).lengths()
+        self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.restrict(visual.index).lengths()
         if self.mode == "origin":
             self.kept, self.kept_tokens = [], []
         elif visual is None:

@@ -72,11 +72,11 @@ class PrunePass:
         # A prompt may end with an image; the token that something is predicted from stays, whoever judges it.
         self._needed = (batch.loss_mask | is_last(batch.layout)).index_select(0, self._visual)  # (num_visual,) bool
         asks, rows = is_question(batch, self._visual), cells(batch.layout)
-        self.visual_layout = rows.at(self._visual)
+        self.visual_layout = rows.restrict(self._visual)
         self._lengths = self.visual_layout.lengths()
         self._place = segment_place(self.visual_layout)  # (num_visual,) among those that the sample began with
         self._question = asks.nonzero().flatten()
-        self._question_layout = rows.at(self._question)
+        self._question_layout = rows.restrict(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
         self.probabilities: list[Tensor] = []
         self.kept: list[Tensor] = []
@@ -177,7 +177,7 @@ class PrunePass:
         self._visual, self._source, self._needed, self._place = (
             x.index_select(0, left) for x in (self._visual, self._source, self._needed, self._place)
         )
-        self.visual_layout = self.visual_layout.at(left)
+        self.visual_layout = self.visual_layout.restrict(left)
         self._lengths = self.visual_layout.lengths()
         if isinstance(stream.layout, Layout):
             places = stays.cumsum(0) - 1  # of tokens that stay; nobody asks for the others
