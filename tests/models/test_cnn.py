@@ -17,7 +17,7 @@ from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.cnn import Cnn
-from unpad.models.objective import WEIGHTS
+from unpad.models.contract import WEIGHTS
 from unpad.training.step import accumulate, train_step
 
 SIDE, CLASSES = 32, 5

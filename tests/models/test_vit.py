@@ -16,7 +16,7 @@ from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import build_layout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
-from unpad.models.objective import WEIGHTS
+from unpad.models.contract import WEIGHTS
 from unpad.models.vit import Vit, drop_tokens
 from unpad.nn.block import Stream
 from unpad.nn.native import library

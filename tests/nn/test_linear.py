@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.conftest import random_batch, tiny_model
-from unpad.models.objective import WEIGHTS
+from unpad.models.contract import WEIGHTS
 from unpad.nn.linear import Linear, _completed, computing_copy, keep_copies
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer

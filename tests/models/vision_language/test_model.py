@@ -23,8 +23,8 @@ from unpad.data.preprocess import Special, preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.generate import advance, generate
 from unpad.models import model_config
+from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Decoder
-from unpad.models.objective import WEIGHTS
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.nn.activation import activate
