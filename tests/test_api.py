@@ -14,7 +14,6 @@ import torch
 import unpad
 from tests.conftest import random_sequences, tiny_model
 from tests.helpers.toy import rows, same_tensors, weights, write_toy
-from unpad import api
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan as make_plan
@@ -76,7 +75,7 @@ def test_accumulation_over_one_example_is_the_single_example_training(tmp_path: 
 
 def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
     """All texts have one length, so one batch of all is one update of all accumulated."""
-    unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "accumulated")
+    unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), tmp_path / "accumulated")
     unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "batched")
     accumulated, batched = (rows(tmp_path / name, "train") for name in ("accumulated", "batched"))
     assert len(accumulated) == len(batched) == 3
@@ -182,8 +181,3 @@ def test_a_run_that_does_not_exist_names_the_nearest(tmp_path: Path, monkeypatch
     with pytest.raises(RecipeError, match="there is no run") as caught:
         unpad.load("zh_chat-1")
     assert "unpad train zh_chat" in caught.value.fix
-
-
-def test_what_the_package_shows_is_there() -> None:
-    assert set(api.__all__) <= set(unpad.__all__)
-    assert all(hasattr(unpad, name) for name in unpad.__all__)

@@ -1,4 +1,4 @@
-"""The Python interface: what the command line does, as functions, and batches for somebody else's training loop."""
+"""The Python interface: functions for what the command line does, and batches for any training loop."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from unpad.training.loop import train as run_training
 
 
 def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: bool = False) -> LoadedRun:
-    """Train a recipe and open the result.
+    """Train a recipe and load the finished run.
 
     Args:
         recipe: packaged name or YAML file.
         overrides: such as "data.chat=my.jsonl", "optim.lr=1e-4".
         out: run directory; default runs/<recipe>-<n>.
+        resume: continue the run in `out`.
     """
     folder = Path(out) if out is not None else free_folder(recipe, resume)
     run_training(recipe, folder, overrides, resume=resume, console=Console(quiet=True))
@@ -45,7 +46,7 @@ def plan(lengths: Sequence[int] | np.ndarray, *, seed: int = 0, epoch: int = 0, 
 
     Args:
         lengths: positions the model sees per sequence, (num_seqs,).
-        settings: fields of the recipe's `plan` section, such as strategy="pack", tokens_per_step=4096.
+        settings: fields of the recipe's `plan` section, such as strategy="pack" or tokens_per_step=4096.
     """
     return make_plan(np.asarray(lengths), checked(PlanSettings, settings), seed=seed, epoch=epoch)
 
@@ -60,18 +61,18 @@ def batches(
 ) -> Iterator[list[RaggedBatch]]:
     """Yield the micro-batches of every optimizer step of an epoch, for any training loop.
 
-    Divide each loss sum by the step's number of targets, not by the batch's: `step.accumulate` shows how.
+    Divide each loss sum by the step's number of targets, not by the micro-batch's, as `training.step.accumulate` does.
 
     Args:
-        sequences: token ids, each n tokens giving n - 1 positions.
-        loss_masks: which tokens count in the loss; all by default.
+        sequences: token ids; n tokens give n - 1 positions.
+        loss_masks: True where a token counts in the loss; default everywhere.
         settings: fields of the recipe's `plan` section.
     """
-    made = plan([max(len(s) - 1, 0) for s in sequences], seed=seed, epoch=epoch, **settings)
+    epoch_plan = plan([max(len(s) - 1, 0) for s in sequences], seed=seed, epoch=epoch, **settings)
     masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
     for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=False)):
         if len(sequence) != len(mask):
-            what = f"sequence {index} has {len(sequence)} tokens, its loss mask {len(mask)}"
+            what = f"sequence {index} has {len(sequence)} tokens, and its loss mask {len(mask)}"
             raise PlanError(what, fix="give one mask value per token")
     if len(sequences) != len(masks):
         raise PlanError(
@@ -79,13 +80,13 @@ def batches(
         )
     tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
     yield from load_steps(
-        partial(load_micro, tokens, pad_id=0), made, torch.device("cpu"), group_lengths=not library.enabled()
+        partial(load_micro, tokens, pad_id=0), epoch_plan, torch.device("cpu"), group_lengths=not library.enabled()
     )
 
 
 @dataclass(frozen=True)
 class _InMemory:
-    """Sequences and loss masks as the loader reads them."""
+    """Sequences and loss masks in memory, with the interface that the loader reads."""
 
     tokens: list[np.ndarray]
     loss_masks: list[np.ndarray]
@@ -109,17 +110,43 @@ class _InMemory:
 # --------------------------------------------------------------------------- lists of texts, one call
 
 
-def train_texts(texts: Sequence[str], epochs: int, lr: float, out: str | Path | None = None) -> int:
-    """Train the small Chinese model on texts, one example per update; returns the epochs run."""
-    return _train_texts(texts, out, "pretrain", lr, epochs, None, ["plan.strategy=dynamic", "plan.batch_size=1"])
+def train_texts(
+    texts: Sequence[str],
+    epochs: int,
+    lr: float,
+    out: str | Path | None = None,
+    *,
+    patience: int | None = None,
+    batch_size: int = 1,
+    bucket: bool = False,
+) -> int:
+    """Train the small Chinese model on texts, and return the epochs it took.
+
+    Args:
+        epochs: upper limit; training stops earlier under `patience`.
+        out: run directory; default runs/texts-<n>. The texts are written beside it, as <out>.jsonl.
+        patience: evaluations without progress before training stops; None never stops early.
+        batch_size: texts per step.
+        bucket: whether the texts of a step have similar lengths; else they are drawn at random.
+    """
+    folder = Path(out) if out is not None else free_folder("texts", resume=False)
+    source = folder.with_name(folder.name + ".jsonl")
+    storage.make_folder(source.parent)
+    storage.write_atomic(source, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
+    overrides = [
+        f"data.text={source}", "stages=[]", "data.chat=[]", f"optim.lr={lr}", f"train.max_epochs={epochs}",
+        "plan.tokens_per_step=1", "train.eval_every=null", "checkpoint.every=null",
+        f"plan.strategy={'bucket' if bucket else 'dynamic'}", f"plan.batch_size={batch_size}",
+        *([f"train.patience={patience}"] if patience is not None else []),
+    ]  # fmt: skip
+    return run_training("zh_chat", folder, overrides, console=Console(quiet=True)).epochs
 
 
 def train_monitored(
     texts: Sequence[str], epochs: int, lr: float, patience: int, accumulation_steps: int, out: str | Path | None = None
 ) -> int:
-    """The same with early stopping, and updates from the summed gradients of `accumulation_steps` examples."""
-    settings = ["plan.strategy=dynamic", f"plan.batch_size={accumulation_steps}"]
-    return _train_texts(texts, out, "monitored", lr, epochs, patience, settings)
+    """`train_texts` by the name and arguments of an earlier program."""
+    return train_texts(texts, epochs, lr, out, patience=patience, batch_size=accumulation_steps)
 
 
 def train_monitored_batch(
@@ -130,37 +157,12 @@ def train_monitored_batch(
     batch_size: int,
     out: str | Path | None = None,
 ) -> int:
-    """The same with batches of `batch_size` examples of similar length."""
-    settings = ["plan.strategy=bucket", f"plan.batch_size={batch_size}"]
-    return _train_texts(texts, out, "batch", initial_lr, max_epochs, patience, settings)
-
-
-def _train_texts(
-    texts: Sequence[str],
-    out: str | Path | None,
-    name: str,
-    lr: float,
-    epochs: int,
-    patience: int | None,
-    plan: list[str],
-) -> int:
-    folder = Path(out) if out is not None else free_folder(f"texts-{name}", False)
-    source = folder.with_name(folder.name + ".jsonl")
-    storage.make_folder(source.parent)
-    storage.write_atomic(source, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
-    overrides = [
-        f"data.text={source}", "stages=[]", "data.chat=[]", f"optim.lr={lr}", f"train.max_epochs={epochs}",
-        "plan.tokens_per_step=1", "train.eval_every=null", "checkpoint.every=null", *plan,
-        *([f"train.patience={patience}"] if patience is not None else []),
-    ]  # fmt: skip
-    return run_training("zh_chat", folder, overrides, console=Console(quiet=True)).epochs
-
-
-__all__ = ["batches", "load", "plan", "train", "train_monitored", "train_monitored_batch", "train_texts"]
+    """`train_texts` with `bucket`, by the name and arguments of an earlier program."""
+    return train_texts(texts, max_epochs, initial_lr, out, patience=patience, batch_size=batch_size, bucket=True)
 
 
 def recipe_schema() -> dict[str, Any]:
-    """JSON schema of a recipe, with the model section of the decoder in place."""
+    """JSON schema of a recipe whose model is a decoder."""
     from unpad.models.decoder import Config
     from unpad.recipes.recipe import Recipe
 

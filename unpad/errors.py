@@ -1,7 +1,8 @@
-"""The exceptions users meet, each with its exit code.
+"""Exceptions that a user can cause, each with its exit code.
 
-An error is three lines: what was wrong, where, and what to do. `cli.py` prints them and exits with `exit_code`;
-anything else that escapes is a bug and shows a traceback.
+An error is three lines: what was wrong, where, and what to do. `cli.py` prints them and exits with `exit_code`. Any
+other exception is a bug and shows its traceback. Exit code 1 also ends `unpad prove` when a line of the certificate
+fails, without an exception.
 """
 
 from difflib import get_close_matches
@@ -12,9 +13,9 @@ class UnpadError(Exception):
     """What was wrong, where it is, what to do.
 
     Args:
-        what: one sentence naming the value found and the value expected.
-        where: file:line, recipe key, step or directory; empty when there is no place to name.
-        fix: what the user should do next.
+        what: one sentence that names the actual and the expected value.
+        where: file:line, recipe key, step or directory; empty when the error has no place.
+        fix: the user's next step.
     """
 
     exit_code: ClassVar[int] = 1
@@ -33,19 +34,19 @@ class UnpadError(Exception):
 
 
 class ProofError(UnpadError):
-    """There is nothing to prove, so no certificate can be made; a certificate with a failed line is no error."""
+    """A batch cannot be proved: it is padded, or has no targets. A failed line of a certificate is not an error."""
 
     exit_code = 1
 
 
 class CollapseError(UnpadError):
-    """A model stopped using its latent, and the recipe says to stop then."""
+    """A model stopped using its latent, under a recipe that stops the run then."""
 
     exit_code = 1
 
 
 class RecipeError(UnpadError):
-    """The recipe or the command line asks for something that cannot be."""
+    """The recipe or the command line asks for something impossible."""
 
     exit_code = 2
 
@@ -55,13 +56,13 @@ class PlanError(RecipeError):
 
 
 class SourceError(UnpadError):
-    """A data file is missing, unreadable or holds rows that cannot be used."""
+    """A data file is missing, unreadable or has unusable rows."""
 
     exit_code = 3
 
 
 class CheckpointError(UnpadError):
-    """No usable checkpoint, or one that is damaged."""
+    """A checkpoint is missing or damaged."""
 
     exit_code = 4
 
@@ -91,12 +92,12 @@ class OutOfMemoryError(UnpadError):
 
 
 class ResumeError(UnpadError):
-    """The run cannot continue with what was changed."""
+    """A run cannot be resumed with a changed recipe or changed data."""
 
     exit_code = 9
 
 
-class Interrupted(UnpadError):  # noqa: N818 - an ending the user asked for, not a fault
+class Interrupted(UnpadError):  # noqa: N818 - requested by the user, not a fault
     """Ctrl-C, after saving."""
 
     exit_code = 130
@@ -109,13 +110,13 @@ class Terminated(UnpadError):  # noqa: N818
 
 
 class Stopped(UnpadError):  # noqa: N818
-    """The caller of `train` asked for the end after a held-out check."""
+    """The caller of `train` ended the run after an evaluation."""
 
     exit_code = 1
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a hint that lists the known names closest to `name`, or all of them when none is close."""
+    """Return a hint: the known names closest to `name`, or all of them when none is close."""
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"

@@ -1,4 +1,4 @@
-"""A run directory: find it, open it, list what has run."""
+"""Run directories: find one, list them, choose a free one."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, RecipeError, UnpadError, nearest
-from unpad.run.report.history import read_log, run_state
 
 RUNS = Path("runs")
-RECIPE, COMMAND = "recipe.yaml", "run.json"
+RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
 
 
-def find_run(name: str | Path) -> Path:
-    """Find a run by directory or by its name under runs/.
+def find_run(run: str | Path) -> Path:
+    """Find a run by its directory, or by its name under runs/.
 
     Raises:
         RecipeError: there is none.
     """
-    for folder in (Path(name), RUNS / name):
+    for folder in (Path(run), RUNS / run):
         if (folder / RECIPE).is_file():
             return folder
     known = [folder.name for folder in list_runs()]
-    fix = nearest(str(name), known) if known else "train one first: unpad train zh_chat"
-    raise RecipeError(f'there is no run "{name}"', where=f"neither {name} nor {RUNS / name} holds a {RECIPE}", fix=fix)
+    fix = nearest(str(run), known) if known else "train one first: unpad train zh_chat"
+    raise RecipeError(f'there is no run "{run}"', where=f"neither {run} nor {RUNS / run} holds a {RECIPE}", fix=fix)
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:
@@ -34,7 +33,7 @@ def list_runs(root: Path = RUNS) -> list[Path]:
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """The recipe name and overrides that started the run."""
+    """The recipe and overrides that the run was started with."""
     try:
         command: dict[str, Any] = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
         return command
@@ -46,6 +45,8 @@ def read_command(folder: Path) -> dict[str, Any]:
 
 def describe_runs() -> list[str]:
     """One line per run under runs/, newest first."""
+    from unpad.run.report.history import read_log, run_state
+
     lines = []
     for folder in list_runs():
         try:
@@ -58,16 +59,13 @@ def describe_runs() -> list[str]:
     return lines or ["nothing has run here yet; start with: unpad train zh_chat"]
 
 
-CHECKPOINTS = "checkpoints"
-
-
-def free_folder(name: str, resume: bool) -> Path:
-    """The next free runs/<recipe>-<n>, or the newest run there when resuming.
+def free_folder(recipe: str, resume: bool) -> Path:
+    """The next free runs/<recipe>-<n>, or the newest run of the recipe when resuming.
 
     Raises:
         RecipeError: there is no run to resume.
     """
-    stem = Path(name).stem
+    stem = Path(recipe).stem
     taken = {
         int(p.name.removeprefix(stem + "-")): p
         for p in RUNS.glob(f"{stem}-*")
@@ -75,7 +73,7 @@ def free_folder(name: str, resume: bool) -> Path:
     }
     if not resume:
         return RUNS / f"{stem}-{max(taken, default=0) + 1}"
-    begun = [number for number, path in taken.items() if (path / RECIPE).is_file()]
-    if not begun:
+    started = [number for number, path in taken.items() if (path / RECIPE).is_file()]
+    if not started:
         raise RecipeError(f"there is no run of {stem} to resume", where=str(RUNS), fix="name its directory with --out")
-    return taken[max(begun)]
+    return taken[max(started)]

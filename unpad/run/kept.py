@@ -1,4 +1,4 @@
-"""Files a run keeps of its data, and the commands that use the run."""
+"""Files that a run keeps of its data, and the commands that use a run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from unpad.run.folder import RECIPE, RUNS
 
 
 def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
-    """What a run kept of its data, by name.
+    """Read the files that a run kept of its data, {name: bytes}.
 
     Args:
-        recipe: of a run of the same kind; its model says which files there are.
+        recipe: of a run of the same family, which names the files.
+
+    Raises:
+        CheckpointError: a file is missing.
     """
     files = {}
     for name in family_of(recipe).FILES:
         if not (folder / name).is_file():
             raise CheckpointError(
-                f"{name} is missing", where=str(folder), fix="the run ended before it began; train again"
+                f"{name} is missing", where=str(folder), fix="the run ended before its first step; train again"
             )
         files[name] = (folder / name).read_bytes()
     return files
 
 
 def what_next(folder: Path) -> list[str]:
-    """What to type after training."""
+    """Commands that use a run, as lines to print after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = load_recipe(str(folder / RECIPE))
     use = family_of(recipe).next_command(recipe, name)

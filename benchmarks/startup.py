@@ -1,0 +1,73 @@
+"""Processor time that importing the package and each verb without a model takes, in fresh interpreters.
+
+    python benchmarks/startup.py [CHECKOUT ...] > benchmarks/startup.md
+
+Each checkout is measured with its own .venv where it has one, else with the Python that runs this script. All commands
+of all checkouts take turns; "best" is the least user + system time of the rounds.
+"""
+
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from unpad.trials.bench.measure import describe_machine
+
+ROUNDS = 7
+COMMANDS = {
+    "`python -c pass`": ["-c", "pass"],
+    "`import unpad`": ["-c", "import unpad"],
+    "`unpad --help`": ["-m", "unpad.cli", "--help"],
+    "`unpad recipes`": ["-m", "unpad.cli", "recipes"],
+    "`unpad runs`": ["-m", "unpad.cli", "runs"],
+    "`unpad data check` of a text": ["-m", "unpad.cli", "data", "check", "good.jsonl"],
+}
+
+
+def interpreter(checkout: Path) -> str:
+    own = checkout / ".venv" / "bin" / "python"
+    return str(own) if own.exists() else sys.executable
+
+
+def seconds(checkout: Path, arguments: list[str], folder: Path) -> float:
+    """User and system time of one command, its children included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [interpreter(checkout), *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(checkout)}, check=True, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    checkouts = [Path(name).resolve() for name in sys.argv[1:] or ["."]]
+    times: dict[tuple[int, str], list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "good.jsonl").write_text('{"text": "one row"}\n')
+        for turn in range(ROUNDS + 1):
+            for side, checkout in enumerate(checkouts):
+                for command, arguments in COMMANDS.items():
+                    taken = seconds(checkout, arguments, folder)
+                    if turn:  # the first round compiles and fills the page cache
+                        times.setdefault((side, command), []).append(taken)
+    machine = describe_machine()
+    print("# Starting\n")
+    print("`python benchmarks/startup.py BEFORE AFTER`: seconds of processor time (user + system), best and median of")
+    print(f"{ROUNDS} rounds, every command in a fresh interpreter, commands and sides in turn.\n")
+    print(f"{machine['cores']} cores of {machine['processor']}, Python {platform.python_version()}.\n")
+    sides = ["before", "after"] if len(checkouts) == 2 else [str(checkout) for checkout in checkouts]
+    print("| command |" + "".join(f" {side}, best | median |" for side in sides))
+    print("|---|" + "---|---|" * len(sides))
+    for command in COMMANDS:
+        row = [times[side, command] for side in range(len(checkouts))]
+        print(f"| {command} |" + "".join(f" {min(each):.3f} | {statistics.median(each):.3f} |" for each in row))
+
+
+if __name__ == "__main__":
+    main()
