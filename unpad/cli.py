@@ -47,6 +47,12 @@ def _runs(incomplete: str) -> list[str]:
     return [folder.name for folder in list_runs() if folder.name.startswith(incomplete)]
 
 
+def _kinds(incomplete: str) -> list[str]:
+    from unpad.recipes.data import KINDS
+
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
 def _fields(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     from unpad.recipes.fields import complete_field, complete_value
 
@@ -324,7 +330,8 @@ def _generate_field(text: str) -> str:
 def check(
     path: Annotated[Path, typer.Argument(help="A file or folder, or a recipe with tables of events.")],
     kind: Annotated[
-        str | None, typer.Option(help="text, chat, images, vqa or events; default by the first rows.")
+        str | None,
+        typer.Option(help="Field of the recipe's `data` section; default by the first rows.", autocompletion=_kinds),
     ] = None,
     debug: Debug = False,
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from unpad.errors import nearest
 from unpad.recipes.section import Section
 
 
@@ -161,8 +162,17 @@ class DataSettings(Section):
     max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that quarantine may set aside.")
 
 
-# Kinds of data: the sections of `data` that list sources.
+# Kinds of data: the fields of `data` that list sources.
 KINDS = tuple(name for name, field in DataSettings.model_fields.items() if get_origin(field.annotation) is list)
+
+
+def _known_kind(kind: str) -> str:
+    if kind not in KINDS:
+        raise ValueError(f'there is no kind of data "{kind}"; {nearest(kind, list(KINDS))}')
+    return kind
+
+
+Kind = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(KINDS), "type": "string"})]
 
 
 class TokenizerSettings(Section):
@@ -267,3 +277,13 @@ class ImageSettings(Section):
         if min(self.std) <= 0:
             raise ValueError("std must be more than 0")
         return self
+
+
+class DataSections(Section):
+    """Sections of a recipe on its data; those of a new family go here."""
+
+    data: DataSettings = DataSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    augment: AugmentSettings = AugmentSettings()
+    images: ImageSettings = ImageSettings()
+    events: EventSettings = EventSettings()

@@ -1,8 +1,8 @@
 """Recipe: everything a run depends on.
 
-Its sections are those of `recipe_data.py` and `recipe_training.py`. Every field has a default, so a recipe states only
-what it changes. Model sections are validated by the model's own file (`models/<kind>.py`), because only that file knows
-its sizes.
+`data.py` has the sections on what is read, `training.py` those on what is done with it. Every field has a default, so a
+recipe states only what it changes. The `model` section is validated by the model's own file (`models/<kind>.py`), which
+alone knows its fields.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from unpad.recipes.data import KINDS, AugmentSettings, DataSettings, EventSettings, ImageSettings, TokenizerSettings
+from unpad.recipes.data import DataSections, Kind
 from unpad.recipes.section import FaultError, Section, first_fault
 from unpad.recipes.training import (
     CheckpointSettings,
@@ -36,9 +36,7 @@ class Stage(Section):
     """One stage of a run: which data it uses, and what it changes of plan, optim, losses and train."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="What overrides and messages call the stage.")
-    use: list[Literal[KINDS]] | None = Field(  # type: ignore[valid-type]  # names that are known when it runs
-        None, description="Which of the run's data; default all."
-    )
+    use: list[Kind] | None = Field(None, description="Kinds of the run's data that the stage uses; default all.")
     plan: dict[str, Any] = Field({}, description="Fields of `plan` that the stage changes.")
     optim: dict[str, Any] = Field({}, description="Fields of `optim` that the stage changes.")
     losses: dict[str, Weight] = Field({}, description="Weights of `losses` that the stage changes.")
@@ -52,14 +50,9 @@ def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
     return FaultError(replace(fault, path=("stages", index, section, *fault.path)))
 
 
-class Recipe(Section):
+class Recipe(DataSections):
     """Everything a run depends on."""
 
-    data: DataSettings = DataSettings()
-    tokenizer: TokenizerSettings = TokenizerSettings()
-    augment: AugmentSettings = AugmentSettings()
-    images: ImageSettings = ImageSettings()
-    events: EventSettings = EventSettings()
     model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
     plan: PlanSettings = PlanSettings()
     optim: OptimSettings = OptimSettings()
