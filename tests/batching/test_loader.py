@@ -79,11 +79,11 @@ def test_positions_that_an_earlier_window_has_shown_are_context(tokens: TokenSet
     longest = int(np.argmax(tokens.lengths))
     row = tokens.tokens(longest).tolist()
     assert len(row) > 22
-    made = Micro(
+    windows = Micro(
         np.array([longest, longest, 1]), np.array([0, 6, 0], np.int32), np.array([10, 16, 4], np.int32),
         np.array([0, 10, 0], np.int32), 0, 0,
     )  # fmt: skip
-    first, second, other = pieces(load_micro(tokens, made, PAD))
+    first, second, other = pieces(load_micro(tokens, windows, PAD))
     assert first[0] == row[:10]
     assert first[2] == [True] * 10
     assert second[0] == row[6:16]
@@ -95,8 +95,8 @@ def test_positions_that_an_earlier_window_has_shown_are_context(tokens: TokenSet
 
 def test_windows_with_stride_show_every_target_once(tokens: TokenSet) -> None:
     settings = PlanSettings(max_tokens=12, stride=5, overflow="split", tokens_per_step=60, tokens_per_micro=40)
-    made = plan(tokens.lengths - 1, settings, seed=0, epoch=0, targets=tokens.count_targets)
-    steps = list(steps_of(tokens, made))
+    planned = plan(tokens.lengths - 1, settings, seed=0, epoch=0, targets=tokens.count_targets)
+    steps = list(steps_of(tokens, planned))
     assert sum(batch.num_targets for micros in steps for batch in micros) == tokens.num_targets.sum()
     assert max(batch.layout.max_seqlen for micros in steps for batch in micros) == 12
 
@@ -126,11 +126,11 @@ def test_a_rectangle_holds_the_same_tokens(tokens: TokenSet) -> None:
 
 def test_loading_from_a_step_on_gives_the_rest_of_the_epoch(tokens: TokenSet) -> None:
     settings = PlanSettings(tokens_per_step=150, tokens_per_micro=60)
-    made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
-    steps = list(steps_of(tokens, made))
-    assert len(steps) == made.num_steps > 5
-    rest = list(steps_of(tokens, made, first=4))
-    assert len(rest) == made.num_steps - 4
+    planned = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
+    steps = list(steps_of(tokens, planned))
+    assert len(steps) == planned.num_steps > 5
+    rest = list(steps_of(tokens, planned, first=4))
+    assert len(rest) == planned.num_steps - 4
     for full, later in zip(steps[4:], rest, strict=True):
         assert [batch.input_ids.tolist() for batch in full] == [batch.input_ids.tolist() for batch in later]
     seen = [i for micros in steps for batch in micros for i in batch.seq_ids.tolist()]
@@ -162,9 +162,9 @@ class Watched:
 @pytest.fixture
 def one_micro_steps(tokens: TokenSet) -> Plan:
     settings = PlanSettings(tokens_per_step=60, tokens_per_micro=400)
-    made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
-    assert made.num_micros == made.num_steps > 3 * AHEAD
-    return made
+    planned = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
+    assert planned.num_micros == planned.num_steps > 3 * AHEAD
+    return planned
 
 
 def workers() -> list[threading.Thread]:
@@ -192,11 +192,13 @@ def test_a_worker_loads_what_loading_in_place_gives(
 ) -> None:
     if pad_to:
         settings = PlanSettings(strategy="fixed", batch_size=4, max_tokens=pad_to, tokens_per_step=60)
-        made = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
+        planned = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
     else:
-        made = one_micro_steps
-    loaded = list(steps_of(tokens, made, first))
-    in_place = [[load_micro(tokens, micro, PAD) for micro in made.step(step)] for step in range(first, made.num_steps)]
+        planned = one_micro_steps
+    loaded = list(steps_of(tokens, planned, first))
+    in_place = [
+        [load_micro(tokens, micro, PAD) for micro in planned.step(step)] for step in range(first, planned.num_steps)
+    ]
     assert len(loaded) == len(in_place) > AHEAD
     for got, wanted in zip(loaded, in_place, strict=True):
         assert all(same_bits(a, b) for a, b in zip(got, wanted, strict=True))

@@ -20,7 +20,7 @@ def many(num: int, seed: int = 0) -> np.ndarray:
 
 @st.composite
 def cases(draw):
-    made = PlanSettings(
+    chosen = PlanSettings(
         strategy=draw(st.sampled_from(ALL)),
         tokens_per_step=draw(st.integers(1, 150)),
         tokens_per_micro=draw(st.integers(1, 100)),
@@ -31,11 +31,11 @@ def cases(draw):
         overflow=draw(st.sampled_from(["split", "truncate_right", "truncate_left", "drop"])),
         drop_last=draw(st.booleans()),
     )
-    return np.array(draw(LENGTHS), np.int64), made
+    return np.array(draw(LENGTHS), np.int64), chosen
 
 
-def micros_of(made: Plan) -> list:
-    return [micro for i in range(made.num_steps) for micro in made.step(i)]
+def micros_of(planned: Plan) -> list:
+    return [micro for i in range(planned.num_steps) for micro in planned.step(i)]
 
 
 def triples(micros) -> list[tuple[int, int, int]]:
@@ -47,21 +47,21 @@ def triples(micros) -> list[tuple[int, int, int]]:
 def test_every_piece_is_planned_exactly_once(case):
     lengths, chosen = case
     chosen = chosen.model_copy(update={"drop_last": False})
-    made = plan(lengths, chosen, seed=1, epoch=2)
-    pieces = made.pieces
+    planned = plan(lengths, chosen, seed=1, epoch=2)
+    pieces = planned.pieces
     everything = zip(pieces.seq_ids.tolist(), pieces.starts.tolist(), pieces.stops.tolist(), strict=True)
-    assert sorted(triples(micros_of(made))) == sorted(everything)
-    assert all(made.step(i) for i in range(made.num_steps))
-    assert all(len(micro.seq_ids) for micro in micros_of(made))
+    assert sorted(triples(micros_of(planned))) == sorted(everything)
+    assert all(planned.step(i) for i in range(planned.num_steps))
+    assert all(len(micro.seq_ids) for micro in micros_of(planned))
 
 
 @given(cases())
 @settings(deadline=None, max_examples=200)
 def test_the_numbers_of_a_plan_equal_a_recount(case):
     lengths, chosen = case
-    made = plan(lengths, chosen, seed=1, epoch=2)
+    planned = plan(lengths, chosen, seed=1, epoch=2)
     real = cells = trained = 0
-    for micro in micros_of(made):
+    for micro in micros_of(planned):
         sizes = (micro.stops - micro.starts).tolist()
         real += sum(sizes)
         trained += int((micro.stops - micro.first_target).sum())
@@ -71,10 +71,10 @@ def test_the_numbers_of_a_plan_equal_a_recount(case):
         else:
             assert micro.fill_to == 0 or micro.fill_to >= sum(sizes)
             cells += micro.fill_to or sum(sizes)
-    assert (made.real_tokens, made.padded_tokens) == (real, cells)
-    assert made.pad_share == pytest.approx(1 - real / cells if cells else 0)
-    assert made.ledger.tokens("trained") == trained
-    assert made.ledger.total == lengths.sum()
+    assert (planned.real_tokens, planned.padded_tokens) == (real, cells)
+    assert planned.pad_share == pytest.approx(1 - real / cells if cells else 0)
+    assert planned.ledger.tokens("trained") == trained
+    assert planned.ledger.total == lengths.sum()
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -90,20 +90,20 @@ def test_the_same_seed_and_epoch_give_the_same_plan_and_others_another(strategy)
 
 def test_a_fingerprint_covers_padding_and_pieces():
     lengths = np.array([4, 4, 4, 4])
-    made = plan(lengths, PlanSettings(strategy="dynamic"), seed=0, epoch=0)
+    planned = plan(lengths, PlanSettings(strategy="dynamic"), seed=0, epoch=0)
     capped = plan(lengths, PlanSettings(strategy="dynamic"), seed=0, epoch=0, max_tokens=4)
     shorter = plan(np.array([4, 4, 4, 3]), PlanSettings(strategy="dynamic"), seed=0, epoch=0)
-    assert made.fingerprint() == capped.fingerprint() != shorter.fingerprint()
+    assert planned.fingerprint() == capped.fingerprint() != shorter.fingerprint()
 
 
 @given(LENGTHS, st.integers(1, 150), st.integers(1, 100))
 @settings(deadline=None)
 def test_pack_never_exceeds_its_budgets_unless_with_a_single_sequence(lengths, per_step, per_micro):
     chosen = PlanSettings(strategy="pack", tokens_per_step=per_step, tokens_per_micro=per_micro)
-    made = plan(np.array(lengths, np.int64), chosen, seed=0, epoch=0)
-    assert made.pad_share == 0
-    for i in range(made.num_steps):
-        micros = made.step(i)
+    planned = plan(np.array(lengths, np.int64), chosen, seed=0, epoch=0)
+    assert planned.pad_share == 0
+    for i in range(planned.num_steps):
+        micros = planned.step(i)
         sizes = [(m.stops - m.starts).tolist() for m in micros]
         flat = [size for part in sizes for size in part]
         assert sum(flat) <= per_step or len(flat) == 1
@@ -115,18 +115,18 @@ def test_pack_never_exceeds_its_budgets_unless_with_a_single_sequence(lengths, p
 
 @pytest.mark.parametrize("strategy", ["fixed", "dynamic", "bucket", "budget"])
 def test_padded_steps_end_when_they_hold_enough_tokens(strategy):
-    made = plan(many(400), PlanSettings(strategy=strategy, tokens_per_step=1000), seed=0, epoch=0)
-    for i in range(made.num_steps):
-        tokens = [int((m.stops - m.starts).sum()) for m in made.step(i)]
+    planned = plan(many(400), PlanSettings(strategy=strategy, tokens_per_step=1000), seed=0, epoch=0)
+    for i in range(planned.num_steps):
+        tokens = [int((m.stops - m.starts).sum()) for m in planned.step(i)]
         assert sum(tokens[:-1]) < 1000
-        assert sum(tokens) >= 1000 or i == made.num_steps - 1
+        assert sum(tokens) >= 1000 or i == planned.num_steps - 1
 
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_step_is_complete_with_exactly_its_tokens(strategy):
     chosen = PlanSettings(strategy=strategy, tokens_per_step=30, tokens_per_micro=10, batch_size=1, row_tokens=10)
-    made = plan(np.full(12, 10), chosen, seed=0, epoch=0)
-    assert [sum(len(m.seq_ids) for m in made.step(i)) for i in range(made.num_steps)] == [3, 3, 3, 3]
+    planned = plan(np.full(12, 10), chosen, seed=0, epoch=0)
+    assert [sum(len(m.seq_ids) for m in planned.step(i)) for i in range(planned.num_steps)] == [3, 3, 3, 3]
 
 
 def test_fixed_pads_to_the_cap_and_dynamic_to_the_longest_of_the_batch():
@@ -147,9 +147,9 @@ def test_fixed_pads_to_the_cap_and_dynamic_to_the_longest_of_the_batch():
 def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
     lengths = np.array(lengths, np.int64)
     chosen = PlanSettings(bucket_width=width, batch_size=batch_size)
-    made = bucket.group(lengths, chosen, np.random.default_rng(0))
-    for start, stop in zip(made.micro_offsets, made.micro_offsets[1:], strict=False):
-        part = lengths[made.order[start:stop]]
+    grouping = bucket.group(lengths, chosen, np.random.default_rng(0))
+    for start, stop in zip(grouping.micro_offsets, grouping.micro_offsets[1:], strict=False):
+        part = lengths[grouping.order[start:stop]]
         assert 1 <= len(part) <= batch_size
         assert len(set((part // width).tolist())) == 1
 
@@ -158,24 +158,27 @@ def test_a_batch_comes_from_one_bucket(lengths, width, batch_size):
 @settings(deadline=None)
 def test_lengths_width_minus_one_and_width_are_in_different_buckets(width):
     lengths = np.array([width - 1, width, 2 * width - 1])
-    made = bucket.group(lengths, PlanSettings(bucket_width=width), np.random.default_rng(0))
-    batches = [set(made.order[a:b].tolist()) for a, b in zip(made.micro_offsets, made.micro_offsets[1:], strict=False)]
+    grouping = bucket.group(lengths, PlanSettings(bucket_width=width), np.random.default_rng(0))
+    batches = [
+        set(grouping.order[a:b].tolist())
+        for a, b in zip(grouping.micro_offsets, grouping.micro_offsets[1:], strict=False)
+    ]
     assert sorted(batches, key=min) == [{0}, {1, 2}]
 
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_lengths_do_not_drift_over_an_epoch(strategy):
-    made = plan(many(20_000), PlanSettings(strategy=strategy, tokens_per_step=512), seed=0, epoch=0)
-    assert abs(length_correlation(made)) < 0.1
+    planned = plan(many(20_000), PlanSettings(strategy=strategy, tokens_per_step=512), seed=0, epoch=0)
+    assert abs(length_correlation(planned)) < 0.1
 
 
 @given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 200))
 @settings(deadline=None)
 def test_budget_holds_for_padded_tokens(lengths, limit):
     lengths = np.array(lengths, np.int64)
-    made = budget.group(lengths, PlanSettings(tokens_per_micro=limit), np.random.default_rng(0))
-    for start, stop, pad_to in zip(made.micro_offsets, made.micro_offsets[1:], made.pad_to, strict=False):
-        assert pad_to == lengths[made.order[start:stop]].max()
+    grouping = budget.group(lengths, PlanSettings(tokens_per_micro=limit), np.random.default_rng(0))
+    for start, stop, pad_to in zip(grouping.micro_offsets, grouping.micro_offsets[1:], grouping.pad_to, strict=False):
+        assert pad_to == lengths[grouping.order[start:stop]].max()
         assert pad_to * (stop - start) <= limit or stop - start == 1
 
 
@@ -205,11 +208,11 @@ def test_rows_equal_best_fit_decreasing_one_by_one(lengths, size):
 def test_rows_fill_whole_rows_within_the_budgets(lengths, size, per_step, per_micro):
     lengths = np.array(lengths, np.int64)
     chosen = PlanSettings(strategy="rows", row_tokens=size, tokens_per_step=per_step, tokens_per_micro=per_micro)
-    made = plan(lengths, chosen, seed=0, epoch=0)
+    planned = plan(lengths, chosen, seed=0, epoch=0)
     num_rows = len(best_fit_one_by_one(lengths, size))
-    assert made.padded_tokens == num_rows * size
-    for i in range(made.num_steps):
-        micros = made.step(i)
+    assert planned.padded_tokens == num_rows * size
+    for i in range(planned.num_steps):
+        micros = planned.step(i)
         assert all(m.fill_to % size == 0 and size <= m.fill_to <= max(per_micro, size) for m in micros)
         real = sum(int((m.stops - m.starts).sum()) for m in micros)
         assert real <= per_step or sum(m.fill_to for m in micros) == size
@@ -233,17 +236,17 @@ def test_drop_last_leaves_out_a_short_last_step_and_says_so(strategy):
         strategy=strategy, tokens_per_step=120, tokens_per_micro=60, batch_size=4, row_tokens=30, max_tokens=10
     )
     kept = plan(lengths, chosen, seed=0, epoch=0, targets=targets)
-    made = plan(lengths, chosen.model_copy(update={"drop_last": True}), seed=0, epoch=0, targets=targets)
+    planned = plan(lengths, chosen.model_copy(update={"drop_last": True}), seed=0, epoch=0, targets=targets)
     last = triples(kept.step(kept.num_steps - 1))
     tokens = sum(stop - start for _, start, stop in last)
     if tokens + 7 > 120:  # full: not even the shortest would fit
-        assert made.num_steps == kept.num_steps
+        assert planned.num_steps == kept.num_steps
         return
-    assert made.num_steps == kept.num_steps - 1
-    assert triples(micros_of(made)) + last == triples(micros_of(kept))
-    assert made.ledger.dropped == {"last_step": tokens}
-    assert made.ledger.first_ids["last_step"] == tuple(sorted({seq_id for seq_id, _, _ in last})[:5])
-    assert made.ledger.total == kept.ledger.total == 507
+    assert planned.num_steps == kept.num_steps - 1
+    assert triples(micros_of(planned)) + last == triples(micros_of(kept))
+    assert planned.ledger.dropped == {"last_step": tokens}
+    assert planned.ledger.first_ids["last_step"] == tuple(sorted({seq_id for seq_id, _, _ in last})[:5])
+    assert planned.ledger.total == kept.ledger.total == 507
 
 
 def test_the_smaller_of_two_limits_holds():
@@ -254,16 +257,16 @@ def test_the_smaller_of_two_limits_holds():
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_corpus_without_targets_gives_an_empty_plan(strategy):
-    made = plan(np.array([0, 0]), PlanSettings(strategy=strategy, drop_last=True), seed=0, epoch=0)
-    assert (made.num_steps, made.num_micros, made.padded_tokens, made.pad_share) == (0, 0, 0, 0.0)
-    assert made.ledger.sequences == {"no_target": 2}
-    assert len(made.fingerprint()) == 64
+    planned = plan(np.array([0, 0]), PlanSettings(strategy=strategy, drop_last=True), seed=0, epoch=0)
+    assert (planned.num_steps, planned.num_micros, planned.padded_tokens, planned.pad_share) == (0, 0, 0, 0.0)
+    assert planned.ledger.sequences == {"no_target": 2}
+    assert len(planned.fingerprint()) == 64
 
 
 @pytest.mark.parametrize("strategy", ALL)
 def test_a_plan_has_the_promised_types(strategy):
-    made = plan(many(100).astype(np.int32), PlanSettings(strategy=strategy), seed=0, epoch=0)
-    assert made.order.dtype == made.micro_offsets.dtype == made.step_offsets.dtype == np.int64
-    assert made.pad_to.dtype == made.fill_to.dtype == np.int32
+    planned = plan(many(100).astype(np.int32), PlanSettings(strategy=strategy), seed=0, epoch=0)
+    assert planned.order.dtype == planned.micro_offsets.dtype == planned.step_offsets.dtype == np.int64
+    assert planned.pad_to.dtype == planned.fill_to.dtype == np.int32
     with pytest.raises(IndexError):
-        made.step(made.num_steps)
+        planned.step(planned.num_steps)
