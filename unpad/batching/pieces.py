@@ -130,9 +130,7 @@ def check_lengths(lengths: np.ndarray) -> np.ndarray:
     # int32: spans and cu_seqlens are indexed with it.
     wrong = np.flatnonzero((array < 0) | (array >= 2**31))
     if len(wrong):
-        raise PlanError(
-            f"sequence {wrong[0]} has length {array[wrong[0]]}", fix="lengths lie between 0 and 2147483647 tokens"
-        )
+        raise PlanError(f"sequence {wrong[0]} has length {array[wrong[0]]}", fix="lengths are 0 to 2147483647 tokens")
     return array.astype(np.int64)
 
 

@@ -65,26 +65,28 @@ class Config(ModelConfig, BlockConfig):
     bias: bool = True
     dropout: float = Field(0.1, ge=0, lt=1, description="On the output of attention and of feed-forward.")
     causal: Literal[True] = True
-    rotary: bool = Field(True, description="Attention over sets also knows how many lie between two; times it does.")
+    rotary: bool = Field(
+        True, description="Attention also encodes the index of a set; its time is encoded in any case."
+    )
     levels: int = Field(2, ge=1, description="Blocks of the set encoder, each with a latent.")
     inducing: int = Field(4, ge=1, description="Inducing points of a set.")
     latent: int = Field(64, ge=1, description="Dimensions of a set's latent.")
     decoder_layers: int = Field(2, ge=1, description="Feed-forward layers of the set decoder.")
-    decoder_history: bool = Field(False, description="The set decoder is also told the history before the set.")
-    sample: bool = Field(True, description="Training draws latents; false takes their means.")
+    decoder_history: bool = Field(False, description="The set decoder also reads the history before the set.")
+    sample: bool = Field(True, description="Training samples latents; false takes their means.")
     slot_noise: float = Field(0.1, ge=0, description="Noise on the decoder's slots in training.")
     reconstruction: Literal["chamfer", "sinkhorn"] = Field(
-        "chamfer", description="Distance between the events of a set and those made from its latent."
+        "chamfer", description="Distance between the events of a set and their reconstruction."
     )
-    prior: Prior = Field("standard", description="history: predicted from the sets before.")
+    prior: Prior = Field("standard", description="history: predicted from the preceding sets.")
     update: Update = Field("none", description="product: the posterior is the product of prior and observation.")
-    free_bits: float = Field(0.03, ge=0, description="Nats per dimension and set that the latent carries free of cost.")
-    positive_weight: float = Field(1.0, gt=0, description="Weight of a patient of class 1; one of class 0 has 1.")
+    free_bits: float = Field(0.03, ge=0, description="Nats per dimension and set of a latent without cost.")
+    positive_weight: float = Field(1.0, gt=0, description="Weight of patients of class 1; class 0 has 1.")
     bins: list[float] | None = Field(
         None, description="Edges in days from the landmark of the bins of time to the outcome; default no hazards."
     )
     code_vectors: int | None = Field(
-        None, ge=1, description="Length of the vectors that codes come with; default codes are learned."
+        None, ge=1, description="Length of given vectors of codes; default codes are learned."
     )
     context: int = Field(1_000_000, ge=1, description="Most events of a patient.")
 
