@@ -1,0 +1,79 @@
+"""The layers of CONTRIBUTING.md, held against the imports in the sources; imports inside functions count."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def layers() -> list[list[str]]:
+    """Names of each line of the block under "## Layers", from the ground up."""
+    block = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Layers")[1].split("```")[1]
+    return [line.split("  ")[0].split() for line in block.strip().splitlines()]
+
+
+def sources() -> dict[str, str]:
+    """Source text by module name; a package is its `__init__`."""
+    paths = sorted((ROOT / "unpad").rglob("*.py"))
+    return {".".join(p.relative_to(ROOT).with_suffix("").parts): p.read_text(encoding="utf-8") for p in paths}
+
+
+def imports(files: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """(importing module, imported module) for every import of a module of the package."""
+    for module, text in files.items():
+        for node in ast.walk(ast.parse(text)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{module} has a relative import"
+                names = [f"{node.module}.{name}" for name in names]
+            for name in names:
+                known = [n for n in (name, name.rpartition(".")[0]) for n in (n, f"{n}.__init__") if n in files]
+                yield from [(module, known[0])] if known and known[0] != module else []
+
+
+def faults(files: dict[str, str]) -> Iterator[str]:
+    """Imports from a higher layer, and circles among the files and folders of each folder."""
+    edges = set(imports(files))
+    floor = {name: number for number, line in enumerate(layers()) for name in line} | {"__init__": len(layers())}
+    for module, target in sorted(edges):
+        importer, imported = (name.split(".")[1] for name in (module, target))
+        if importer != imported and floor[importer] <= floor[imported]:
+            yield f"{module} imports {target}, which is not in a layer below"
+    for folder in {module.rpartition(".")[0] for module in files}:
+        depth, graph = folder.count(".") + 1, TopologicalSorter[str]()
+        for edge in edges:
+            child, other = (name.split(".") for name in edge)
+            if all(name.startswith(f"{folder}.") for name in edge) and child[depth] != other[depth]:
+                graph.add(child[depth], other[depth])
+        try:
+            graph.prepare()
+        except CycleError as error:
+            yield f"a circle in {folder}: {' -> '.join(error.args[1])}"
+
+
+def test_every_import_leads_to_a_layer_below_and_there_is_no_circle() -> None:
+    files = sources()
+    assert {module.split(".")[1] for module in files} == {name for line in layers() for name in line} | {"__init__"}
+    assert list(faults(files)) == []
+
+
+@pytest.mark.parametrize("line", ["import unpad.data.text", "def f():\n    from unpad.nn.block import Stream"])
+def test_an_import_in_the_wrong_direction_is_found(line: str) -> None:
+    files = sources()
+    assert list(faults(files | {"unpad.nn.norm": files["unpad.nn.norm"] + "\n" + line}))
+
+
+def test_shared_layers_name_no_family_of_data() -> None:
+    for module, text in sources().items():
+        if module.split(".")[1] in ("nn", "batching"):
+            nodes = [node for node in ast.walk(ast.parse(text)) if not isinstance(node, ast.alias)]
+            names = [getattr(node, "name", getattr(node, "arg", "")) or "" for node in nodes]
+            names += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+            assert not re.findall(r"(?<![a-z])(?:text|images|vqa|patients|events)", " ".join([module, *names]).lower())
