@@ -30,7 +30,7 @@ from unpad.batching.plan import Micro, plan
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.tokenizer import train_tokenizer
 from unpad.models import build_model, model_config
-from unpad.models.objective import WEIGHTS
+from unpad.models.contract import WEIGHTS
 from unpad.nn.precision import choose_precision
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings

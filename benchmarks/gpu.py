@@ -33,8 +33,8 @@ from torch import nn
 from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import OutOfMemoryError
+from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Config, Decoder
-from unpad.models.objective import WEIGHTS
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.recipes.training import OptimSettings
 from unpad.storage import write_atomic

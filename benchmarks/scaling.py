@@ -37,8 +37,8 @@ from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import plan
 from unpad.data.family import open_data
+from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Config, Decoder
-from unpad.models.objective import WEIGHTS
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.precision import choose_precision

@@ -30,8 +30,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
+from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Config, Decoder
-from unpad.models.objective import WEIGHTS
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.linear import Linear
