@@ -22,7 +22,7 @@ from workloads import Ours, workload
 
 import unpad.models.decoder
 import unpad.nn.activation
-import unpad.nn.attention
+import unpad.nn.kernel
 import unpad.nn.losses
 import unpad.nn.norm
 from unpad.nn.native import library
@@ -34,7 +34,7 @@ FULL = "all"
 
 
 class Off:
-    """Stands for `native/library.py` where a part is to go through torch."""
+    """Replacement for `unpad/nn/native/library.py` where a part is to go through torch."""
 
     DTYPES: ClassVar[dict[Any, int]] = {}
 
@@ -62,12 +62,12 @@ def without(*modules: ModuleType) -> Callable[[], Any]:
 
 PARTS: dict[str, Callable[[], Any]] = {
     FULL: nullcontext,
-    "attention": without(unpad.nn.attention),
+    "attention": without(unpad.nn.kernel),
     "residual add + norm": without(unpad.nn.norm),
     "activation": without(unpad.nn.activation),
     "cross-entropy": without(unpad.nn.losses),
     "a short last block": lambda: patch.object(unpad.models.decoder, "MOST_WANTED", 0),
-    "every one of them": without(unpad.nn.attention, unpad.nn.norm, unpad.nn.activation, unpad.nn.losses),
+    "every one of them": without(unpad.nn.kernel, unpad.nn.norm, unpad.nn.activation, unpad.nn.losses),
 }
 
 

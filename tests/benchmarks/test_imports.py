@@ -20,3 +20,10 @@ def test_every_name_that_a_benchmark_imports_from_the_package_exists(script: Pat
 
 def _of_package(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "unpad"
+
+
+def test_every_kernel_that_the_benchmark_takes_away_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS[0].parent))
+    for part in import_module("kernels").PARTS.values():
+        with part():  # raises where the module has no kernels to take away
+            pass
