@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 import numpy as np
@@ -92,8 +92,8 @@ def held_out(model: Model, data: Data, seq_ids: np.ndarray, settings: PlanSettin
         settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
     """
     family = import_module(f"unpad.evaluation.{data.family}")
-    found: HeldOut = family.held_out(model, data, seq_ids, settings, device)
-    return found
+    result: HeldOut = family.held_out(model, data, seq_ids, settings, device)
+    return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
 
 
 def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
