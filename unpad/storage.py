@@ -1,8 +1,8 @@
-"""The only module that writes files that must survive: write, fsync, rename, verify, lock.
+"""Durable files: the only module that writes files that must survive. Write, fsync, rename, verify, lock.
 
-A name that a reader can see is always complete. Files and folders are written under a temporary name, flushed to the
-device, renamed, and the folder that holds the name is flushed too. A folder carries MANIFEST.json with the size and
-sha256 of each file, written last and checked by whoever reads it.
+A visible name is always complete. Files and folders are written under a temporary name, flushed to the device and
+renamed; then the parent folder is flushed too. A folder carries MANIFEST.json with the size and sha256 of each file,
+written last and checked on every read.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ MAX_MANIFEST_BYTES = 16 << 20
 LOCK = "run.lock"
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_READ_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # a planted link is not followed, a named pipe not waited for
+_READ_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a planted link, never wait for a named pipe
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _TEMPORARY = re.compile(r"\.tmp-(\d{1,9})-([0-9a-f]{8})-\d+")
-_PROCESS = secrets.token_hex(4)  # a pid is reused, in a container at every start; this tells the processes apart
+_PROCESS = secrets.token_hex(4)  # tells processes apart, since pids are reused, in a container at every start
 _numbers = itertools.count()
 
 
 def _operation(name: str, path: Path) -> None:
-    """Called before every write, truncate, fsync, rename, mkdir, unlink and rmdir; tests count and kill here."""
+    """Hook before every write, truncate, fsync, rename, mkdir, unlink and rmdir; tests count and kill here."""
 
 
 # --------------------------------------------------------------------------- errors and space
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes an ordinary user may still write where `path` is, or would be."""
+    """Bytes that an ordinary user may still write at `path`, which need not exist."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             status = os.statvfs(place)
@@ -61,10 +61,10 @@ def free_bytes(path: Path) -> int:
 
 
 def check_space(path: Path, needed_bytes: int) -> None:
-    """Refuse before writing what cannot fit.
+    """Check the free space before writing.
 
     Raises:
-        DiskError: fewer than `needed_bytes` are free where `path` is, or would be.
+        DiskError: fewer than `needed_bytes` are free at `path`, which need not exist.
     """
     free = free_bytes(path)
     if free < needed_bytes:
@@ -77,7 +77,7 @@ def check_space(path: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def _disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """Turn an OSError of writing `path` into a DiskError."""
+    """Convert an OSError from writing `path` to a DiskError."""
     try:
         yield
     except OSError as error:
@@ -105,23 +105,23 @@ def sha256_file(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad."""
+    """Folder for reproducible files: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad."""
     if named := os.environ.get("UNPAD_CACHE"):
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unpad"
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its parents so that they survive a power cut; an existing folder is fine.
+    """Create a folder and its parents durably; an existing folder is left as it is.
 
     Raises:
-        DiskError: it cannot be created, or a file stands in its place.
+        DiskError: it cannot be created, or a file has its name.
     """
     with _disk_errors(path):
         missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
         for folder in reversed(missing):
             _operation("mkdir", folder)
-            with suppress(FileExistsError):  # another process made it; a file in its place fails below
+            with suppress(FileExistsError):  # made by another process; a file of this name fails below
                 os.mkdir(folder)
             _sync_folder(folder.parent)
         if not path.is_dir():
@@ -129,10 +129,10 @@ def make_folder(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a file that is either the old one or the complete new one, whatever happens; text is stored as UTF-8.
+    """Replace a file atomically: a reader sees the old file or the complete new one. Text is stored as UTF-8.
 
     Raises:
-        DiskError: it cannot be written; the old file is untouched and nothing temporary stays.
+        DiskError: it cannot be written; the old file is untouched, and nothing temporary remains.
     """
     payload = data.encode() if isinstance(data, str) else data
     temporary = _temporary(path.parent)
@@ -151,7 +151,7 @@ def _temporary(parent: Path) -> Path:
 
 
 def _write_file(path: Path, data: bytes) -> None:
-    """Create a file with these bytes and flush it to the device."""
+    """Create a file with the given bytes and flush it to the device."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         _write_all(descriptor, path, data)
@@ -163,7 +163,7 @@ def _write_file(path: Path, data: bytes) -> None:
 
 def _write_all(descriptor: int, path: Path, data: bytes) -> None:
     rest = memoryview(data)
-    while rest:  # a nearly full disk takes part of it first, and says so at the next call
+    while rest:  # a nearly full disk accepts a part first, and fails at the next call
         _operation("write", path)
         rest = rest[os.write(descriptor, rest) :]
 
@@ -186,7 +186,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    """Delete a file, a link or a folder with all it holds; never follows a link."""
+    """Delete a file, a link, or a folder with its contents; never follow a link."""
     if stat.S_ISDIR(os.lstat(path).st_mode):
         for name in sorted(os.listdir(path)):
             _delete(path / name)
@@ -206,12 +206,12 @@ def _discard(path: Path) -> None:
 
 
 def write_folder(path: Path, files: dict[str, bytes]) -> None:
-    """Write a folder of files and its manifest so that it is either absent or complete.
+    """Write a folder of files and its manifest atomically: it is absent or complete.
 
-    Two processes may write the same contents at once; nothing that exists is replaced.
+    Two processes may write the same contents at once; existing folders are never replaced.
 
     Raises:
-        DiskError: it cannot be written, or the folder exists with other contents; nothing temporary stays.
+        DiskError: it cannot be written, or the folder exists with other contents; nothing temporary remains.
     """
     with _disk_errors(path, sum(map(len, files.values()))):
         temporary = _write_temporary_folder(path.parent, files)
@@ -229,12 +229,12 @@ def write_folder(path: Path, files: dict[str, bytes]) -> None:
 
 
 def replace_folder(path: Path, files: dict[str, bytes]) -> None:
-    """Write a folder, in place of the one of that name if there is one.
+    """Write a folder, replacing an existing one.
 
-    At every instant a complete folder stands at `path` or, for the moment between two renames, at `replaced(path)`.
+    At every instant a complete folder is at `path` or, between two renames, at `replaced(path)`.
 
     Raises:
-        DiskError: it cannot be written; a complete folder still stands at one of the two names.
+        DiskError: it cannot be written; a complete folder is still at one of the two names.
     """
     old = replaced(path)
     with _disk_errors(path, sum(map(len, files.values()))):
@@ -257,15 +257,15 @@ def replace_folder(path: Path, files: dict[str, bytes]) -> None:
 
 
 def replaced(path: Path) -> Path:
-    """Where `replace_folder` keeps the folder it is replacing; what readers open when `path` is missing."""
+    """Name of the old folder during `replace_folder`; readers open it when `path` is missing."""
     return path.with_name(f".old-{path.name}")
 
 
 def verify_folder(path: Path) -> None:
-    """Check every file of the manifest by size and sha256; files the manifest does not name are never opened.
+    """Verify the size and sha256 of every file in the manifest; other files are never opened.
 
     Raises:
-        CheckpointError: names the file that is missing, has another size or sha256, is a link, or may not be named so.
+        CheckpointError: a file is missing, has another size or sha256, is a link, or has an invalid name.
     """
     with _open_folder(path) as (folder, entries):
         for name, entry in entries.items():
@@ -274,10 +274,10 @@ def verify_folder(path: Path) -> None:
 
 
 def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, bytes]:
-    """Read the files of a folder, verified; `names` limits it to some of them.
+    """Read and verify the files of a folder, or only those in `names`.
 
     Raises:
-        CheckpointError: as `verify_folder`, for the files that are read.
+        CheckpointError: as for `verify_folder`, for the files that are read.
     """
     contents = {}
     with _open_folder(path) as (folder, entries):
@@ -291,7 +291,7 @@ def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, byt
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder so that its name never stands for half of it.
+    """Delete a folder atomically: its name never shows a part of it.
 
     Raises:
         DiskError: it cannot be renamed or deleted.
@@ -301,7 +301,7 @@ def remove_folder(path: Path) -> None:
 
 
 def clean_leftovers(parent: Path) -> None:
-    """Delete the temporary files and folders in `parent` that killed processes left behind, and nothing else.
+    """Delete the temporary files and folders that killed processes left in `parent`, and nothing else.
 
     Raises:
         DiskError: one cannot be deleted.
@@ -314,10 +314,10 @@ def clean_leftovers(parent: Path) -> None:
 
 
 def parse_json(data: bytes, where: Path) -> Any:
-    """Parse strict JSON that somebody may have tampered with.
+    """Parse strict JSON from an untrusted file.
 
     Raises:
-        CheckpointError: it is not UTF-8 or not JSON, is nested too deeply or holds a number too large.
+        CheckpointError: it is not UTF-8, not JSON, nested too deeply, or has too large a number.
     """
     try:
         return json.loads(data.decode(), parse_constant=_refuse_constant)
@@ -335,7 +335,7 @@ def _refuse_constant(text: str) -> None:
 
 def _manifest(files: dict[str, bytes]) -> bytes:
     entries = {name: {"size": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
-    # No newline at the end: without its last byte the file must not parse.
+    # No final newline: a file without its last byte must not parse.
     return json.dumps({"files": entries, "format": MANIFEST_FORMAT}, indent=1).encode()
 
 
@@ -393,7 +393,7 @@ def _is_leftover(name: str) -> bool:
 def _open_folder(path: Path) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
     """Open a folder and its manifest: (descriptor, {name: {"size", "sha256"}}).
 
-    Files are opened relative to the descriptor, so a folder that is replaced meanwhile is still read as one.
+    Files are opened relative to the descriptor, so a folder that is replaced meanwhile is read consistently.
     """
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -440,7 +440,7 @@ def _read_manifest(path: Path, folder: int) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def _open_entry(path: Path, folder: int, name: str, size: int | None) -> Iterator[Any]:
-    """Open a plain file of an open folder, of `size` bytes where that is known; a read that fails names the file."""
+    """Open a plain file of an open folder, and check its `size` unless None; failed reads name the file."""
     try:
         with open(name, "rb", opener=lambda name, flags: os.open(name, flags | _READ_FLAGS, dir_fd=folder)) as file:
             status = os.fstat(file.fileno())
@@ -469,12 +469,12 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 
 class LineLog:
-    """An append-only file of JSON objects, one per line, that a killed run can cut back to its checkpoint.
+    """Append-only file of JSON objects, one per line, which a resumed run truncates to its checkpoint.
 
-    Opening drops a last line that has no end, so that the next record starts on its own line.
+    Opening drops an unfinished last line, so that the next record starts on its own line.
 
     Raises:
-        DiskError: the file cannot be opened, here or later written; a record that failed leaves no part behind.
+        DiskError: the file cannot be opened, or later written; a failed record leaves no partial line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -482,7 +482,7 @@ class LineLog:
         self._open()
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add one record in one write. Keys keep their order; a non-finite float becomes the text "nan" or "inf"."""
+        """Append one record in one write. Keys keep their order; a non-finite float becomes the text "nan" or "inf"."""
         line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
         with _disk_errors(self.path, len(line)):
@@ -494,17 +494,17 @@ class LineLog:
                 raise
 
     def sync(self) -> None:
-        """Flush to the device; a checkpoint that counts on these records is saved after this."""
+        """Flush to the device; call it before saving a checkpoint that relies on these records."""
         with _disk_errors(self.path):
             _operation("fsync", self.path)
             os.fsync(self._descriptor)
 
     def truncate(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Keep the records for which `keep` is true, unchanged to the byte; lines cut short by a crash go.
+        """Keep the records for which `keep` is true, byte for byte, and drop lines cut short by a crash.
 
         Raises:
-            CheckpointError: a line that is no record stands before one that is kept.
-            DiskError: the file cannot be rewritten; it is then as before.
+            CheckpointError: an invalid line precedes a kept record.
+            DiskError: the file cannot be rewritten; it is unchanged.
         """
         with _disk_errors(self.path):
             data = self.path.read_bytes()
@@ -517,7 +517,9 @@ class LineLog:
             elif keep(record):
                 if damaged:
                     raise CheckpointError(
-                        "the line is not a JSON object", where=f"{self.path}:{damaged}", fix="remove or mend the line"
+                        "the line is not a JSON object",
+                        where=f"{self.path}:{damaged}",
+                        fix="remove or correct the line",
                     )
                 kept.append(line + b"\n")
         if b"".join(kept) != data:
@@ -562,12 +564,13 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 class RunLock:
-    """Holds a run directory while entered; the kernel lets go when the process ends, however it ends.
+    """Exclusive lock on a run directory, as a context; the kernel releases it however the process ends.
 
-    The file run.lock stays: removing it would let a process that has it open and one that creates it anew both win.
+    The file run.lock is never removed: a process with the old file open and one that creates a new file could both
+    acquire the lock.
 
     Raises:
-        RunInUseError: another process holds the directory; names its pid, host and start.
+        RunInUseError: another process has the lock; names its pid, host and start.
         DiskError: run.lock cannot be written.
     """
 
@@ -590,7 +593,7 @@ class RunLock:
                 os.close(descriptor)
                 raise
         self._descriptor = descriptor
-        # A forked worker shares the lock and would keep it after this process is killed.
+        # A forked worker shares the lock and would hold it after this process is killed.
         os.register_at_fork(after_in_child=self._close)
         return self
 
@@ -609,7 +612,7 @@ class RunLock:
 
     def _in_use(self) -> RunInUseError:
         holder: dict[str, Any] = {}
-        for _ in range(50):  # the holder may have the lock and not yet have written its name
+        for _ in range(50):  # the holder may not have written its name yet
             with suppress(OSError):
                 holder = _record(self.path.read_bytes()) or {}
             if holder:

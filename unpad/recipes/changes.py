@@ -1,4 +1,4 @@
-"""In what two recipes differ, and which of it a run may take on when it is resumed."""
+"""Differences between two recipes, and which of them a resumed run may adopt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def may_change_on_resume(key: str) -> bool:
-    """Whether a resumed run accepts another value of the dotted key."""
+    """Whether a resumed run accepts a changed value of the dotted key."""
     parts = key.split(".")
     if parts[0] == "stages":
         return len(parts) == 4 and parts[2] == "train" and parts[3] in STAGE_RESUMABLE

@@ -1,4 +1,4 @@
-"""Sections of a recipe that say what is read: files, tables, templates, tokens, and the sizes of images."""
+"""Recipe sections on data: sources, tables of events, tokenizer, augmentation and image sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unpad.recipes.section import Section
 
 
 class Source(Section):
-    """Files to read: a file, a folder or a glob, and how often to draw from it."""
+    """Files to read, their format, and their weight in an epoch."""
 
     path: str = Field(description="File, folder or glob.")
     weight: float = Field(1.0, gt=0, description="Epochs of this source per epoch of the run; 0.5 draws half of it.")
@@ -32,49 +32,56 @@ Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
 
 
 class EventSource(Section):
-    """A table of events of patients, or several of one kind: a file, a folder or a glob; and what its columns mean.
+    """A table of patients' events, in one file or several of the same form, and the meaning of its columns.
 
-    Names of columns that are `auto` are those of the layout: `id, time, code, value`; of MEDS `subject_id, time, code,
-    numeric_value`; of files of one patient each, named by its id, `minute, variable, value`.
+    Columns named `auto` have the names of the layout: table `id, time, code, value`; meds `subject_id, time, code,
+    numeric_value`; patients, one file per patient, named by the id, `minute, variable, value`.
     """
 
     path: str = Field(description="File, folder or glob.")
     layout: Literal["auto", "table", "patients", "meds"] = Field(
-        "auto", description="auto: meds where its columns are, patients where there is none for the id, else table."
+        "auto",
+        description="auto: meds if its columns are present, patients if there is no column for the id, else table.",
     )
     id: str = Field("auto", description="Column of the patient's id.")
     time: str = Field("auto", description="Column of the time.")
     code: str = Field("auto", description="Column of the code.")
-    value: str | None = Field("auto", description="null: events of this table have no value, as diagnoses.")
-    set: str | None = Field("auto", description="Number of the set of an event; auto: set_index where there is one.")
+    value: str | None = Field(
+        "auto", description="Column of the value; null: events without a value, such as diagnoses."
+    )
+    set: str | None = Field("auto", description="Column of the event's set number; auto: set_index, if present.")
     static: list[str] = Field(
         [], description="Columns of a table with one row per patient; they become the patient's first set."
     )
     unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = Field(
-        "auto", description="Of the time; auto: by the name of the column, or by its type."
+        "auto", description="Unit of the time; auto: from the column's name or type."
     )
     negative: Literal["auto", "allow", "error"] = Field(
-        "auto", description="Times below 0; auto: a fault in files of one patient each, which count from admission."
+        "auto", description="Times below 0; auto: an error in the layout patients, which counts from admission."
     )
 
 
 class EventLabels(Section):
-    """A table with one row per patient that says what is to be predicted: `label`, or `event` and `duration`."""
+    """Prediction targets, one row per patient: `label`, or `event` and `duration`."""
 
     path: str = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
     label: str | None = Field(None, description="Column of 0 and 1.")
-    time: str | None = Field(None, description="Column: when the label was known; events after it are refused.")
-    event: str | None = Field(None, description="Column of 0 and 1: whether observation ended with the outcome.")
-    duration: str | None = Field(None, description="Column: when observation ended, on the clock of the events.")
+    time: str | None = Field(
+        None, description="Column of the time at which the label was known; later events are refused."
+    )
+    event: str | None = Field(None, description="Column of 0 and 1: 1 if observation ended with the outcome.")
+    duration: str | None = Field(
+        None, description="Column of the time at which observation ended, on the clock of the events."
+    )
     horizon: float | None = Field(
         None, gt=0, description="Time from the landmark within which the outcome makes the label 1."
     )
     censored: Literal["exclude", "keep"] = Field(
-        "exclude", description="Patients whose observation ended before the horizon; keep: without a label."
+        "exclude", description="Patients whose observation ended before the horizon; keep: unlabelled."
     )
     missing: Literal["error", "exclude", "keep"] = Field(
-        "error", description="Patients who have events and no label; keep: without one."
+        "error", description="Patients with events but no label; keep: unlabelled."
     )
 
     @model_validator(mode="after")
@@ -91,47 +98,49 @@ class EventLabels(Section):
 
 
 class EventSettings(Section):
-    """How events of patients become histories, and what is predicted from them."""
+    """Conversion of patients' events to histories, and the prediction target."""
 
     labels: EventLabels | None = Field(None, description="The table of outcomes.")
     landmark: float | str | None = Field(
         None,
-        description="Where the prediction is made: a time, or a column of the table of labels; events after it are not "
-        "read. null: the last event of each patient.",
+        description="Time of the prediction, or a column of the table of labels; later events are not read. null: the "
+        "last event of each patient.",
     )
     unit: Literal["auto", "minutes", "hours", "days"] = Field(
-        "auto", description="Of landmark, horizon, duration and window; auto: that of the events, days of timestamps."
+        "auto",
+        description="Unit of landmark, horizon, duration and window; auto: unit of the events, days for timestamps.",
     )
     split: str | None = Field(
-        None, description="Table of id and split: train, holdout or test. Who is not in it takes no part."
+        None, description="Table of id and split (train, holdout or test); patients outside of it are left out."
     )
     window: float | None = Field(
-        None, gt=0, description="Events of one window of this length form a set; null: events of one time."
+        None, gt=0, description="Events in a window of this length form a set; null: events of equal time."
     )
-    duplicates: Literal["drop", "keep", "error"] = Field("drop", description="Events that are equal in everything.")
-    unsorted: Literal["sort", "error"] = Field("sort", description="Rows of a patient that go back in time.")
+    duplicates: Literal["drop", "keep", "error"] = Field("drop", description="Handling of events with equal columns.")
+    unsorted: Literal["sort", "error"] = Field("sort", description="Handling of a patient's rows that go back in time.")
     unknown_codes: Literal["unknown", "skip", "error"] = Field(
-        "unknown", description="Codes that training patients do not have, or seldom; unknown: one code for all."
+        "unknown",
+        description="Codes that are missing or rare among training patients; unknown: one code for all of them.",
     )
-    min_count: int = Field(1, ge=1, description="Codes that occur less often in training are unknown.")
+    min_count: int = Field(1, ge=1, description="Codes with fewer occurrences in training are unknown.")
     std_floor: float = Field(1e-3, gt=0, description="Smallest standard deviation of a code, as a share of its mean.")
-    code_embeddings: str | None = Field(None, description="Table of vectors: a column Key, the others numbers.")
+    code_embeddings: str | None = Field(None, description="Table of vectors per code: column Key, and numeric columns.")
     max_events: int | None = Field(
-        None, ge=1, description="Most events of a patient; whole sets are left out and counted. null keeps all."
+        None, ge=1, description="Maximum of events per patient; whole sets are dropped and counted. null keeps all."
     )
-    keep: Literal["latest", "earliest"] = Field("latest", description="Which sets stay under max_events.")
+    keep: Literal["latest", "earliest"] = Field("latest", description="Sets that max_events keeps.")
 
     @model_validator(mode="after")
     def _fits(self) -> EventSettings:
         if isinstance(self.landmark, str) and self.labels is None:
-            raise ValueError("a landmark that is a column needs labels, whose table has it")
+            raise ValueError("a landmark column needs events.labels, whose table has the column")
         if self.labels is not None and self.labels.horizon is not None and self.landmark is None:
             raise ValueError("a horizon counts from a landmark; set events.landmark")
         return self
 
 
 class Template(Section):
-    """How a conversation becomes one text: a prefix per role, a separator between messages, EOS after each reply."""
+    """Text form of a conversation: a prefix per role, a separator between messages, EOS after each reply."""
 
     system: str = Field("系统：", description="Prefix of a system message.")
     user: str = Field("用户：", description="Prefix of a user's message.")
@@ -140,26 +149,28 @@ class Template(Section):
 
 
 class DataSettings(Section):
+    """Sources by kind of data, the held-out share, and the handling of bad rows."""
+
     text: Sources = Field([], description="Plain text, or rows with `text`.")
     chat: Sources = Field([], description="Conversations: rows with `messages` or `conversations`, or strings.")
     images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
     vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
     events: Annotated[list[EventSource], BeforeValidator(_as_sources)] = Field(
-        [], description="Tables of events of patients, which are joined by the patients' ids."
+        [], description="Tables of patients' events, joined by the patients' ids."
     )
-    root: str | None = Field(None, description="Folder that relative paths start from; default the working directory.")
+    root: str | None = Field(None, description="Folder that relative paths start from; default: the working directory.")
     holdout: float = Field(
         0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed."
     )
     separator: str = Field(
         "auto",
-        description="What ends a document in plain text; auto: <|endoftext|> where it occurs, else a blank line.",
+        description="End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line.",
     )
     template: Template = Field(Template(), description="Text around the messages of a conversation.")
     on_bad_row: Literal["stop", "quarantine"] = Field(
         "stop", description="stop: list all bad rows and end; quarantine: skip them, up to max_bad."
     )
-    max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that quarantine may set aside.")
+    max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that may be quarantined.")
 
 
 # Kinds of data: the fields of `data` that list sources.
@@ -176,13 +187,15 @@ Kind = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(
 
 
 class TokenizerSettings(Section):
+    """Tokenizer of texts and conversations."""
+
     kind: Literal["words", "bpe", "file"] = Field(
         "words",
         description="words: Chinese words; unknown ones fall back to characters and bytes. bpe: byte-level, trained on "
         "your text. file: a tokenizer.json.",
     )
-    vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Upper limit of the vocabulary that is built.")
-    min_count: int = Field(1, ge=1, description="Words seen less often are spelled in characters.")
+    vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Maximum size of the trained vocabulary.")
+    min_count: int = Field(1, ge=1, description="Words with fewer occurrences are split into characters.")
     path: str | None = Field(None, description="A tokenizer.json, for kind: file.")
 
     @model_validator(mode="after")
@@ -193,49 +206,63 @@ class TokenizerSettings(Section):
 
 
 class AugmentSettings(Section):
-    """Chinese text augmentation of the training part; off while `multiplier` is 0."""
+    """Augmentation of Chinese training texts; off while `multiplier` is 0."""
 
-    multiplier: int = Field(0, ge=0, le=20, description="Changed copies added per original.")
+    multiplier: int = Field(0, ge=0, le=20, description="Augmented copies per original.")
     synonyms: float = Field(0.1, ge=0, le=1, description="Probability that a word with a known synonym is replaced.")
-    synonyms_file: str | None = Field(None, description="Your dictionary: one group of words per line, space between.")
-    delete: float = Field(0.0, ge=0, lt=1, description="Probability that a word is left out.")
-    insert: float = Field(0.0, ge=0, le=1, description="Probability of a function word at a word boundary.")
+    synonyms_file: str | None = Field(
+        None, description="Dictionary of synonyms: one group of words per line, separated by spaces."
+    )
+    delete: float = Field(0.0, ge=0, lt=1, description="Probability that a word is dropped.")
+    insert: float = Field(
+        0.0, ge=0, le=1, description="Probability that a function word is inserted at a word boundary."
+    )
     insert_words: list[str] = Field(["的", "了"], description="Function words that `insert` draws from.")
-    reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text change places.")
+    reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text are reordered.")
 
 
-CHANGES = ("flip", "shift", "scale", "zoom", "color", "erase")  # what a training image goes through, every epoch anew
+CHANGES = (
+    "flip",
+    "shift",
+    "scale",
+    "zoom",
+    "color",
+    "erase",
+)  # augmentations of a training image, drawn again every epoch
 
 
 class ImageSettings(Section):
-    """At which size images become patches, and how their colours are scaled."""
+    """Size at which images are cut into patches, scaling of their colours, and augmentation."""
 
     size: Literal["native", "square", "letterbox", "adaptive"] = Field(
         "native",
-        description="native: its own size; square: one size, the aspect is lost; letterbox: one size, the aspect kept; "
-        "adaptive: less than its own size where there is little to see.",
+        description="native: the image's own size; square: one size, ignoring the aspect; letterbox: one size, keeping "
+        "the aspect; adaptive: smaller than its own size for images with little detail.",
     )
-    square: int = Field(64, ge=1, description="Side of square and letterbox in pixels, a multiple of the patch.")
+    square: int = Field(64, ge=1, description="Side of square and letterbox, in pixels; a multiple of the patch.")
     min_tokens: int = Field(
         1,
         ge=1,
-        description="Least patches of an image: native enlarges a smaller one, adaptive leaves room for as many.",
+        description="Minimum of patches per image: native enlarges smaller images, adaptive leaves room for as many.",
     )
-    max_tokens: int = Field(256, ge=1, description="Most patches of an image of native and adaptive.")
-    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Subtracted from RGB in 0 to 1.")
-    std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="What the rest is divided by.")
-    cache_mib: int = Field(1024, ge=0, description="Memory for images that were decoded before, in MiB.")
-    flip: float = Field(0.0, ge=0, le=1, description="Probability that a training image is mirrored, every epoch anew.")
+    max_tokens: int = Field(256, ge=1, description="Maximum of patches per image of native and adaptive.")
+    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Subtracted from the colours (RGB, 0 to 1).")
+    std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Divisor after the subtraction.")
+    cache_mib: int = Field(1024, ge=0, description="Memory for decoded images, in MiB.")
+    flip: float = Field(0.0, ge=0, le=1, description="Probability that a training image is mirrored in an epoch.")
     shift: float = Field(0.0, ge=0, lt=1, description="Largest shift of a training image, as a share of its sides.")
     scale: float = Field(
         0.0,
         ge=0,
         le=3,
-        description="Training images of native become patches at a size drawn anew every epoch, up to 1 + scale times "
-        "larger or smaller than their own.",
+        description="Training images of native are resized by a factor drawn every epoch, up to 1 + scale times "
+        "larger or smaller.",
     )
     zoom: float = Field(
-        0.0, ge=0, le=3, description="A training image is shown larger or smaller by up to 1 + zoom, its size stays."
+        0.0,
+        ge=0,
+        le=3,
+        description="The content of a training image is zoomed by up to 1 + zoom, in or out, at unchanged size.",
     )
     color: float = Field(
         0.0,
@@ -247,12 +274,12 @@ class ImageSettings(Section):
         0.0,
         ge=0,
         le=1,
-        description="Largest side of a rectangle that is hidden, as a share of a training image's side.",
+        description="Largest side of an erased rectangle, as a share of a training image's side.",
     )
 
     @property
     def augments(self) -> bool:
-        """Whether training images are changed."""
+        """Whether training images are augmented."""
         return any(getattr(self, name) for name in CHANGES)
 
     @property
@@ -261,11 +288,11 @@ class ImageSettings(Section):
         return self.scale > 0 and self.size == "native"
 
     def identity(self) -> str:
-        """What these settings make of an image, as text that a field added by a later version leaves as it is."""
+        """Text that identifies the pixels these settings give, unchanged by fields that later versions add."""
         return self.model_dump_json(exclude={"cache_mib"}, exclude_defaults=True)
 
     def plain(self) -> ImageSettings:
-        """The same without any change of training images."""
+        """The same settings without augmentation."""
         return self.model_copy(update=dict.fromkeys(CHANGES, 0.0))
 
     @model_validator(mode="after")
@@ -273,14 +300,14 @@ class ImageSettings(Section):
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}")
         if min(self.mean) < 0 or max(self.mean) > 1:
-            raise ValueError("mean is of colours between 0 and 1")
+            raise ValueError("mean must be between 0 and 1")
         if min(self.std) <= 0:
             raise ValueError("std must be more than 0")
         return self
 
 
 class DataSections(Section):
-    """Sections of a recipe on its data; those of a new family go here."""
+    """Sections of a recipe on data; a new family adds its section here."""
 
     data: DataSettings = DataSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()

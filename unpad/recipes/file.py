@@ -1,7 +1,4 @@
-"""Recipes as files: find one, read it, override fields, and say what is wrong with it, in which line.
-
-`key.sub=value` on the command line overrides one field.
-"""
+"""Loading of recipe files: YAML with line numbers, overrides as `key.sub=value`, and errors that name the line."""
 
 from __future__ import annotations
 
@@ -20,13 +17,13 @@ from unpad.recipes.section import first_fault
 MAX_RECIPE_BYTES = 1 << 20
 KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 NUMBER_TAG = "tag:yaml.org,2002:int"
-MAX_YAML_NODES = 20_000  # an alias bomb of 300 bytes expands to millions
-# PyYAML lets through the ValueError of a date or a number that cannot be.
+MAX_YAML_NODES = 20_000  # a bomb of aliases in 300 bytes expands to millions
+# PyYAML does not wrap the ValueError of an impossible date or number.
 YAML_FAULTS = (yaml.YAMLError, ValueError, RecursionError)
 
 
 class _LineLoader(yaml.SafeLoader):
-    """YAML that refuses duplicate keys and bombs, and remembers the line of every key."""
+    """YAML loader that refuses duplicate keys and bombs of aliases, and records the line of every key."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -49,9 +46,9 @@ class _LineLoader(yaml.SafeLoader):
         if isinstance(node, yaml.MappingNode):
             seen = set()
             for key, value in node.value:
-                if key.tag == NUMBER_TAG:  # what has numbers for names, as epochs, reads them from text
+                if key.tag == NUMBER_TAG:  # fields with numbers as keys, such as plan.grow, parse them from text
                     key.tag = KEY_TAGS[0]
-                if key.tag not in KEY_TAGS:  # `on` is no text in YAML
+                if key.tag not in KEY_TAGS:  # YAML reads `on` as a boolean
                     raise yaml.MarkedYAMLError(problem="a key is not a name; quote it", problem_mark=key.start_mark)
                 if key.value in seen:
                     raise yaml.MarkedYAMLError(
@@ -66,7 +63,7 @@ class _LineLoader(yaml.SafeLoader):
 
 
 def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:
-    """Read a recipe by packaged name or path and apply `key.sub=value` overrides.
+    """Load a recipe by packaged name or path, and apply `key.sub=value` overrides.
 
     Raises:
         RecipeError: unknown recipe or key, wrong type or value; names the file and line, or the override.
@@ -81,7 +78,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f"{path}:{line + 1}" if line is not None else str(path)
         raise RecipeError(
-            str(getattr(error, "problem", None) or error).splitlines()[0], where=where, fix="mend the YAML"
+            str(getattr(error, "problem", None) or error).splitlines()[0], where=where, fix="correct the YAML"
         ) from None
     if not isinstance(values, dict):
         raise RecipeError("a recipe is a mapping of sections", where=str(path), fix="see `unpad recipes copy`")
@@ -90,7 +87,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> Recipe:
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:
-    """Build a recipe from a dictionary, as the Python API and run directories do.
+    """Build a recipe from a dictionary.
 
     Raises:
         RecipeError: a key or value does not fit.
@@ -99,7 +96,7 @@ def parse_recipe(values: dict[str, Any]) -> Recipe:
 
 
 def _override(values: dict[str, Any], text: str) -> tuple[str | int, ...]:
-    """Put one `key.sub=value` into `values`; stages may be addressed by name. Return the path that was set."""
+    """Apply one `key.sub=value` to `values`, in which stages may be named, and return the path of the field."""
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise RecipeError(f'"{text}" is not key=value', where="command line", fix="write for example optim.lr=1e-4")

@@ -1,4 +1,4 @@
-"""Recipe: everything a run depends on.
+"""Recipe: everything that a run depends on.
 
 `data.py` has the sections on what is read, `training.py` those on what is done with it. Every field has a default, so a
 recipe states only what it changes. The `model` section is validated by the model's own file (`models/<kind>.py`), which
@@ -33,9 +33,9 @@ Model = Annotated[dict[str, Any], AfterValidator(lambda section: {"kind": "decod
 
 
 class Stage(Section):
-    """One stage of a run: which data it uses, and what it changes of plan, optim, losses and train."""
+    """One stage of a run: the data it uses, and its changes of plan, optim, losses and train."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="What overrides and messages call the stage.")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="Name of the stage in overrides and messages.")
     use: list[Kind] | None = Field(None, description="Kinds of the run's data that the stage uses; default all.")
     plan: dict[str, Any] = Field({}, description="Fields of `plan` that the stage changes.")
     optim: dict[str, Any] = Field({}, description="Fields of `optim` that the stage changes.")
@@ -51,24 +51,26 @@ def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
 
 
 class Recipe(DataSections):
-    """Everything a run depends on."""
+    """Everything that a run depends on."""
 
-    model: Model = Field({"kind": "decoder"}, description="`kind` names the file in models/; the rest is its.")
+    model: Model = Field(
+        {"kind": "decoder"}, description="`kind` names the file in models/, which defines the other fields."
+    )
     plan: PlanSettings = PlanSettings()
     optim: OptimSettings = OptimSettings()
     losses: dict[str, Weight] = Field(
-        {}, description="Weight of each loss term of the model, or a ramp; default what the model says."
+        {}, description="Weight of each loss term of the model, or a ramp; default: the model's own."
     )
-    stages: list[Stage] = Field([], description="Stages in order; none: the whole run is one.")
+    stages: list[Stage] = Field([], description="Stages in order; if empty, the whole run is one stage.")
     train: TrainSettings = TrainSettings()
     collapse: CollapseSettings = CollapseSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     generate: GenerateSettings = GenerateSettings()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="Of matrix products; auto: bf16 where the hardware has it, else fp32."
+        "auto", description="Precision of matrix products; auto: bf16 if the hardware has it, else fp32."
     )
     profile: Literal["standard", "low_power"] = Field(
-        "standard", description="low_power: one thread, micro-batches of 512 tokens, fp32, for small machines."
+        "standard", description="low_power, for small machines: one thread, micro-batches of 512 tokens, fp32."
     )
 
     @model_validator(mode="after")
@@ -88,9 +90,9 @@ class Recipe(DataSections):
         return self
 
     def for_stage(self, stage: Stage) -> Recipe:
-        """Return this recipe with the stage's own plan, optim, losses and train fields put in, and without stages.
+        """Merge the stage's fields of plan, optim, losses and train into a copy of this recipe without stages.
 
-        `train.max_epochs` of the run is a limit on every stage: the smaller of the two holds.
+        `train.max_epochs` of the run limits every stage: the smaller of the two holds.
         """
         merged = {
             name: {**getattr(self, name).model_dump(), **getattr(stage, name)} for name in ("plan", "optim", "train")

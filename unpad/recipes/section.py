@@ -1,4 +1,4 @@
-"""Base class of every section of a recipe, and its validation."""
+"""Base class of recipe sections, and the reading of their validation errors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ SectionType = TypeVar("SectionType", bound=BaseModel)
 
 
 class Section(BaseModel):
+    """A frozen section that refuses unknown fields and non-finite numbers."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
@@ -22,10 +24,10 @@ class Fault:
     """One fault of a section.
 
     Args:
-        path: keys and places in lists that lead to the field; empty for the section as a whole.
-        message: what is wrong with it.
-        is_unknown: there is no such field.
-        given: ", got " and the value that does not fit; "" where the message names it.
+        path: keys and list indices that lead to the field; empty for the section as a whole.
+        message: description of the fault.
+        is_unknown: whether the section has no such field.
+        given: ", got " and the refused value; "" if the message names it.
     """
 
     path: tuple[str | int, ...]
@@ -54,7 +56,7 @@ def first_fault(error: ValidationError) -> Fault:
         return inner.fault
     given = f", got {json.dumps(first['input'], ensure_ascii=False, default=str)[:80]}"
     return Fault(
-        # A part in brackets is a tag of `Weight` and no key.
+        # A part in brackets is a tag of `Weight`, not a key.
         path=tuple(part for part in first["loc"] if not str(part).startswith("(")),
         message=first["msg"].removeprefix("Value error, "),
         is_unknown=first["type"] == "extra_forbidden",
@@ -63,7 +65,7 @@ def first_fault(error: ValidationError) -> Fault:
 
 
 def checked(section: type[SectionType], values: dict[str, Any]) -> SectionType:
-    """Build one section from values that a caller of the Python interface gave.
+    """Build one section from values of the Python interface.
 
     Raises:
         RecipeError: a field is unknown or its value does not fit.

@@ -1,4 +1,4 @@
-"""Sections of a recipe that say what is done with its data: plans, optimisation, training, saving, generation."""
+"""Recipe sections on training: plan, optimizer, run, collapse, checkpoints and generation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STRATEGIES = Path(__file__).parents[1] / "batching" / "strategies"
 
 
 def strategy_names() -> list[str]:
-    """Names of the batching strategies: the files of batching/strategies/."""
+    """Names of the batching strategies, which are the files of batching/strategies/."""
     return sorted(path.stem for path in STRATEGIES.glob("[a-z]*.py"))
 
 
@@ -26,43 +26,48 @@ def _known_strategy(name: str) -> str:
 
 
 class PlanSettings(Section):
+    """Cutting of sequences, and their grouping into micro-batches and steps."""
+
     strategy: Annotated[str, AfterValidator(_known_strategy), WithJsonSchema({"enum": strategy_names()})] = Field(
-        "pack", description="A file of batching/strategies/."
+        "pack", description="Batching strategy, a file of batching/strategies/."
     )
-    tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer update.")
+    tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer step.")
     grow: dict[Annotated[int, Field(ge=2)], Annotated[int, Field(ge=1)]] = Field(
-        {}, description="Other tokens_per_step from an epoch of the stage on: {3: 4096, 6: 8192}; the first is 1."
+        {},
+        description="tokens_per_step from an epoch of the stage on: {3: 4096, 6: 8192}; the first epoch is 1.",
     )
     tokens_per_micro: int = Field(
-        4096, ge=1, description="Tokens per forward pass; limits memory, never changes results."
+        4096, ge=1, description="Tokens per micro-batch; limits memory, never changes results."
     )
-    batch_size: int = Field(8, ge=1, description="Sequences per forward pass of fixed, dynamic and bucket.")
-    bucket_width: int = Field(16, ge=1, description="Lengths that share a bucket, in tokens.")
+    batch_size: int = Field(8, ge=1, description="Sequences per micro-batch of fixed, dynamic and bucket.")
+    bucket_width: int = Field(16, ge=1, description="Range of lengths in a bucket, in tokens.")
     row_tokens: int = Field(512, ge=1, description="Length of a row of the strategy rows.")
-    max_tokens: int | None = Field(None, ge=1, description="Longest sequence; default the model's context.")
+    max_tokens: int | None = Field(None, ge=1, description="Longest sequence; default: the model's context.")
     overflow: Literal["error", "split", "truncate_right", "truncate_left", "drop"] = Field(
-        "split", description="What happens to a longer sequence; nothing is lost silently, the ledger counts it."
+        "split", description="Handling of longer sequences; the ledger counts every token that is lost."
     )
     stride: int | None = Field(
-        None, ge=1, description="Windows of split start every `stride` tokens; default no overlap."
+        None, ge=1, description="Distance between the starts of split windows, in tokens; default: no overlap."
     )
     cross_documents: bool = Field(False, description="Join documents before windows are cut, as fixed blocks do.")
-    drop_last: bool = Field(False, description="Leave out a last step smaller than tokens_per_step.")
+    drop_last: bool = Field(False, description="Drop a last step smaller than tokens_per_step.")
 
     def at_epoch(self, epoch: int) -> PlanSettings:
-        """The settings of one epoch of a stage, counted from 0: with the tokens per update that hold then."""
-        begun = [first for first in self.grow if first <= epoch + 1]
-        return self.model_copy(update={"tokens_per_step": self.grow[max(begun)], "grow": {}}) if begun else self
+        """Settings of one epoch of a stage, counted from 0, with the tokens per step of that epoch."""
+        started = [first for first in self.grow if first <= epoch + 1]
+        return self.model_copy(update={"tokens_per_step": self.grow[max(started)], "grow": {}}) if started else self
 
 
 class Ramp(Section):
-    """A number that changes from `start` to `end` as a stage goes on, and stays there."""
+    """A number that changes from `start` to `end` during a stage, and stays there."""
 
     start: float = Field(0.0, description="First value.")
     end: float = Field(description="Last value.")
-    steps: int | None = Field(None, ge=1, description="Updates that it takes.")
-    share: float | None = Field(None, gt=0, le=1, description="Instead of steps: the share of the stage's updates.")
-    shape: Literal["linear", "cosine"] = Field("linear", description="cosine: along half a cosine, as loss ramps do.")
+    steps: int | None = Field(None, ge=1, description="Length of the ramp, in steps.")
+    share: float | None = Field(
+        None, gt=0, le=1, description="Length of the ramp as a share of the stage's steps, instead of `steps`."
+    )
+    shape: Literal["linear", "cosine"] = Field("linear", description="cosine: half a cosine period.")
 
     @model_validator(mode="after")
     def _one_length(self) -> Ramp:
@@ -71,7 +76,7 @@ class Ramp(Section):
         return self
 
     def at(self, step: int, total_steps: int) -> float:
-        """The number for one update of a stage of `total_steps`, counted from 0."""
+        """Value at one step, counted from 0, of a stage of `total_steps`."""
         length = self.share * total_steps if self.share is not None else float(self.steps or 1)
         done = min(step / length, 1.0) if length > 0 else 1.0
         if self.shape == "cosine":
@@ -79,7 +84,7 @@ class Ramp(Section):
         return self.start * (1 - done) + self.end * done
 
 
-# What Discriminator puts into the path of an error begins with a bracket, and `recipe_file.py` takes it out again.
+# Tags begin with a bracket, so that `first_fault` can drop them from the path of an error.
 Weight = Annotated[
     Annotated[float, Tag("(number)")] | Annotated[Ramp, Tag("(ramp)")],
     Discriminator(lambda value: "(ramp)" if isinstance(value, dict | Ramp) else "(number)"),
@@ -87,101 +92,128 @@ Weight = Annotated[
 
 
 class ParameterGroup(Section):
-    """Parameters that learn at a rate of their own."""
+    """Parameters with their own learning rate, weight decay or clipping."""
 
     parameters: list[str] = Field(min_length=1, description="Name patterns (fnmatch).")
     lr_scale: float = Field(1.0, ge=0, description="Factor on the learning rate.")
-    weight_decay: float | None = Field(None, ge=0, description="Default optim.weight_decay.")
+    weight_decay: float | None = Field(None, ge=0, description="Weight decay; default: optim.weight_decay.")
     clip: float | None = Field(
-        None, gt=0, description="Largest norm of this group's own gradients; default: clipped with all the others."
+        None, gt=0, description="Largest gradient norm of this group alone; default: clipped together with all others."
     )
 
 
 class OptimSettings(Section):
+    """AdamW and its learning rate schedule."""
+
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
-    lr_scale: float = Field(1.0, gt=0, description="Factor on lr, so that a stage follows a changed lr.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="Of AdamW.")
-    eps: float = Field(1e-8, gt=0, description="Of AdamW.")
-    weight_decay: float = Field(0.01, ge=0, description="On matrices; never on biases, norms and embeddings.")
+    lr_scale: float = Field(1.0, gt=0, description="Factor on lr, so that a stage follows an override of lr.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Betas of AdamW.")
+    eps: float = Field(1e-8, gt=0, description="Epsilon of AdamW.")
+    weight_decay: float = Field(
+        0.01, ge=0, description="Weight decay of matrices; biases, norms and embeddings have none."
+    )
     clip: float | None = Field(1.0, gt=0, description="Largest global gradient norm.")
     schedule: Literal["constant", "exponential", "warmup", "cosine", "restarts"] = Field(
-        "cosine", description="Learning rate over a stage; restarts: several cosines, each from the peak."
+        "cosine", description="Learning rate schedule of a stage; restarts: several cosines, each from the peak."
     )
-    per: Literal["update", "epoch"] = Field("update", description="When the learning rate steps.")
-    warmup: float = Field(0.05, ge=0, lt=1, description="Share of the stage spent warming up.")
+    per: Literal["update", "epoch"] = Field(
+        "update", description="Interval at which the learning rate changes: every step (update) or every epoch."
+    )
+    warmup: float = Field(0.05, ge=0, lt=1, description="Share of the stage in which the learning rate warms up.")
     floor: float = Field(0.01, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
-    restarts: int = Field(2, ge=0, description="Restarts of the schedule `restarts`.")
+    restarts: int = Field(2, ge=0, description="Number of restarts of the schedule `restarts`.")
     decay: float = Field(0.95, gt=0, le=1, description="exponential: lr = peak * decay ** (epoch / decay_epochs).")
-    decay_epochs: float = Field(10.0, gt=0, description="Epochs over which exponential multiplies by `decay`.")
+    decay_epochs: float = Field(10.0, gt=0, description="Epochs per factor `decay` of the schedule exponential.")
     groups: list[ParameterGroup] = Field(
-        [], description="Parameters with rates of their own; each belongs to the first group that names it."
+        [], description="Parameters with their own settings; a parameter belongs to the first group that matches it."
     )
 
 
 class TrainSettings(Section):
-    max_steps: int | None = Field(None, ge=0, description="The run ends after this many updates, all stages together.")
-    max_epochs: int | None = Field(None, ge=0, description="Each stage ends after this many epochs; 0 skips it.")
-    seed: int = Field(0, ge=0, lt=2**31, description="Of initial weights, plans, dropout and the held-out part.")
-    init_from: str | None = Field(None, description="A run whose weights and tokenizer this one starts from.")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="Of the trained loss; reported losses have none.")
-    freeze: list[str] = Field([], description="Name patterns (fnmatch) of parameters that stay as they are.")
-    eval_every: int | None = Field(None, ge=1, description="Updates between held-out checks; default every epoch.")
-    log_every: int = Field(10, ge=1, description="Updates between lines on the screen; the files get every update.")
-    patience: int | None = Field(None, ge=1, description="Held-out checks without progress before a stage stops early.")
-    min_delta: float = Field(0.0, ge=0, description="Smallest fall of the held-out loss that counts as progress.")
+    """Length, evaluation and logging of a run."""
+
+    max_steps: int | None = Field(None, ge=0, description="Maximum of steps of the run, all stages together.")
+    max_epochs: int | None = Field(None, ge=0, description="Maximum of epochs per stage; 0 skips it.")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
+    init_from: str | None = Field(None, description="Run to load initial weights and the tokenizer from.")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="Label smoothing of the training loss; reported losses have none."
+    )
+    freeze: list[str] = Field([], description="Name patterns (fnmatch) of frozen parameters.")
+    eval_every: int | None = Field(None, ge=1, description="Steps between evaluations; default: every epoch.")
+    log_every: int = Field(10, ge=1, description="Steps between lines on the screen; the files record every step.")
+    patience: int | None = Field(None, ge=1, description="Evaluations without progress before a stage stops early.")
+    min_delta: float = Field(0.0, ge=0, description="Smallest decrease of the held-out loss that counts as progress.")
     weights: Literal["best", "last"] = Field(
-        "best", description="What a stage ends with: the weights of its best held-out check, or its last."
+        "best", description="Weights that a stage ends with: those of its best evaluation, or its last."
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="After a loss or gradient that is not finite: stop, or skip the step and count it."
+        "stop", description="Reaction to a loss or gradient that is not finite: stop, or skip the step and count it."
     )
-    max_skips: int = Field(10, ge=0, description="Most steps of a run that `skip` may skip.")
-    grad_norm_warning: float = Field(10.0, gt=0, description="Larger gradient norms are marked, with a warning.")
-    threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default all cores.")
+    max_skips: int = Field(10, ge=0, description="Maximum of steps that `skip` may skip in a run.")
+    grad_norm_warning: float = Field(10.0, gt=0, description="Gradient norms above this are marked, with a warning.")
+    threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default: all cores.")
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
-        description="keep: freed memory stays with the process, faster and larger; auto: not for low_power, GPUs.",
+        description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",
     )
 
 
 class CollapseSettings(Section):
-    """How closely the latent of a model that has one is watched, and what follows when it is not used any more."""
+    """Detection of posterior collapse, for models with a latent, and the reaction to it."""
 
     policy: Literal["off", "warn", "save", "stop", "recover"] = Field(
         "warn",
-        description="What follows a confirmed collapse. save: the weights of the last healthy reading are kept aside; "
-        "recover: training goes on from them with less weight on the KL term.",
+        description="Reaction to a confirmed collapse. save: keep the weights of the last healthy reading; recover: "
+        "continue from them with less weight on the KL term.",
     )
-    every: int = Field(100, ge=1, description="Updates between readings; fewer see a collapse sooner and cost more.")
-    window: int = Field(256, ge=2, description="Sets that a reading rests on.")
-    patience: int = Field(3, ge=1, description="Readings in a row that confirm a collapse.")
-    warmup: int = Field(500, ge=0, description="Updates of a stage, or after a recovery, before readings can count.")
-    active_variance: float = Field(0.01, gt=0, description="A unit is active when its mean varies more over sets.")
-    active_share: float = Field(0.1, ge=0, le=1, description="Fewer active units are a sign of collapse.")
-    dead_kl: float = Field(0.01, gt=0, description="A dimension is dead when its KL is smaller, in nats.")
-    dead_share: float = Field(0.9, ge=0, le=1, description="More dead dimensions are a sign of collapse.")
+    every: int = Field(100, ge=1, description="Steps between readings; fewer detect a collapse sooner and cost more.")
+    window: int = Field(256, ge=2, description="Sets per reading.")
+    patience: int = Field(3, ge=1, description="Consecutive collapsed readings that confirm a collapse.")
+    warmup: int = Field(
+        500, ge=0, description="Steps at the start of a stage, or after a recovery, whose readings do not count."
+    )
+    active_variance: float = Field(
+        0.01, gt=0, description="A unit is active if its mean has a larger variance over sets."
+    )
+    active_share: float = Field(0.1, ge=0, le=1, description="A smaller share of active units is a sign of collapse.")
+    dead_kl: float = Field(0.01, gt=0, description="A dimension is dead if its KL is smaller, in nats.")
+    dead_share: float = Field(0.9, ge=0, le=1, description="A larger share of dead dimensions is a sign of collapse.")
     probe_gap: float = Field(
-        0.02, gt=0, description="It is a sign of collapse when latents of other sets cost a smaller share more."
+        0.02,
+        gt=0,
+        description="Relative increase of the loss with latents of other sets; a smaller one is a sign of collapse.",
     )
-    factor: float = Field(0.5, gt=0, lt=1, description="What recover multiplies the weight of the KL term by.")
-    recoveries: int = Field(3, ge=1, description="The next collapse after so many recoveries stops the run.")
+    factor: float = Field(0.5, gt=0, lt=1, description="Factor of recover on the weight of the KL term.")
+    recoveries: int = Field(3, ge=1, description="Maximum of recoveries; the next collapse stops the run.")
 
 
 class CheckpointSettings(Section):
-    every: int | None = Field(None, ge=1, description="Updates between checkpoints; default every epoch.")
-    keep: int = Field(2, ge=2, description="Newest checkpoints kept besides the best; at least 2, one may be damaged.")
+    """Saving of checkpoints."""
+
+    every: int | None = Field(None, ge=1, description="Steps between checkpoints; default: every epoch.")
+    keep: int = Field(
+        2, ge=2, description="Newest checkpoints to keep besides the best; at least 2, since one may be damaged."
+    )
 
 
 class GenerateSettings(Section):
-    max_new_tokens: int = Field(128, ge=1, description="Most tokens of a continuation or reply.")
-    temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy.")
-    top_k: int = Field(0, ge=0, description="Draw from this many most probable tokens; 0 is off.")
+    """Sampling of continuations and replies."""
+
+    max_new_tokens: int = Field(128, ge=1, description="Maximum of tokens in a continuation or reply.")
+    temperature: float = Field(0.0, ge=0, le=100, description="Sampling temperature; 0 is greedy.")
+    top_k: int = Field(0, ge=0, description="Sample from this many most probable tokens; 0 is off.")
     top_p: float = Field(
-        1.0, gt=0, le=1, description="Draw from the most probable tokens that reach this share together, after top_k."
+        1.0,
+        gt=0,
+        le=1,
+        description="Sample from the most probable tokens whose probabilities sum to this, after top_k.",
     )
     repetition_penalty: float = Field(
-        1.0, gt=0, le=100, description="Above 1, tokens that occurred already become less probable."
+        1.0, gt=0, le=100, description="Above 1, tokens that already occurred become less probable."
     )
-    beams: int = Field(1, ge=1, le=64, description="Width of a beam search; 1 is off.")
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field("auto", description="auto: as training chooses.")
-    seed: int = Field(0, ge=0, lt=2**31, description="Of the draws.")
+    beams: int = Field(1, ge=1, le=64, description="Width of the beam search; 1 is off.")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="Precision of the model; auto: as in training."
+    )
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of sampling.")
