@@ -92,7 +92,8 @@ class Layout:
 
     def select(self, seqs: Sequence[int] | Tensor) -> tuple[Layout, Tensor]:
         """Take these sequences in this order: their own layout, and their tokens in this one, (num_tokens,) int64."""
-        index, bounds = np.asarray(seqs, np.int64), self.cu_seqlens.cpu().numpy()
+        index = seqs.cpu().numpy() if isinstance(seqs, Tensor) else np.asarray(seqs, np.int64)
+        bounds = self.cu_seqlens.cpu().numpy()
         lengths = np.diff(bounds)[index].astype(np.int64)
         shifts = bounds[index] - (np.cumsum(lengths) - lengths)
         tokens = np.repeat(shifts, lengths) + np.arange(lengths.sum())
