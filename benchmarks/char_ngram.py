@@ -171,8 +171,10 @@ def main(name: str) -> None:
     held_out = np.flatnonzero(tokens.split == Split.HOLDOUT)
     train = [texts[i] for i in np.flatnonzero((tokens.split == Split.TRAIN) & (tokens.copy == 0))]
     test = [texts[i] for i in held_out]
-    print(f"{len(train):,} training documents of {sum(map(len, train)):,} characters; "
-          f"{len(test):,} held out of {sum(map(len, test)):,}")  # fmt: skip
+    print(
+        f"{len(train):,} training documents of {sum(map(len, train)):,} characters; "
+        f"{len(test):,} held out of {sum(map(len, test)):,}"
+    )
     measured = {order: measure(fit(train, order), test) for order in ORDERS}
     for order, sums in measured.items():
         print(_line(f"order {order}", summarise(sums)["bits_per_char"]))

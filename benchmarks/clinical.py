@@ -274,17 +274,21 @@ def paired(people: People, measure: Callable[..., np.ndarray], a: list[np.ndarra
         ]
         return np.mean(parts, 0)
 
-    each = np.array([
-        float(measure(people.died[test], one)) - float(measure(people.died[test], other))
-        for test, one, other in zip(tests, a, b, strict=True)
-    ])  # fmt: skip
+    each = np.array(
+        [
+            float(measure(people.died[test], one)) - float(measure(people.died[test], other))
+            for test, one, other in zip(tests, a, b, strict=True)
+        ]
+    )
     reach = float(t.ppf(0.975, len(each) - 1)) * each.std(ddof=1) / np.sqrt(len(each))
     samples = bootstrap(difference, len(people.ids))
     low, high = np.percentile(samples[np.isfinite(samples)], [2.5, 97.5])
     return [
-        f"{each.mean():+.4f}", f"{each.mean() - reach:+.4f} to {each.mean() + reach:+.4f}",
-        f"{low:+.4f} to {high:+.4f}", " ".join(f"{value:+.4f}" for value in each),
-    ]  # fmt: skip
+        f"{each.mean():+.4f}",
+        f"{each.mean() - reach:+.4f} to {each.mean() + reach:+.4f}",
+        f"{low:+.4f} to {high:+.4f}",
+        " ".join(f"{value:+.4f}" for value in each),
+    ]
 
 
 def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> str:

@@ -33,9 +33,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB, CONTEXT, NUM_PROMPTS = 16_000, 1024, 32
 SIZES = {
-    "norm": "rmsnorm", "activation": "swiglu", "positions": "rotary", "tied": False, "width": 512, "blocks": 6,
-    "heads": 8, "hidden": 2048, "context": CONTEXT,
-}  # fmt: skip
+    "norm": "rmsnorm",
+    "activation": "swiglu",
+    "positions": "rotary",
+    "tied": False,
+    "width": 512,
+    "blocks": 6,
+    "heads": 8,
+    "hidden": 2048,
+    "context": CONTEXT,
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Prompts = Sequence[Sequence[int]]
 Continue = Callable[[Prompts, int], list[list[int]]]
@@ -58,9 +65,15 @@ def make_ours() -> Decoder:
 def make_peer(ours: Decoder, dtype: torch.dtype) -> LlamaForCausalLM:
     """A Llama of transformers with our weights, which never ends a text by itself."""
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=512, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=8,
-        max_position_embeddings=CONTEXT, rms_norm_eps=ours.config.eps, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=ours.config.eps,
+        tie_word_embeddings=False,
+    )
     weights = {"model.embed_tokens.weight": ours.embed.weight, "model.norm.weight": ours.norm.weight}
     weights["lm_head.weight"] = ours.head.weight
     for index, block in enumerate(ours.blocks):

@@ -106,9 +106,19 @@ class Sizes:
 
 
 TINY = Sizes(
-    width=32, blocks=2, heads=2, hidden=64, vocabulary=200, mean=20, sigma=0.6, shortest=4, longest=64, sequences=200,
-    tokens_per_update=320, batch=4,
-)  # fmt: skip
+    width=32,
+    blocks=2,
+    heads=2,
+    hidden=64,
+    vocabulary=200,
+    mean=20,
+    sigma=0.6,
+    shortest=4,
+    longest=64,
+    sequences=200,
+    tokens_per_update=320,
+    batch=4,
+)
 
 
 class Side(Protocol):
@@ -127,9 +137,16 @@ class Side(Protocol):
 
 def ours_config(sizes: Sizes) -> Config:
     return Config(
-        width=sizes.width, blocks=sizes.blocks, heads=sizes.heads, hidden=sizes.hidden, context=sizes.longest,
-        activation="swiglu", norm="rmsnorm", positions="rotary", tied=True,
-    )  # fmt: skip
+        width=sizes.width,
+        blocks=sizes.blocks,
+        heads=sizes.heads,
+        hidden=sizes.hidden,
+        context=sizes.longest,
+        activation="swiglu",
+        norm="rmsnorm",
+        positions="rotary",
+        tied=True,
+    )
 
 
 class Ours:
@@ -213,11 +230,19 @@ def llama(sizes: Sizes) -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=sizes.vocabulary, hidden_size=sizes.width, intermediate_size=sizes.hidden,
-        num_hidden_layers=sizes.blocks, num_attention_heads=sizes.heads, max_position_embeddings=sizes.longest,
-        tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2, attn_implementation=attention_name(),
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.width,
+        intermediate_size=sizes.hidden,
+        num_hidden_layers=sizes.blocks,
+        num_attention_heads=sizes.heads,
+        max_position_embeddings=sizes.longest,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_implementation=attention_name(),
         use_cache=False,  # with a cache, sequences of a flattened run would see each other
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config)
 
 
@@ -228,10 +253,17 @@ def attention_name() -> str:
 
 def _arguments(device: torch.device, batch: int) -> dict[str, Any]:
     return {
-        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": batch, "bf16": True, "learning_rate": 1e-4,
-        "use_cpu": device.type == "cpu", "report_to": [], "save_strategy": "no", "disable_tqdm": True,
-        "dataloader_pin_memory": device.type == "cuda", "optim": "adamw_torch_fused",
-    }  # fmt: skip
+        "output_dir": tempfile.mkdtemp(),
+        "per_device_train_batch_size": batch,
+        "bf16": True,
+        "learning_rate": 1e-4,
+        "use_cpu": device.type == "cpu",
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": device.type == "cuda",
+        "optim": "adamw_torch_fused",
+    }
 
 
 def _trainer(sizes: Sizes, device: torch.device, collate: Callable[..., Any], **options: Any) -> Peer:
@@ -286,9 +318,12 @@ def trl_packing(sizes: Sizes, device: torch.device) -> Peer:
         tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), eos_token="t2", pad_token="t0"
     )
     arguments = SFTConfig(
-        **_arguments(device, 1), packing=True, packing_strategy="bfd", max_length=sizes.longest,
+        **_arguments(device, 1),
+        packing=True,
+        packing_strategy="bfd",
+        max_length=sizes.longest,
         gradient_checkpointing=False,
-    )  # fmt: skip
+    )
     corpus = Dataset.from_dict({"input_ids": [sequence.tolist() for sequence in sizes.corpus()]})
     trainer = SFTTrainer(model=llama(sizes), args=arguments, train_dataset=corpus, processing_class=tokenizer)
     return Peer(trainer, max(round(sizes.tokens_per_update / sizes.longest), 1))
@@ -304,8 +339,12 @@ SIDES: dict[str, tuple[str, Callable[[Sizes, torch.device], Side]]] = {
     "flattened": ("Transformers, flattened", flattened),
     "trl": ("TRL, packed rows", trl_packing),
 }
-PACKAGES = {"padded": ("transformers", "datasets"), "grouped": ("transformers", "datasets"),
-            "flattened": ("transformers", "datasets"), "trl": ("trl",)}  # fmt: skip
+PACKAGES = {
+    "padded": ("transformers", "datasets"),
+    "grouped": ("transformers", "datasets"),
+    "flattened": ("transformers", "datasets"),
+    "trl": ("trl",),
+}
 
 
 def missing_packages(side: str) -> list[str]:
@@ -427,9 +466,12 @@ def run(sizes: Sizes, device: torch.device, asked: Sequence[str], rounds: int, s
         raise SystemExit("no side could run:\n" + "\n".join(f"  {side}: {why}" for side, why in not_run.items()))
     ceiling_size = 8192 if device.type == "cuda" else 512
     measured = measure.measure_rounds(
-        {name: measured_side(side, sizes) for name, side in sides.items()}, rounds, seconds,
-        ceiling=lambda: measure.matrix_ceiling(torch.bfloat16, device, ceiling_size), report=print,
-    )  # fmt: skip
+        {name: measured_side(side, sizes) for name, side in sides.items()},
+        rounds,
+        seconds,
+        ceiling=lambda: measure.matrix_ceiling(torch.bfloat16, device, ceiling_size),
+        report=print,
+    )
     machine = measure.describe_machine(("transformers", "trl", "flash_attn"))
     peak, source = peak_of(machine["gpu"] or "") if device.type == "cuda" else (None, "")
     parameters = sum(parameter.numel() for parameter in next(iter(sides.values())).model.parameters())

@@ -273,10 +273,13 @@ class Padded(Shared):
         places = torch.arange(batch * (columns + 1)).view(batch, -1)
         position_ids = torch.cat([torch.arange(columns).expand(batch, -1), count], 1)
         return SetLayout(
-            cast(Any, layout), sets=places[:, :-1].flatten(), readouts=places[:, -1],
-            position_ids=position_ids.flatten(), days=torch.cat([self.times, nothing], 1).flatten(),
+            cast(Any, layout),
+            sets=places[:, :-1].flatten(),
+            readouts=places[:, -1],
+            position_ids=position_ids.flatten(),
+            days=torch.cat([self.times, nothing], 1).flatten(),
             gaps=gaps.flatten(),
-        )  # fmt: skip
+        )
 
     def _next_terms(self, before: Tensor, events: EventSets) -> Terms:
         """As `NextSet.terms`, of before (batch, sets - 1, width)."""

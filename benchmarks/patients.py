@@ -202,10 +202,16 @@ def table(result: Rounds, sizes: Sequence[int]) -> list[str]:
         gain = spread(result.ratios(name, f"{LOOP} {size}"))
         wanted = f"{GATES[size]:g}: {'reached' if gain.median >= GATES[size] else 'MISSED'}" if size in GATES else ""
         cells = [
-            str(size), f"{ours.median:.1f}", f"{ours.low:.1f} to {ours.high:.1f}", f"{padded.median:.1f}",
-            f"{loop.median:.1f}", _times(spread(result.ratios(name, f"{PADDED} {size}"))), _times(gain), wanted,
+            str(size),
+            f"{ours.median:.1f}",
+            f"{ours.low:.1f} to {ours.high:.1f}",
+            f"{padded.median:.1f}",
+            f"{loop.median:.1f}",
+            _times(spread(result.ratios(name, f"{PADDED} {size}"))),
+            _times(gain),
+            wanted,
             f"{spread(result.ratios(name, f'{OURS} {sizes[0]}')).median:.2f}",
-        ]  # fmt: skip
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -272,8 +278,10 @@ def main() -> None:
     seconds, mib = cost(lambda: update(bench, (bench.model, [batch]), own))
     lines += [
         f"One update in {own} on a patient of {batch.total_tokens:,} events, nothing cut, takes {seconds:.1f} s and "
-        f"{mib:,.0f} MiB;", f"of {LONG:,} events in sets of up to 1,000 the tests allow {LONG_BOUND:,} MiB.", "",
-    ]  # fmt: skip
+        f"{mib:,.0f} MiB;",
+        f"of {LONG:,} events in sets of up to 1,000 the tests allow {LONG_BOUND:,} MiB.",
+        "",
+    ]
     write_atomic(options.out, "\n".join(lines))
     print("\n".join(lines), end="")
 

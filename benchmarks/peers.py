@@ -122,38 +122,67 @@ def language_model(workload: Workload) -> Any:
     config = workload.config
     assert isinstance(config, Config)
     common: dict[str, Any] = {
-        "vocab_size": workload.outputs, "tie_word_embeddings": config.tied, "use_cache": False, "bos_token_id": 0,
-        "eos_token_id": 0, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": workload.outputs,
+        "tie_word_embeddings": config.tied,
+        "use_cache": False,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
     torch.manual_seed(SEED)
     positions = config.context + 1  # a piece is one token longer than its positions, and peers compute that one too
     if config.positions == "rotary":
         return LlamaForCausalLM(
             LlamaConfig(
-                hidden_size=config.width, intermediate_size=config.hidden, num_hidden_layers=config.blocks,
-                num_attention_heads=config.heads, num_key_value_heads=config.num_kv_heads,
-                max_position_embeddings=positions, rms_norm_eps=config.eps, **common,
+                hidden_size=config.width,
+                intermediate_size=config.hidden,
+                num_hidden_layers=config.blocks,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.num_kv_heads,
+                max_position_embeddings=positions,
+                rms_norm_eps=config.eps,
+                **common,
             )
-        )  # fmt: skip
+        )
     return GPT2LMHeadModel(
         GPT2Config(
-            n_embd=config.width, n_inner=config.hidden, n_layer=config.blocks, n_head=config.heads,
-            n_positions=positions, activation_function=config.activation, layer_norm_epsilon=config.eps,
-            resid_pdrop=config.dropout, embd_pdrop=config.embed_dropout, attn_pdrop=0.0, **common,
+            n_embd=config.width,
+            n_inner=config.hidden,
+            n_layer=config.blocks,
+            n_head=config.heads,
+            n_positions=positions,
+            activation_function=config.activation,
+            layer_norm_epsilon=config.eps,
+            resid_pdrop=config.dropout,
+            embd_pdrop=config.embed_dropout,
+            attn_pdrop=0.0,
+            **common,
         )
-    )  # fmt: skip
+    )
 
 
 def training_fields(workload: Workload, folder: str, batch_size: int, bf16: bool) -> dict[str, Any]:
     """Fields of TrainingArguments that all sides share: our optimizer's settings, and nothing written or logged."""
     optim = workload.optim
     return {
-        "output_dir": folder, "per_device_train_batch_size": batch_size, "bf16": bf16, "use_cpu": True,
-        "learning_rate": optim.lr, "adam_beta1": optim.betas[0], "adam_beta2": optim.betas[1],
-        "adam_epsilon": optim.eps, "weight_decay": optim.weight_decay, "max_grad_norm": optim.clip or 0.0,
-        "lr_scheduler_type": "constant", "report_to": [], "disable_tqdm": True, "logging_strategy": "no",
-        "save_strategy": "no", "dataloader_pin_memory": False, "remove_unused_columns": False,
-    }  # fmt: skip
+        "output_dir": folder,
+        "per_device_train_batch_size": batch_size,
+        "bf16": bf16,
+        "use_cpu": True,
+        "learning_rate": optim.lr,
+        "adam_beta1": optim.betas[0],
+        "adam_beta2": optim.betas[1],
+        "adam_epsilon": optim.eps,
+        "weight_decay": optim.weight_decay,
+        "max_grad_norm": optim.clip or 0.0,
+        "lr_scheduler_type": "constant",
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+        "remove_unused_columns": False,
+    }
 
 
 def check_precision(model: nn.Module, forward: Callable[[], object], bf16: bool) -> None:
@@ -181,9 +210,14 @@ class TrainerSide:
     """
 
     def __init__(
-        self, workload: Workload, *, batch_size: int = DEFAULT_BATCH, bf16: bool = False, grouped: bool = False,
+        self,
+        workload: Workload,
+        *,
+        batch_size: int = DEFAULT_BATCH,
+        bf16: bool = False,
+        grouped: bool = False,
         examples: list[Example] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         require("transformers", "accelerate")
         from transformers import Trainer, TrainingArguments
 
@@ -320,12 +354,15 @@ class PackingSide(TrainerSide):
         self.trainer = SFTTrainer(
             model=language_model(workload),
             args=SFTConfig(
-                **fields, packing=True, packing_strategy="bfd", max_length=workload.context,
+                **fields,
+                packing=True,
+                packing_strategy="bfd",
+                max_length=workload.context,
                 activation_checkpointing=False,
             ),
             train_dataset=Dataset.from_dict({"input_ids": [ids.tolist() for ids, _ in workload.examples()]}),
             processing_class=tokenizer,
-        )  # fmt: skip
+        )
         self.batches = Batches([1], 1, grouped=False)  # TRL makes the batches; rows of one length have no cycle
         self._stream = (batch for _ in count() for batch in self.trainer.get_train_dataloader())
         self._begin()
@@ -352,9 +389,15 @@ class EncoderSide:
         config = workload.config
         torch.manual_seed(SEED)
         layer = nn.TransformerEncoderLayer(
-            config.width, config.heads, config.hidden, config.dropout, config.activation, config.eps, batch_first=True,
+            config.width,
+            config.heads,
+            config.hidden,
+            config.dropout,
+            config.activation,
+            config.eps,
+            batch_first=True,
             norm_first=True,
-        )  # fmt: skip
+        )
         self.model = nn.ModuleDict(
             {
                 "front": nn.Linear(FEATURE_WIDTH, config.width),

@@ -51,10 +51,18 @@ SMALLEST = 32  # pixels of a scored image, on its shorter side
 LAYER = BEFORE  # a block that reads all tokens would tell the text what they hold
 FIRST = 0  # the earliest block after which attention of the question can rank them
 BASE = [
-    "images.flip=0.5", "images.shift=0.1", "model.vision.blocks=1", "model.vision.hidden=384",
-    "model.language.blocks=6", "model.language.hidden=384", "plan.tokens_per_step=2048", "plan.tokens_per_micro=4096",
-    "optim.lr=1.5e-3", "train.max_epochs=16", "train.eval_every=1000",
-]  # fmt: skip
+    "images.flip=0.5",
+    "images.shift=0.1",
+    "model.vision.blocks=1",
+    "model.vision.hidden=384",
+    "model.language.blocks=6",
+    "model.language.hidden=384",
+    "plan.tokens_per_step=2048",
+    "plan.tokens_per_micro=4096",
+    "optim.lr=1.5e-3",
+    "train.max_epochs=16",
+    "train.eval_every=1000",
+]
 TUNED = ["train.weights=last", "optim.lr=5e-4"]
 HEADS_ALONE = ['train.freeze=["tower.*", "projector.*", "decoder.*"]', "optim.lr=3e-3"]
 # Frozen heads take tokens out for good, so that what learns after them learns from what is left.
@@ -294,9 +302,11 @@ def run_study(options: argparse.Namespace, work: Path) -> Study:
         folder.mkdir(exist_ok=True)
         shared = [*BASE, *options.overrides]
         print(name, flush=True)
-        base = bases[number] if bases else ensure_run(
-            "vqa", folder / "base", [f"data.vqa={study}", *shared, f"train.seed={seed}"]
-        )  # fmt: skip
+        base = (
+            bases[number]
+            if bases
+            else ensure_run("vqa", folder / "base", [f"data.vqa={study}", *shared, f"train.seed={seed}"])
+        )
         found, data = measure_seed(base, options.methods, options.keep, options.epochs, folder)
         rows, icons = scored(data)
         found["commonest answer", 0.0] = commonest(data, rows)

@@ -38,8 +38,10 @@ METHODS = ("learned", "attention", "uniform")
 def prompts(grids: list[tuple[int, int]], patch: int) -> RaggedBatch:
     """A prompt for an image of each of these rows and columns of patches; pixels are noise."""
     rng = np.random.default_rng(0)
-    images = [[(rng.standard_normal((rows * columns, 3 * patch**2)).astype(np.float32), (rows, columns))]
-              for rows, columns in grids]  # fmt: skip
+    images = [
+        [(rng.standard_normal((rows * columns, 3 * patch**2)).astype(np.float32), (rows, columns))]
+        for rows, columns in grids
+    ]
     texts = [
         "1 2 <image> " + " ".join(str(3 + 7 * i % 50) for i in range(4 + 5 * row % 17)) for row in range(len(grids))
     ]

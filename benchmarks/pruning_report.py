@@ -161,12 +161,15 @@ def _costs(study: Study) -> list[str]:
         return []
     rows = [
         [
-            str(cost["batch"]), f"{cost['keep']:g}", f"{1e3 * cost['seconds']['median']:.2f}",
+            str(cost["batch"]),
+            f"{cost['keep']:g}",
+            f"{1e3 * cost['seconds']['median']:.2f}",
             f"{cost['ratio']['median']:.2f} ({cost['ratio']['low']:.2f} to {cost['ratio']['high']:.2f})",
-            f"{min(cost['kept'])} to {max(cost['kept'])}", f"{cost['cache_bytes'] / 1024:,.0f}",
+            f"{min(cost['kept'])} to {max(cost['kept'])}",
+            f"{cost['cache_bytes'] / 1024:,.0f}",
         ]
         for cost in study.costs
-    ]  # fmt: skip
+    ]
     head = ["prompts at once", "kept", "ms", "times as fast as all tokens", "visual tokens left", "cache, KiB"]
     text = "Tower and heads are part of it. Prompts are of unequal sizes; sides take turns; medians (quartiles)."
     return ["## Prefill", "", text, "", *table(head, rows), ""]
@@ -190,8 +193,13 @@ def draw(study: Study, file: Path) -> None:
             [keep * aside for keep in shares],
             [whole + 100 * gap.value for gap in gaps],
             yerr=[[100 * (gap.value - gap.low) for gap in gaps], [100 * (gap.high - gap.value) for gap in gaps]],
-            color=colour, marker=marker, linewidth=1, elinewidth=0.8, capsize=2, label=name,
-        )  # fmt: skip
+            color=colour,
+            marker=marker,
+            linewidth=1,
+            elinewidth=0.8,
+            capsize=2,
+            label=name,
+        )
     axes.set_xscale("log", base=2)
     axes.set_xticks(study.shares, [f"{keep:g}" for keep in study.shares])
     axes.set_xlabel("share of visual tokens kept")

@@ -95,9 +95,16 @@ class Workload:
 
     def config(self) -> Config:
         return Config(
-            width=self.width, blocks=self.blocks, heads=max(self.width // 64, 1), hidden=4 * self.width, context=2048,
-            activation="swiglu", norm="rmsnorm", positions="rotary", tied=True,
-        )  # fmt: skip
+            width=self.width,
+            blocks=self.blocks,
+            heads=max(self.width // 64, 1),
+            hidden=4 * self.width,
+            context=2048,
+            activation="swiglu",
+            norm="rmsnorm",
+            positions="rotary",
+            tied=True,
+        )
 
 
 # curve -> values of its field; the axis it is drawn on says "log2" or "linear".
@@ -137,10 +144,14 @@ class Effort:
 
 
 QUICK = Effort(
-    rounds=2, seconds=0.05, curves={name: (values[1], values[-3]) for name, values in CURVES.items()},
-    documents=(50, 200), planned=(1_000, 10_000), trained=(500, 2_000),
+    rounds=2,
+    seconds=0.05,
+    curves={name: (values[1], values[-3]) for name, values in CURVES.items()},
+    documents=(50, 200),
+    planned=(1_000, 10_000),
+    trained=(500, 2_000),
     ceiling_size=512,
-)  # fmt: skip
+)
 
 
 # --------------------------------------------------------------------------- tokens per second
@@ -313,12 +324,17 @@ def _draw_corpus(panel: Any, corpus: dict[str, list[tuple[int, float]]]) -> None
 def markdown(report: dict[str, Any], curves: dict[str, list[Point]], command: str) -> str:
     machine = report["machine"]
     lines = [
-        "# Speed against data and model", "", f"    {command}", "", "![curves](scaling.png)", "",
+        "# Speed against data and model",
+        "",
+        f"    {command}",
+        "",
+        "![curves](scaling.png)",
+        "",
         f"Machine: {machine['cores']} cores of {machine['processor']}, {machine['threads']} threads, load "
         f"{machine['load']:.1f} before from other work; torch {machine['torch']}, {report['kernels']}.",
         f"Real tokens per second, medians of {report['rounds']} rounds of {report['seconds']:g} s, quartiles behind; "
         "then the share of the best bf16 product measured between the rounds.",
-    ]  # fmt: skip
+    ]
     for curve, points in curves.items():
         names = list(points[0].rates)
         lines += ["", f"## {AXES[curve].capitalize()}", ""]
@@ -345,9 +361,13 @@ def main() -> None:
     curves = {curve: measure_curve(curve, effort) for curve in effort.curves}
     corpus = corpus_times(effort)
     report = {
-        "machine": machine, "kernels": native.describe(), "rounds": effort.rounds, "seconds": effort.seconds,
-        "curves": {curve: [asdict(point) for point in points] for curve, points in curves.items()}, "corpus": corpus,
-    }  # fmt: skip
+        "machine": machine,
+        "kernels": native.describe(),
+        "rounds": effort.rounds,
+        "seconds": effort.seconds,
+        "curves": {curve: [asdict(point) for point in points] for curve, points in curves.items()},
+        "corpus": corpus,
+    }
     chosen.out.mkdir(parents=True, exist_ok=True)
     draw(curves, corpus, chosen.out / "scaling.png")
     write_atomic(chosen.out / "scaling.json", json.dumps(report, ensure_ascii=False, indent=1) + "\n")

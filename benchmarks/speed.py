@@ -90,9 +90,7 @@ def gates(defaults: Any, best: Any, alone: Any, share: Any = None, torch_kernels
     if share is not None:
         made.append(Gate("share of the ceiling", OURS, (), *share))
     if torch_kernels is not None:
-        made.append(
-            Gate("torch kernels against the peer's defaults", TORCH_KERNELS, (peers.DEFAULTS,), torch_kernels)
-        )  # fmt: skip
+        made.append(Gate("torch kernels against the peer's defaults", TORCH_KERNELS, (peers.DEFAULTS,), torch_kernels))
     return made
 
 
@@ -138,8 +136,9 @@ class Made:
         return {
             "precision": made.precision if hasattr(made, "precision") else "bf16" if made.bf16 else "fp32",
             "batch_size": made.batches.size if hasattr(made, "batches") else None,
-            "loss_first": learned[0], "loss_last": learned[1],
-        }  # fmt: skip
+            "loss_first": learned[0],
+            "loss_last": learned[1],
+        }
 
 
 def build_sides(name: str, allocator: str, options: argparse.Namespace) -> dict[str, Apart]:
@@ -159,10 +158,14 @@ def measure(name: str, allocator: str, options: argparse.Namespace) -> dict[str,
     """All sides of one workload; returns what the JSON holds."""
     sides = build_sides(name, allocator, options)
     result = measure_rounds(
-        sides, options.rounds, options.seconds, min_steps=options.min_steps, warm_seconds=3 * options.seconds,
+        sides,
+        options.rounds,
+        options.seconds,
+        min_steps=options.min_steps,
+        warm_seconds=3 * options.seconds,
         ceiling=matrix_ceiling,
         report=lambda line: say(f"{name}: {line}"),
-    )  # fmt: skip
+    )
     described = {key: {**side.describe(), **rates_of(result, key)} for key, side in sides.items()}
     judged = [judge(gate, result) for gate in GATES.get(name, [])]
     for side in sides.values():
@@ -174,11 +177,12 @@ def rates_of(result: Rounds, name: str) -> dict[str, Any]:
     """Rates, ratios and shares of every round."""
     turns = result.turns[name]
     return {
-        "rates": result.rates(name), "shares": result.shares(name),
+        "rates": result.rates(name),
+        "shares": result.shares(name),
         "times": {other: result.ratios(name, other) for other in (OURS, peers.DEFAULTS) if other in result.turns},
         "steps": sum(turn.steps for turn in turns),
         "tokens_per_step": sum(turn.tokens for turn in turns) / sum(turn.steps for turn in turns),
-    }  # fmt: skip
+    }
 
 
 def judge(gate: Gate, result: Rounds) -> dict[str, Any] | None:
@@ -189,10 +193,14 @@ def judge(gate: Gate, result: Rounds) -> dict[str, Any] | None:
     values, bound = compare(result, gate.side, fastest), compare(result, PRODUCTS, fastest)
     found = spread(values)
     return {
-        **asdict(gate), "other": fastest, "values": values, **asdict(found), "met": found.low >= gate.gate,
+        **asdict(gate),
+        "other": fastest,
+        "values": values,
+        **asdict(found),
+        "met": found.low >= gate.gate,
         "of_goal": None if gate.goal is None else found.median / gate.goal,
         "products_alone": spread(bound).median if bound and gate.side == OURS else None,
-    }  # fmt: skip
+    }
 
 
 def compare(result: Rounds, side: str, other: str | None) -> list[float]:
@@ -235,9 +243,16 @@ def child(arguments: list[str]) -> dict[str, Any]:
 
 def common_arguments(options: argparse.Namespace) -> list[str]:
     return [
-        "--rounds", str(options.rounds), "--seconds", str(options.seconds), "--min-steps", str(options.min_steps),
-        "--data", str(options.data), *(["--quick"] if options.quick else []),
-    ]  # fmt: skip
+        "--rounds",
+        str(options.rounds),
+        "--seconds",
+        str(options.seconds),
+        "--min-steps",
+        str(options.min_steps),
+        "--data",
+        str(options.data),
+        *(["--quick"] if options.quick else []),
+    ]
 
 
 def peaks(name: str, sides: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -350,9 +365,10 @@ def side_table(sides: dict[str, Any], memory: dict[str, Any]) -> list[str]:
             f"{share.median:.1%}",
             f"{side['steps']:,}",
             learning(side),
-            "" if peak is None else f"{peak['peak_bytes'] / MIB:,.0f} MiB "
-            f"({(peak['peak_bytes'] - peak['base_bytes']) / MIB:,.0f})",
-        ]  # fmt: skip
+            ""
+            if peak is None
+            else f"{peak['peak_bytes'] / MIB:,.0f} MiB ({(peak['peak_bytes'] - peak['base_bytes']) / MIB:,.0f})",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -477,10 +493,15 @@ def main() -> None:
 def about(options: argparse.Namespace) -> dict[str, Any]:
     """How and on what the measuring that begins now is done."""
     return {
-        "command": typed_command(), "machine": describe_machine(PACKAGES), "kernels": library.describe(),
-        "rounds": options.rounds, "seconds": options.seconds, "min_steps": options.min_steps,
-        "workloads": {}, "time_to_loss": {},
-    }  # fmt: skip
+        "command": typed_command(),
+        "machine": describe_machine(PACKAGES),
+        "kernels": library.describe(),
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "min_steps": options.min_steps,
+        "workloads": {},
+        "time_to_loss": {},
+    }
 
 
 def write_result(name: str, result: dict[str, Any], options: argparse.Namespace) -> None:

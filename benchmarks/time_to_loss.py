@@ -84,9 +84,13 @@ def time_to_loss(name: str, data: Path, slices: int, seconds: float, report: Cal
     reached = {side: _best([run for run in runs if run.side == side], target) for side in sides}
     curves = [{key: value for key, value in vars(run).items() if key != "trainer"} for run in runs]
     return {
-        "target": target, "lowest": best, "reached": {side: asdict(value) for side, value in reached.items()},
-        "runs": curves, "slices": slices, "slice_seconds": seconds,
-    }  # fmt: skip
+        "target": target,
+        "lowest": best,
+        "reached": {side: asdict(value) for side, value in reached.items()},
+        "runs": curves,
+        "slices": slices,
+        "slice_seconds": seconds,
+    }
 
 
 def _sides(made: Workload) -> dict[str, Callable[[], Ours | peers.TrainerSide]]:

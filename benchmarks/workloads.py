@@ -109,9 +109,7 @@ class Workload:
             return batch
         table, classes = self.features
         assert batch.input_ids is not None
-        return replace(
-            batch, inputs_embeds=table[batch.input_ids], labels=classes[batch.input_ids], input_ids=None
-        )  # fmt: skip
+        return replace(batch, inputs_embeds=table[batch.input_ids], labels=classes[batch.input_ids], input_ids=None)
 
 
 # --------------------------------------------------------------------------- our side
@@ -285,25 +283,50 @@ def decoder_workload(
     ids = np.arange(lengths.size)
     training, kept = ids[: lengths.size - held_out], ids[lengths.size - held_out :]
     return Workload(
-        name, config, vocab_size, config.context, language(lengths, vocab_size), lengths - 1, training, kept, build,
-        settings, OptimSettings(schedule="constant"),
-    )  # fmt: skip
+        name,
+        config,
+        vocab_size,
+        config.context,
+        language(lengths, vocab_size),
+        lengths - 1,
+        training,
+        kept,
+        build,
+        settings,
+        OptimSettings(schedule="constant"),
+    )
 
 
 def w1() -> Workload:
     config = Config(
-        norm="layernorm", eps=1e-5, activation="gelu", bias=True, positions="learned", tied=False, width=256, blocks=2,
-        heads=8, hidden=512, context=128,
-    )  # fmt: skip
+        norm="layernorm",
+        eps=1e-5,
+        activation="gelu",
+        bias=True,
+        positions="learned",
+        tied=False,
+        width=256,
+        blocks=2,
+        heads=8,
+        hidden=512,
+        context=128,
+    )
     lengths = log_normal_lengths(20_000, 20, 0.6, 2, 128)
     return decoder_workload("W1", config, 8000, lengths, PlanSettings(tokens_per_step=2048))
 
 
 def w2() -> Workload:
     config = Config(
-        norm="rmsnorm", activation="swiglu", positions="rotary", tied=False, width=512, blocks=6, heads=8, hidden=2048,
+        norm="rmsnorm",
+        activation="swiglu",
+        positions="rotary",
+        tied=False,
+        width=512,
+        blocks=6,
+        heads=8,
+        hidden=2048,
         context=1024,
-    )  # fmt: skip
+    )
     lengths = log_normal_lengths(2000, 180, 0.8, 8, 1024)
     return decoder_workload("W2", config, 16_000, lengths, PlanSettings(tokens_per_step=4096))
 
@@ -334,9 +357,16 @@ class Encoder(nn.Module):
 
 def w3() -> Workload:
     config = BlockConfig(
-        norm="layernorm", eps=1e-5, activation="gelu", bias=True, width=256, blocks=4, heads=8, hidden=1024,
+        norm="layernorm",
+        eps=1e-5,
+        activation="gelu",
+        bias=True,
+        width=256,
+        blocks=4,
+        heads=8,
+        hidden=1024,
         causal=False,
-    )  # fmt: skip
+    )
 
     def build() -> nn.Module:
         torch.manual_seed(SEED)
@@ -351,9 +381,19 @@ def w3() -> Workload:
     sequences = Sequences(rng.integers(0, NUM_FEATURES, offsets[-1]), offsets)
     ids = np.arange(lengths.size)
     return Workload(
-        "W3", config, NUM_CLASSES, 2000, sequences, lengths, ids, ids[:0], build,
-        PlanSettings(tokens_per_step=4096), OptimSettings(schedule="constant"), (features, classes),
-    )  # fmt: skip
+        "W3",
+        config,
+        NUM_CLASSES,
+        2000,
+        sequences,
+        lengths,
+        ids,
+        ids[:0],
+        build,
+        PlanSettings(tokens_per_step=4096),
+        OptimSettings(schedule="constant"),
+        (features, classes),
+    )
 
 
 # --------------------------------------------------------------------------- corpora
@@ -373,10 +413,18 @@ def corpus(name: str, data: Path, overrides: tuple[str, ...] = ()) -> Workload:
     stage = setup.stages[0]
     lengths, settings, _ = plan_inputs(stage, 0)
     return Workload(
-        name, setup.model.config, setup.data.num_outputs, setup.model.config.longest, setup.data.tokens, lengths,
-        stage.train_ids, stage.held_out_ids,
-        lambda: _copy(setup), settings, setup.recipe.optim,
-    )  # fmt: skip
+        name,
+        setup.model.config,
+        setup.data.num_outputs,
+        setup.model.config.longest,
+        setup.data.tokens,
+        lengths,
+        stage.train_ids,
+        stage.held_out_ids,
+        lambda: _copy(setup),
+        settings,
+        setup.recipe.optim,
+    )
 
 
 def _copy(setup: Setup) -> nn.Module:

@@ -52,10 +52,8 @@ def _course(model: PredictsSets, data: Any, seq_id: int) -> dict[str, Any]:
     batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
     probability, attention = model.course(batch)
     events, codes = batch.require(EventSets), real_tokens(batch.input_ids, batch.layout)
-    members = zip(
-        events.members.seq_of_token().tolist(), codes.tolist(), events.has_value.tolist(), events.values.tolist(),
-        strict=True,
-    )  # fmt: skip
+    columns = (events.members.seq_of_token(), codes, events.has_value, events.values)
+    members = zip(*(column.tolist() for column in columns), strict=True)
     facts = data.sets.timeless[data.sets.sets_of[seq_id] : data.sets.sets_of[seq_id + 1]].tolist()
     return {
         "days": [None if bare else _short(day) for day, bare in zip(events.times.tolist(), facts, strict=True)],

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-NUMBERS = dict(zip(("none", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-                   ("0", "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10"), strict=True))  # fmt: skip
+COUNTED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(COUNTED)}}
 ARTICLES = ("a", "an", "the")
 PUNCTUATION = re.compile(r"[;/\[\]\"{}()=+\\_\-><@`,?!。，、？！；：“”（）《》]")
 NUMBER_COMMA = re.compile(r"(?<=\d),(?=\d)")
@@ -19,12 +19,33 @@ PERIOD = re.compile(r"\.(?!\d)")
 # Contractions written without their apostrophe mean the same.
 CONTRACTIONS = {
     word.replace("'", ""): word
-    for word in (
-        "ain't", "aren't", "can't", "couldn't", "didn't", "doesn't", "don't", "hadn't", "hasn't", "haven't", "he's",
-        "isn't", "it's", "she's", "shouldn't", "that's", "there's", "they're", "wasn't", "weren't", "what's", "won't",
-        "wouldn't", "you're",
-    )
-}  # fmt: skip
+    for word in [
+        "ain't",
+        "aren't",
+        "can't",
+        "couldn't",
+        "didn't",
+        "doesn't",
+        "don't",
+        "hadn't",
+        "hasn't",
+        "haven't",
+        "he's",
+        "isn't",
+        "it's",
+        "she's",
+        "shouldn't",
+        "that's",
+        "there's",
+        "they're",
+        "wasn't",
+        "weren't",
+        "what's",
+        "won't",
+        "wouldn't",
+        "you're",
+    ]
+}
 NEEDED = 3  # people who must agree for a full point
 
 

@@ -22,13 +22,28 @@ from rich.console import Console
 from unpad.errors import SourceError
 from unpad.run.report.history import METRICS, TIMING, load_metrics, log_file, read_rows
 from unpad.run.report.page import write_report
-from unpad.run.screen import RECENT_STEPS, Screen
+from unpad.run.screen import RECENT_STEPS, Screen, StepWork
 from unpad.storage import LineLog, write_atomic
 
 COLUMNS = (
-    "step", "stage", "kind", "epoch", "loss", "perplexity", "heldout_loss", "lr", "grad_norm", "sequences", "tokens",
-    "padded_tokens", "targets", "pad_share", "skipped", "best", "values",
-)  # fmt: skip
+    "step",
+    "stage",
+    "kind",
+    "epoch",
+    "loss",
+    "perplexity",
+    "heldout_loss",
+    "lr",
+    "grad_norm",
+    "sequences",
+    "tokens",
+    "padded_tokens",
+    "targets",
+    "pad_share",
+    "skipped",
+    "best",
+    "values",
+)
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
 # The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
@@ -189,10 +204,9 @@ class Monitor:
         if self._screen.verbose:
             cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
             usage += f"  micros {record.micros}  {cells}"
-        self._screen.step(
-            record.step, record.stage, record.epoch, numbers + ("!" if large else ""), usage,
-            seconds=seconds, tokens=record.tokens, sequences=record.sequences,
-        )  # fmt: skip
+        numbers += "!" if large else ""
+        work = StepWork(seconds, record.tokens, record.sequences)
+        self._screen.step(record.step, record.stage, record.epoch, numbers, usage, work)
 
     @property
     def waited_share(self) -> float:

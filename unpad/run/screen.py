@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +17,14 @@ from unpad.run.report.svg import short, span
 
 RECENT_STEPS = 50  # rates and time left are of these
 REFRESH_SECONDS = 0.1
+
+
+class StepWork(NamedTuple):
+    """Duration and real contents of a step."""
+
+    seconds: float
+    tokens: int
+    sequences: int
 
 
 class Screen:
@@ -66,14 +75,11 @@ class Screen:
         epoch: int,
         numbers: str,
         usage: str,
-        *,
-        seconds: float,
-        tokens: int,
-        sequences: int,
+        work: StepWork,
     ) -> None:
         """Show a step: `numbers` and `usage` as they are, between them the rates, last the time left."""
-        self._recent.append((seconds, tokens, sequences))
-        self._busy += seconds
+        self._recent.append(work)
+        self._busy += work.seconds
         where = f"{step}/{self._total}" if self._total else f"{step}"
         due = step % self._log_every == 0 or step == self._total
         if self.verbose or (due and not self._live):
@@ -103,7 +109,7 @@ class Screen:
                 self._live.stop()
 
     def _start_clock(self) -> None:
-        self._recent: deque[tuple[float, int, int]] = deque(maxlen=RECENT_STEPS)  # seconds, tokens, sequences
+        self._recent: deque[StepWork] = deque(maxlen=RECENT_STEPS)
         self._busy, self._began = 0.0, perf_counter()
 
     def _rates(self) -> tuple[float, float]:
@@ -115,7 +121,7 @@ class Screen:
         """Recent seconds per step, times what evaluations and saving have added in this stage so far."""
         if not self._total:
             return ""
-        per_step = sum(seconds for seconds, _, _ in self._recent) / len(self._recent)
+        per_step = sum(work.seconds for work in self._recent) / len(self._recent)
         added = max(1.0, (perf_counter() - self._began) / max(self._busy, 1e-9))
         return f"  left {span(max(0, self._total - step) * per_step * added)}"
 

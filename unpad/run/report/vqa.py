@@ -64,10 +64,13 @@ def _picture_to_json(one: Kept, right: str) -> dict[str, Any]:
     out = io.BytesIO()
     Image.fromarray(one.pixels).save(out, "PNG")
     return {
-        "question": one.question, "answer": one.answer, "right": right, "patch": one.patch,
+        "question": one.question,
+        "answer": one.answer,
+        "right": right,
+        "patch": one.patch,
         "image": base64.b64encode(out.getvalue()).decode(),
         "stays": {str(block): np.flatnonzero(stays).tolist() for block, stays in one.stays.items()},
-    }  # fmt: skip
+    }
 
 
 def picture_from_json(found: dict[str, Any]) -> Kept:

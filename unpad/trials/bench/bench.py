@@ -103,17 +103,18 @@ def bench(name: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> Be
     compared = [len(strategies) + BATCH_SIZES.index(size) for size in TRAINED_SIZES] + [len(strategies) - 1]
     trained = [train(variants[i], effort.updates, rows[i].memory_bytes) for i in compared]
     machine = {**described, **setup.environment, "kernels": native.describe()}
-    return Bench(
-        name, list(overrides), _describe_data(setup), machine, effort, measured.ceilings,
-        rows[: len(strategies)], by_size, fit_memory(by_size), trained,
-    )  # fmt: skip
+    data, by_strategy, line = _describe_data(setup), rows[: len(strategies)], fit_memory(by_size)
+    return Bench(name, list(overrides), data, machine, effort, measured.ceilings, by_strategy, by_size, line, trained)
 
 
 def _describe_data(setup: Setup) -> dict[str, Any]:
     ids = all_data(setup, setup.recipe).train_ids
     lengths = setup.data.table.positions[ids]
     return {
-        "sequences": int(ids.size), "tokens": int(lengths.sum()), "mean_tokens": float(lengths.mean()),
-        "longest": int(lengths.max()), "parameters": sum(p.numel() for p in setup.model.parameters()),
+        "sequences": int(ids.size),
+        "tokens": int(lengths.sum()),
+        "mean_tokens": float(lengths.mean()),
+        "longest": int(lengths.max()),
+        "parameters": sum(p.numel() for p in setup.model.parameters()),
         "vocabulary": setup.data.num_outputs,
-    }  # fmt: skip
+    }

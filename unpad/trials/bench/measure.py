@@ -190,11 +190,17 @@ def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
     """
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "gpu": gpu,
-        "memory_gib": round(_memory() / 2**30, 1), "load": load_average(), "system": platform.system(),
-        "python": platform.python_version(), "torch": torch.__version__,
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": gpu,
+        "memory_gib": round(_memory() / 2**30, 1),
+        "load": load_average(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
         "packages": {name: _version(name) for name in packages},
-    }  # fmt: skip
+    }
 
 
 def load_average() -> float | None:

@@ -118,10 +118,11 @@ def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> R
         if native.enabled():
             sides[variant.name + WITHOUT_NATIVE] = _side(trainer, variant, False)
     dtype = DTYPES[setup.precision]
-    return measure_rounds(
-        sides, effort.rounds, effort.seconds, warm_steps=WARM_UPDATES,
-        ceiling=lambda: matrix_ceiling(dtype, setup.device, effort.ceiling_size),
-    )  # fmt: skip
+
+    def ceiling() -> float:
+        return matrix_ceiling(dtype, setup.device, effort.ceiling_size)
+
+    return measure_rounds(sides, effort.rounds, effort.seconds, warm_steps=WARM_UPDATES, ceiling=ceiling)
 
 
 def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
@@ -182,9 +183,19 @@ def row_values(row: SpeedRow, first: SpeedRow) -> dict[str, Any]:
 
 
 COLUMNS = {
-    "tokens/s": 10, "quartiles": 17, "times": 8, "torch": 9, "gain": 7, "ceiling": 9, "seqs/s": 9, "length": 8,
-    "padding": 9, "per pass": 10, "per update": 12, "memory": 11,
-}  # fmt: skip
+    "tokens/s": 10,
+    "quartiles": 17,
+    "times": 8,
+    "torch": 9,
+    "gain": 7,
+    "ceiling": 9,
+    "seqs/s": 9,
+    "length": 8,
+    "padding": 9,
+    "per pass": 10,
+    "per update": 12,
+    "memory": 11,
+}
 
 
 def table(title: str, rows: list[SpeedRow]) -> list[str]:

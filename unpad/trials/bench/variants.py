@@ -108,7 +108,6 @@ class Trainer:
 
     def update(self, micros: list[RaggedBatch]) -> None:
         """One update. It reads results back from the device, so that its time is the time it took."""
-        train_step(
-            self.model, micros, self.optimizer, weights=self.weights, precision=self.setup.precision,
-            clip=self.setup.recipe.optim.clip, scaler=self.scaler,
-        )  # fmt: skip
+        precision, clip, weights = self.setup.precision, self.setup.recipe.optim.clip, self.weights
+        arguments = (self.model, micros, self.optimizer)
+        train_step(*arguments, weights=weights, precision=precision, clip=clip, scaler=self.scaler)

@@ -210,11 +210,13 @@ def _run_trial(search: Search, trial: Trial) -> None:
     overrides = [*search.fixed, *(f"{key}={value}" for key, value in values.items())]
     folder = search.place(trial.number)
     console = search.console if search.verbose else Console(quiet=True)
+    resume = (folder / RECIPE).is_file()
+
+    def falls_behind(stage: str, step: int, result: HeldOut) -> bool:
+        return _falls_behind(search, trial, stage, step, result)
+
     try:
-        train(
-            search.name, folder, overrides, resume=(folder / RECIPE).is_file(), console=console,
-            after_evaluation=lambda stage, step, found: _falls_behind(search, trial, stage, step, found),
-        )  # fmt: skip
+        train(search.name, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
         metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
     except Stopped:
         _say(search, trial.number)
@@ -318,16 +320,14 @@ def _summary(search: Search) -> list[str]:
     states = [trial.state for trial in trials]
     if not ranked:
         said = next((trial.user_attrs["error"] for trial in trials if "error" in trial.user_attrs), "all were stopped")
-        raise RecipeError(
-            f"none of {len(trials)} trials could be judged; the first of them: {said}",
-            where=str(search.folder), fix="train one of them alone to see more, and change what is searched",
-        )  # fmt: skip
+        what = f"none of {len(trials)} trials could be judged; the first of them: {said}"
+        fix = "train one of them alone to see more, and change what is searched"
+        raise RecipeError(what, where=str(search.folder), fix=fix)
     head = ["trial", search.metric, *search.space]
-    rows = [
-        [search.place(trial.number).name, f"{_value(search, trial):.4f}",
-         *(_short(trial.params[key]) for key in search.space)]
-        for trial in ranked[:SHOWN]
-    ]  # fmt: skip
+    rows = []
+    for trial in ranked[:SHOWN]:
+        values = (_short(trial.params[key]) for key in search.space)
+        rows.append([search.place(trial.number).name, f"{_value(search, trial):.4f}", *values])
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
