@@ -57,7 +57,7 @@ def _fields(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     from unpad.recipes.fields import complete_field, complete_value
 
     recipe: str | None = context.params.get("recipe")
-    # bash splits words at "=": a value comes alone, behind its field and perhaps the sign.
+    # bash splits words at "=": the incomplete value follows its field, and perhaps the sign, as words of their own.
     before = [word for word in context.params.get("overrides") or context.params.get("fields") or [] if word != "="]
     if before and "=" not in before[-1]:
         return [(value, "") for value in complete_value(recipe, before[-1], incomplete)]
@@ -68,14 +68,14 @@ def _sampling_fields(context: typer.Context, incomplete: str) -> list[tuple[str,
     from unpad.recipes.fields import complete_field
 
     fields = complete_field(None, f"generate.{incomplete}")
-    return [(name.removeprefix("generate."), help) for name, help in fields]
+    return [(name.removeprefix("generate."), text) for name, text in fields]
 
 
 # --------------------------------------------------------------------------- arguments and output
 
 
 def _debug(context: typer.Context, debug: bool) -> None:
-    """Tell `main`, which prints the error of a verb, to print its traceback too."""
+    """Make `main` print the traceback of an error."""
     if isinstance(context.obj, dict):
         context.obj["debug"] = debug
 
@@ -421,7 +421,7 @@ def main() -> None:
         try:
             app(prog_name="unpad", obj=options)
         finally:
-            sys.stdout.flush()  # here, where a reader that has gone is expected, and not while the interpreter ends
+            sys.stdout.flush()  # raises BrokenPipeError here rather than while the interpreter ends
     except UnpadError as error:
         if options.get("debug"):
             traceback.print_exc()
@@ -430,7 +430,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(Interrupted.exit_code)
     except BrokenPipeError:
-        # The reader of our output has gone; closing quietly is what pipes expect.
+        # The reader has closed the pipe, which is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 

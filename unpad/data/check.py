@@ -1,4 +1,4 @@
-"""`unpad data check`: what every row of a file is worth, before it is used."""
+"""`unpad data check`: usable and unusable rows of data files, before training."""
 
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,7 +20,7 @@ PEEK_ROWS = 20
 
 
 class Checked(Protocol):
-    """Module of `data/sources/` that is named after the kind of data it reads."""
+    """Module of `data/sources/` named after the kind of data that it reads."""
 
     def check(self, file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
         """Count the usable rows of a file, and return the others."""
@@ -39,7 +39,7 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `unpad data check` found."""
+    """Result of `unpad data check`."""
 
     files: tuple[FileCheck, ...]
     bad: tuple[BadRow, ...]
@@ -57,7 +57,7 @@ class CheckReport:
         return not self.bad and self.num_used > 0
 
     def lines(self) -> list[str]:
-        """The report as text: every bad row with its fix, every file, the sum."""
+        """Lines of the report: every bad row with its fix, every file, and the totals."""
         lines = [line for row in self.bad for line in _bad_lines(row)]
         for file in self.files:
             blank = f", {file.num_blank} blank lines" if file.num_blank else ""
@@ -69,17 +69,16 @@ class CheckReport:
 
 
 def check(path: Path, kind: str | None = None) -> CheckReport:
-    """Read a file, folder or glob with default settings and report every row that cannot be used.
+    """Read a file, folder or glob with default settings, and report every unusable row.
 
-    A folder without data files stands for the images of its sub-folders, one class each. A recipe stands for its
-    tables of events, which are read with the columns that it names, and joined with its labels.
+    A folder without data files is read as images in one sub-folder per class. Of a recipe, its tables of events are
+    read, with the columns that it names, and joined with its labels.
 
     Args:
-        kind: one of KINDS; None tells each file's by its first rows or columns.
+        kind: one of KINDS; None infers it for each file from its first rows or columns.
 
     Raises:
-        SourceError: there is no such file, or it cannot be read; or what is wrong with tables of events concerns no
-            single row.
+        SourceError: a file is missing or unreadable, or tables of events have a fault that concerns no single row.
         RecipeError: the recipe has no events.
     """
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -106,42 +105,44 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
 
 
 def _check_picture(path: Path) -> CheckReport:
-    """One image file by itself; its class does not matter."""
-    found = images.examine(images.Found(str(path), "", path, str(path.resolve().parent)))
-    bad = (found,) if isinstance(found, BadRow) else ()
+    """Check one image file, without a class."""
+    image = images.examine(images.Found(str(path), "", path, str(path.resolve().parent)))
+    bad = (image,) if isinstance(image, BadRow) else ()
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad)
 
 
 def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
-    """Tables of events with the labels and the split of the recipe; what a row is worth may depend on the others.
+    """Check tables of events with the labels and the split of a recipe; a row's use may depend on other rows.
 
     Args:
-        trains: whether to refuse patients of whom training would learn nothing, once no row is bad.
+        trains: whether to refuse data from which training would learn nothing, if no row is bad.
     """
     from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 
     rows, labels, cohort, _ = read_cohort(recipe)
-    found = [*(part.bad for part in rows.parts), *([labels.bad] if labels else [])]
+    bad_of_tables = [*(part.bad for part in rows.parts), *([labels.bad] if labels else [])]
     tables = [*(part.table for part in rows.parts), *([labels.table] if labels else [])]
-    bad = [row for some in found for row in some]
+    bad = [row for rows_of_table in bad_of_tables for row in rows_of_table]
     refused = cohort.bad
     if trains and not bad and not refused:
         refuse_unlearnable(recipe, cohort)
     checked = []
-    for table, own in zip(tables, found, strict=True):
+    for table, own_bad in zip(tables, bad_of_tables, strict=True):
         names = {file.shown for file in table.files}
-        mine = [row for row in refused if row.where in names or row.where.rpartition(":")[0] in names]
-        refused = [row for row in refused if row not in mine]
-        bad += mine
+        refused_here = [row for row in refused if row.where in names or row.where.rpartition(":")[0] in names]
+        refused = [row for row in refused if row not in refused_here]
+        bad += refused_here
         first = table.files[0].shown
         shown = first if len(table.files) == 1 else f"{first} and {len(table.files) - 1} more"
-        num_rows = len(table) + len(table.bad) + sum(row.where in names for row in mine)  # a file without rows is one
-        checked.append(FileCheck(Path(shown), "events", num_rows, num_rows - len(own) - len(mine), 0))
+        num_rows = (
+            len(table) + len(table.bad) + sum(row.where in names for row in refused_here)
+        )  # an empty file counts as a row
+        checked.append(FileCheck(Path(shown), "events", num_rows, num_rows - len(own_bad) - len(refused_here), 0))
     return CheckReport(tuple(checked), tuple(bad))
 
 
 def _looks_like_events(path: Path) -> bool:
-    """Whether there are tables at `path`, and their columns are those of events."""
+    """Whether `path` has tables with the columns of events."""
     if not any(file.suffix.lower() in TABLE_SUFFIXES for file in (path.rglob("*") if path.is_dir() else [path])):
         return False
     from unpad.data.histories.event_files import looks_like_events
@@ -150,7 +151,7 @@ def _looks_like_events(path: Path) -> bool:
 
 
 def _holds_classes(path: Path) -> bool:
-    """Whether a folder is one of images: there are some in it, and no manifest or parquet file."""
+    """Whether a folder has images, and neither a manifest nor a parquet file."""
     if not path.is_dir():
         return False
     suffixes = {name.suffix.lower() for name in path.rglob("*")}
@@ -158,20 +159,20 @@ def _holds_classes(path: Path) -> bool:
 
 
 def _guess_kind(file: SourceFile, data: DataSettings) -> str:
-    """The kind of data that the first rows look like.
+    """Infer the kind of data from the first rows.
 
     Raises:
-        SourceError: it is a table, and its columns are those of no kind.
+        SourceError: the columns of a table match no kind.
     """
     fields = (*chat.FIELDS, "image", "label", "question", "caption")
     if file.path.suffix.lower() == ".csv" or (file.format == "parquet" and not _has_any(file.path, fields)):
-        what = "the columns of this table are those of no kind of data"
-        fix = "name them in a recipe and check that, `unpad data check RECIPE.yaml`, or say --kind"
+        what = "the columns of this table match no kind of data"
+        fix = "name the columns in a recipe and check it with `unpad data check RECIPE.yaml`, or set --kind"
         raise SourceError(what, where=str(file.path), fix=fix)
     try:
         first = list(islice(rows(file, data, fields), PEEK_ROWS))
     except OSError:
-        return "text"  # reading it names the fault
+        return "text"  # reading the file reports the fault
     values = [row[1] for row in first if not isinstance(row, BadRow)]
     with_image = [value for value in values if isinstance(value, dict) and "image" in value]
     if 2 * len(with_image) > len(values):
@@ -180,7 +181,7 @@ def _guess_kind(file: SourceFile, data: DataSettings) -> str:
 
 
 def _has_any(path: Path, fields: tuple[str, ...]) -> bool:
-    """Whether a table has one of these columns, or cannot be read: reading it names the fault."""
+    """Whether a table has one of the columns; True for an unreadable one, whose fault is reported when it is read."""
     from unpad.data.histories.tables import column_names
 
     try:

@@ -1,4 +1,4 @@
-"""Dotted names of recipe fields with their values, for shell completion."""
+"""Shell completion of recipe fields and their values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Candidate = tuple[str, str]  # text and its explanation
 
 
 def complete_field(recipe: str | None, incomplete: str) -> list[Candidate]:
-    """Fields of a recipe that begin with `incomplete`, as `optim.lr=`; values once the field is certain.
+    """Fields that begin with `incomplete`, such as `optim.lr=`; sections, such as `optim.`, while several match.
 
-    Sections alone, as `optim.`, while several match. Fields of the model and of stages are those that the recipe sets.
+    A single match is completed to its values. Of the model and of stages, only fields that the recipe sets are known.
 
     Args:
-        recipe: packaged name or YAML file; the defaults of all fields when it cannot be loaded.
+        recipe: packaged name or YAML file; defaults of all fields if it cannot be loaded.
     """
     fields = _fields(_load(recipe).model_dump(mode="json"))
     field, equals, _ = incomplete.partition("=")
@@ -26,14 +26,14 @@ def complete_field(recipe: str | None, incomplete: str) -> list[Candidate]:
     heads = dict.fromkeys(name.partition(".")[0] + ("." if "." in name else "=") for name in names)
     if "." not in incomplete and len(heads) > 1:
         return [(head, _schema(head.rstrip(".=")).get("description", "")) for head in heads]
-    if equals or len(names) == 1:  # several candidates, or the shell would put a space behind `optim.lr=`
+    if equals or len(names) == 1:  # after a single candidate, the shell would add a space to `optim.lr=`
         name = field if equals else names[0]
         return [(f"{name}={value}", "") for value in complete_value(recipe, name, "")]
     return [(f"{name}=", _schema(name).get("description", "")) for name in names]
 
 
 def complete_value(recipe: str | None, field: str, incomplete: str) -> list[str]:
-    """Values of a field that begin with `incomplete`: its choices, or nothing and the value in the recipe."""
+    """Values of a field that begin with `incomplete`: its choices, or the empty text and the recipe's value."""
     fields = _fields(_load(recipe).model_dump(mode="json"))
     if field not in fields:
         return []
@@ -53,7 +53,7 @@ def _load(recipe: str | None) -> Recipe:
 
 
 def _fields(value: Any, prefix: str = "") -> dict[str, Any]:
-    """{dotted name: value} of the fields of nested sections; stages go by their names."""
+    """{dotted name: value} of all fields; stages have their names."""
     if isinstance(value, dict) and value:
         items = value.items()
     elif isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value) and value:
