@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.conftest import tiny_model
 from tests.helpers.models import Stub
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import Layout, build_layout
@@ -25,10 +27,15 @@ from unpad.nn.segments import segment_mean
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import CollapseSettings, OptimSettings
 from unpad.run import checkpoint
-from unpad.training.collapse import CollapseMonitor, CollapseState, Verdict
+from unpad.run.timers import Timers
+from unpad.training.collapse import CollapseMonitor, CollapseState
 from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
+from unpad.training.progress import Progress
+from unpad.training.stage import StageSetup
 from unpad.training.step import train_step
+from unpad.training.watch import SavedWatches, Verdict
+from unpad.training.watches import start_watches
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +122,14 @@ class TopicVae(Stub, HasLatent):
 
 
 DATA = Topics(160)
+SAMPLE = Sample([DATA.batch(list(range(9)))], True)
 HELD_OUT, TRAIN = np.arange(40), np.arange(40, 160)
+
+
+def stage_of(
+    data: Topics, held_out: np.ndarray = HELD_OUT, train_ids: np.ndarray = TRAIN, **sections: Any
+) -> StageSetup:
+    return StageSetup("train", parse_recipe(sections), data, ("events",), train_ids, held_out, 10**6)  # type: ignore[arg-type]
 
 
 class Run:
@@ -126,18 +140,19 @@ class Run:
         self.optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
         for group in self.optimizer.param_groups:
             group["lr"] = 1e-2
-        self.state, self.step = CollapseState(), 0
+        self.step = 0
         self.rows: list[dict[str, Any]] = []
         self.verdicts: list[Verdict] = []
         self.told: list[str] = []
         self.read_at: dict[int, dict[str, Tensor]] = {}  # the weights at every reading
-        self.monitor = self._monitor({})
+        self.monitor = self._monitor(SavedWatches())
 
-    def _monitor(self, kept: dict[str, Tensor]) -> CollapseMonitor:
-        recipe = parse_recipe({"collapse": self.settings.model_dump()})
-        made = CollapseMonitor.begin(self.model, DATA, HELD_OUT, TRAIN, recipe, self.state, self.step, kept)  # type: ignore[arg-type]
-        assert made is not None
-        return made
+    def _monitor(self, saved: SavedWatches) -> CollapseMonitor:
+        return CollapseMonitor.start(stage_of(DATA, collapse=self.settings.model_dump()), self.model, saved)
+
+    @property
+    def state(self) -> CollapseState:
+        return self.monitor.state
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
@@ -147,7 +162,7 @@ class Run:
             self.model.train()
             train_step(
                 self.model, [batch], self.optimizer,
-                weights=self.state.scaled(weights), precision="fp32", clip=1.0,
+                weights=self.monitor.scaled(weights), precision="fp32", clip=1.0,
             )  # fmt: skip
             self.step += 1
             if self.monitor.due(self.step):
@@ -157,11 +172,11 @@ class Run:
         self.read_at[self.step] = {name: value.clone() for name, value in self.model.state_dict().items()}
         verdict = self.monitor.check(self.step)
         self.verdicts.append(verdict)
-        self.rows.append({"step": self.step, **verdict.to_row()})
+        self.rows.append({"step": self.step, **verdict.values})
         if verdict.changed:
             self.told.append(verdict.message)
         if verdict.action == "save":
-            self.monitor.keep_aside(self.folder)
+            self.monitor.save_healthy(self.folder)
         elif verdict.action == "recover":
             self.told.append(self.monitor.recover(self.step, self.optimizer))
         elif verdict.action == "stop":
@@ -170,16 +185,16 @@ class Run:
     def save(self) -> None:
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= optimizer_tensors(self.model, self.optimizer) | self.monitor.tensors()
-        checkpoint.save(self.folder, checkpoint.State(self.step, tensors, {"collapse": asdict(self.state)}), keep=2)
+        checkpoint.save(self.folder, checkpoint.State(self.step, tensors, {"collapse": self.monitor.values()}), keep=2)
 
     def load(self) -> None:
         loaded = checkpoint.load_newest(self.folder)
         assert loaded is not None
-        found = loaded[0]
-        self.step, self.state = found.step, CollapseState(**found.values["collapse"])
-        self.model.load_state_dict({k[6:]: v for k, v in found.tensors.items() if k.startswith("model.")})
-        load_optimizer_tensors(self.model, self.optimizer, found.tensors)
-        self.monitor = self._monitor(found.tensors)
+        state = loaded[0]
+        self.step = state.step
+        self.model.load_state_dict({k[6:]: v for k, v in state.tensors.items() if k.startswith("model.")})
+        load_optimizer_tensors(self.model, self.optimizer, state.tensors)
+        self.monitor = self._monitor(SavedWatches(self.step, 0, state.values, state.tensors))
 
     @property
     def lights(self) -> dict[int, str]:
@@ -250,40 +265,54 @@ def test_a_reading_does_not_depend_on_batches_and_changes_nothing() -> None:
 
 def test_the_sample_is_held_out_fixed_and_large_enough() -> None:
     data = Topics(160)
-    settings: dict[str, Any] = {"tokens": 200, "seed": 0, "device": CPU}
-    sample = draw_sample(data, HELD_OUT, TRAIN, 60, **settings)  # type: ignore[arg-type]
+    small: dict[str, Any] = {"plan": {"tokens_per_micro": 200}}
+    sample = draw_sample(stage_of(data, **small), 60, CPU)
     assert sample.held_out
     assert set(data.loaded) <= set(HELD_OUT.tolist())
     longest = max(map(len, data.sets))
     assert 60 <= sample.num_sets < 60 + longest
-    again = draw_sample(Topics(160), HELD_OUT, TRAIN, 60, **settings)  # type: ignore[arg-type]
-    other = draw_sample(Topics(160), HELD_OUT, TRAIN, 60, **{**settings, "seed": 1})  # type: ignore[arg-type]
+    again = draw_sample(stage_of(Topics(160), **small), 60, CPU)
+    other = draw_sample(stage_of(Topics(160), **small, train={"seed": 1}), 60, CPU)
     ids = [torch.cat([b.seq_ids for b in one.batches if b.seq_ids is not None]) for one in (sample, again, other)]
     assert torch.equal(ids[0], ids[1])
     assert not torch.equal(ids[0], ids[2])
     assert all(len(data.sets[i]) for i in ids[0].tolist())  # nobody without sets
-    few = draw_sample(data, HELD_OUT[:4], TRAIN, 60, **settings)  # type: ignore[arg-type]
+    few = draw_sample(stage_of(data, HELD_OUT[:4], **small), 60, CPU)
     assert not few.held_out
     assert few.num_sets >= 60
-    none = draw_sample(data, HELD_OUT[:0], TRAIN[:0], 60, **settings)  # type: ignore[arg-type]
+    none = draw_sample(stage_of(data, HELD_OUT[:0], TRAIN[:0], **small), 60, CPU)
     assert none.num_sets == 0
 
 
 def test_patients_longer_than_a_batch_come_last() -> None:
     data = Topics(160)
     limit = int(np.median(data.table.positions))
-    sample = draw_sample(data, HELD_OUT, TRAIN, 30, tokens=limit, seed=0, device=CPU)  # type: ignore[arg-type]
+    sample = draw_sample(stage_of(data, plan={"tokens_per_micro": limit}), 30, CPU)
     assert all(int(batch.layout.lengths().max()) <= limit for batch in sample.batches)
-    everyone = draw_sample(data, HELD_OUT, HELD_OUT, 10**6, tokens=limit, seed=0, device=CPU)  # type: ignore[arg-type]
+    everyone = draw_sample(stage_of(data, HELD_OUT, HELD_OUT, plan={"tokens_per_micro": limit}), 10**6, CPU)
     assert everyone.num_sets == sum(len(data.sets[i]) for i in HELD_OUT)
 
 
-@pytest.mark.parametrize("missing", ["policy", "latent", "sets"])
-def test_nothing_is_watched_without(missing: str) -> None:
-    recipe = parse_recipe({"collapse": {"policy": "off" if missing == "policy" else "warn"}})
-    model: nn.Module = nn.Linear(2, 2) if missing == "latent" else TopicVae()
+@pytest.mark.parametrize("missing", ["policy", "sets"])
+def test_nothing_is_read_without_a_policy_or_sets(missing: str) -> None:
+    settings = {"policy": "off" if missing == "policy" else "recover", "every": 1}
     ids = HELD_OUT[:0] if missing == "sets" else HELD_OUT
-    assert CollapseMonitor.begin(model, DATA, ids, ids, recipe, CollapseState(), 0, {}) is None  # type: ignore[arg-type]
+    [watch] = start_watches(stage_of(DATA, ids, ids, collapse=settings), TopicVae(), SavedWatches(), Timers())
+    assert not any(watch.due(step) for step in range(4))
+    assert not watch.describe()
+    assert not watch.tensors()
+
+
+def test_a_model_without_a_latent_has_no_watch_and_no_time_for_one() -> None:
+    timers = Timers()
+    assert start_watches(stage_of(DATA), tiny_model(), SavedWatches(), timers) == []
+    assert not timers.totals
+
+
+def test_a_lowered_weight_holds_when_the_policy_is_switched_off() -> None:
+    saved = SavedWatches(states={"collapse": asdict(CollapseState(kl_factor=0.25))})
+    [watch] = start_watches(stage_of(DATA, collapse={"policy": "off"}), TopicVae(), saved, Timers())
+    assert watch.scaled({"kl": 1.0, "reconstruction": 1.0}) == {"kl": 0.25, "reconstruction": 1.0}
 
 
 # --------------------------------------------------------------------------- what it means
@@ -303,7 +332,7 @@ def test_one_sign_is_yellow_several_orange_and_two_for_long_red(
 ) -> None:
     monkeypatch.setattr("unpad.training.collapse.read_latent", lambda *_: reading(active, dead, gap))
     settings = CollapseSettings(warmup=30, every=10, patience=2)
-    monitor = CollapseMonitor(settings, TopicVae(), Sample([], True), CollapseState(), 0, {})
+    monitor = CollapseMonitor(settings, TopicVae(), SAMPLE, SavedWatches())
     verdicts = [monitor.check(step) for step in (10, 20, 30, 40, 50)]
     suspected = "orange" if light == "red" else light
     assert [v.light for v in verdicts] == [suspected] * 3 + [light] * 2
@@ -317,7 +346,7 @@ def test_a_collapse_that_ends_is_told_and_counts_anew(monkeypatch: pytest.Monkey
     following = iter([bad, bad, good, bad, bad, bad, good])
     monkeypatch.setattr("unpad.training.collapse.read_latent", lambda *_: next(following))
     settings = CollapseSettings(warmup=0, every=1, patience=3)
-    monitor = CollapseMonitor(settings, TopicVae(), Sample([], True), CollapseState(), 0, {})
+    monitor = CollapseMonitor(settings, TopicVae(), SAMPLE, SavedWatches())
     verdicts = [monitor.check(step) for step in range(1, 8)]
     assert [v.light for v in verdicts] == ["orange", "orange", "green", "orange", "orange", "red", "green"]
     assert "in use" in verdicts[-1].message
@@ -393,7 +422,7 @@ def test_recovery_goes_back_and_training_goes_on(tmp_path: Path) -> None:
     recovered, healthy = run.step, run.read_at[run.state.healthy_step]
     assert not run.optimizer.state
     assert run.state == CollapseState(recovered, "green", 0, run.state.healthy_step, 0.1, 1, False)
-    assert run.state.scaled({"kl": 0.5, "reconstruction": 1.0}) == {"kl": 0.05, "reconstruction": 1.0}
+    assert run.monitor.scaled({"kl": 0.5, "reconstruction": 1.0}) == {"kl": 0.05, "reconstruction": 1.0}
     assert 0 < run.state.healthy_step < recovered
     assert all(torch.equal(healthy[name], value) for name, value in run.model.state_dict().items())
     assert any(f"recovery 1 of 3 at step {recovered}" in line for line in run.told)
@@ -463,13 +492,20 @@ def test_wrong_settings_are_refused(field: str, value: object) -> None:
     assert f"collapse.{field}" in caught.value.where
 
 
-def test_the_state_is_json_and_a_stage_begins_anew() -> None:
+def test_the_state_survives_a_checkpoint_and_a_stage_begins_with_a_fresh_one() -> None:
     state = CollapseState(3, "orange", 2, 1, 0.25, 2, True)
-    assert CollapseState(**asdict(state)) == state
-    assert CollapseState.at(70) == CollapseState(70, "green", 0, 70, 1.0, 0, False)
+    progress = Progress(step=9, stage_step=6, watches={"collapse": asdict(state)})
+    values = json.loads(json.dumps(progress.to_values()))
+    assert values["collapse"] == asdict(state)  # the place where every version looks for it
+    assert Progress.from_values(values) == progress
+    resumed = CollapseMonitor(FAST, TopicVae(), SAMPLE, SavedWatches(9, 3, progress.watches))
+    assert resumed.state == state
+    progress.next_stage()
+    fresh = CollapseMonitor(FAST, TopicVae(), SAMPLE, SavedWatches(9, 9, progress.watches))
+    assert fresh.state == CollapseState(9, "green", 0, 9, 1.0, 0, False)
 
 
 def test_a_sample_says_what_it_is() -> None:
-    sample = draw_sample(DATA, HELD_OUT, TRAIN, 60, tokens=200, seed=0, device=CPU)  # type: ignore[arg-type]
-    monitor = CollapseMonitor(FAST, TopicVae(), sample, CollapseState(), 0, {})
+    sample = draw_sample(stage_of(DATA, plan={"tokens_per_micro": 200}), 60, CPU)
+    monitor = CollapseMonitor(FAST, TopicVae(), sample, SavedWatches())
     assert f"{sample.num_sets} sets of {sample.num_seqs} held-out patients" in monitor.describe()

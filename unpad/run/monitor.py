@@ -47,7 +47,7 @@ COLUMNS = (
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
 # The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
-SHOWN_EVENTS = ("collapse", "early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
+SHOWN_EVENTS = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
 SHOWN_ON_TERMINAL = (*SHOWN_EVENTS, "checkpoint")
 
 
@@ -250,11 +250,18 @@ class Monitor:
         return self._epoch[1] if self._epoch and self._epoch[0] == stage else None
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write down what happened and when; fields are JSON values. A field `message` is what the screen shows."""
+        """Log an event with its time; fields are JSON values. The screen shows a field `message` alone."""
+        self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_EVENTS))
+
+    def notice(self, kind: str, **fields: Any) -> None:
+        """Log an event and show it, whatever its kind."""
+        self._event(kind, fields, shown=True)
+
+    def _event(self, kind: str, fields: dict[str, Any], shown: bool) -> None:
         self._log.append(
             {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
         )
-        if self._screen.verbose or kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_EVENTS):
+        if shown or self._screen.verbose:
             flat = {name: value for name, value in fields.items() if not isinstance(value, dict | list)}
             details = fields.get("message") or "  ".join(f"{name} {value}" for name, value in flat.items())
             self._screen.line(f"{kind.replace('_', ' ')}  {details}")

@@ -1,8 +1,7 @@
-"""What the latent of a model is on sets that stay the same, read in evaluation mode and without gradient.
+"""Latent statistics on a fixed sample of sets, in evaluation mode and without gradient.
 
-A latent is used when its posterior means vary over sets (Burda et al. 2016, arXiv 1509.00519), its KL is more than next
-to nothing, in nats as it is, neither weighted nor held up by free bits, and the decoder does worse with the latents of
-other sets.
+A model uses its latent if the posterior means vary over sets (Burda et al. 2016, arXiv 1509.00519), the KL is above
+almost zero, in plain nats without weight or free bits, and the decoder does worse with the latents of other sets.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.data.family import Data
 from unpad.models.contract import HasLatent
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import CollapseSettings
+from unpad.training.stage import StageSetup
 
-SEED = 77  # keeps the draw of the sample apart from others of the run's seed
+SEED = 77  # makes the draw of the sample independent of others by the run's seed
 
 
 # --------------------------------------------------------------------------- the sample
@@ -29,7 +28,7 @@ SEED = 77  # keeps the draw of the sample apart from others of the run's seed
 
 @dataclass(frozen=True)
 class Sample:
-    """The sets that every reading of a stage rests on: all those of some patients."""
+    """Sets that every reading of a stage measures: all sets of some patients."""
 
     batches: list[RaggedBatch]
     held_out: bool
@@ -43,27 +42,19 @@ class Sample:
         return sum(batch.num_seqs for batch in self.batches)
 
 
-def draw_sample(
-    data: Data, held_out: np.ndarray, train: np.ndarray, num_sets: int, *, tokens: int, seed: int, device: torch.device
-) -> Sample:
-    """Draw patients by the seed until they have `num_sets` sets; of the training part where too few are held out.
-
-    Args:
-        held_out, train: ids of sequences, (n,) int.
-        tokens: positions loaded at once. Patients with more of them come last, so that one of them does not make every
-            reading expensive.
-    """
-    sample = Sample(_draw(data, held_out, num_sets, tokens, seed, device), True)
+def draw_sample(stage: StageSetup, num_sets: int, device: torch.device) -> Sample:
+    """Draw patients by the recipe's seed until they have `num_sets` sets; training ones if too few are held out."""
+    sample = Sample(_draw(stage, stage.held_out_ids, num_sets, device), True)
     if sample.num_sets < num_sets:
-        other = Sample(_draw(data, train, num_sets, tokens, seed, device), False)
-        sample = max(sample, other, key=lambda one: one.num_sets)
+        other = Sample(_draw(stage, stage.train_ids, num_sets, device), False)
+        sample = max(sample, other, key=lambda sample: sample.num_sets)
     return sample
 
 
-def _draw(
-    data: Data, ids: np.ndarray, num_sets: int, tokens: int, seed: int, device: torch.device
-) -> list[RaggedBatch]:
+def _draw(stage: StageSetup, ids: np.ndarray, num_sets: int, device: torch.device) -> list[RaggedBatch]:
+    data, seed, tokens = stage.data, stage.recipe.train.seed, stage.recipe.plan.tokens_per_micro
     drawn = np.random.default_rng([seed, SEED]).permutation(ids[data.table.positions[ids] > 0])
+    # Patients longer than a micro-batch come last, so that a single one does not make every reading expensive.
     drawn = drawn[np.argsort(data.table.positions[drawn] > tokens, kind="stable")]
     batches: list[RaggedBatch] = []
     while num_sets > 0 and drawn.size:
@@ -87,7 +78,7 @@ def _num_sets(batch: RaggedBatch) -> int:
 
 @dataclass(frozen=True)
 class LatentReading:
-    """What the posterior and the decoder do on the sample.
+    """Statistics of posterior and decoder on the sample.
 
     Args:
         kl: mean over sets of each dimension's KL, (latent,) nats.
@@ -95,7 +86,7 @@ class LatentReading:
         active_share: share of dimensions whose variance is above `active_variance`.
         dead_share: share of dimensions whose KL is below `dead_kl`.
         reconstruction, shuffled: mean reconstruction loss from each set's own posterior mean, and from that of another.
-        probe_gap: how much more the other one costs, as a share of its own.
+        probe_gap: extra loss from another set's latent, as a share of the loss from its own.
     """
 
     num_sets: int
@@ -110,15 +101,15 @@ class LatentReading:
 
 @torch.no_grad()
 def read_latent(model: HasLatent, batches: Sequence[RaggedBatch], settings: CollapseSettings) -> LatentReading:
-    """Read a model on batches with two sets or more; how they are cut into batches makes no difference.
+    """Read a model on batches with two sets or more; the cut into batches makes no difference.
 
-    The other set is the one half the sample away: of another patient, nearly always.
+    The other set is half the sample away: nearly always of another patient.
     """
     was_training = model.training
     model.train(False)
     try:
-        found = [model.posterior(batch) for batch in batches]
-        means = [mean for mean, _, _ in found]  # (num_sets, latent) of each batch
+        posteriors = [model.posterior(batch) for batch in batches]
+        means = [mean for mean, _, _ in posteriors]  # (num_sets, latent) of each batch
         all_means = torch.cat(means)
         others = all_means.roll(len(all_means) // 2, 0).split([len(mean) for mean in means])
         own_loss, other_loss = (
@@ -127,7 +118,7 @@ def read_latent(model: HasLatent, batches: Sequence[RaggedBatch], settings: Coll
         )
     finally:
         model.train(was_training)
-    kl = torch.cat([kl for _, _, kl in found]).double().mean(0)
+    kl = torch.cat([kl for _, _, kl in posteriors]).double().mean(0)
     variance = all_means.double().var(0, correction=0)
     return LatentReading(
         num_sets=len(all_means),
@@ -142,5 +133,5 @@ def read_latent(model: HasLatent, batches: Sequence[RaggedBatch], settings: Coll
 
 
 def _rounded(values: Tensor) -> list[float]:
-    """Six digits: two numbers per dimension go into every row of the log."""
+    """Round to six digits: every row of the metrics holds two numbers per dimension."""
     return [float(f"{value:.6g}") for value in values.tolist()]

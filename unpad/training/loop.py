@@ -26,7 +26,6 @@ from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.timers import Timers, Timing
-from unpad.training.collapse import CollapseMonitor
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
 from unpad.training.progress import (
@@ -42,6 +41,8 @@ from unpad.training.setup import Setup, check_stages, describe, prepare_setup, r
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
 from unpad.training.step import StepResult, non_finite, train_step
+from unpad.training.watch import SavedWatches, Watch
+from unpad.training.watches import start_watches
 
 # Called after every evaluation with the stage's name, the step and the result; True ends the run there.
 AfterEvaluation = Callable[[str, int, HeldOut], bool]
@@ -80,7 +81,7 @@ class StageRun:
     optimizer: torch.optim.Optimizer
     objective: Objective
     schedule: Schedule
-    latent: CollapseMonitor | None
+    watches: list[Watch]
     heap: HeapKeeper
 
 
@@ -268,13 +269,13 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     load_optimizer_tensors(model, optimizer, tensors)
     objective = Objective.of(model, recipe.losses)
     model.trained = objective.weights
-    with run.timers("latent"):
-        latent = CollapseMonitor.begin(
-            model, setup.data, setup.held_out_ids, setup.train_ids, recipe, progress.collapse, progress.step, tensors
-        )
-    if latent is not None:
-        run.monitor.event("latent", message=latent.describe())
-    return StageRun(run, setup, optimizer, objective, schedule, latent, HeapKeeper())
+    saved = SavedWatches(progress.step, progress.step - progress.stage_step, progress.watches, tensors)
+    watches = start_watches(setup, model, saved, run.timers)
+    progress.watches = {watch.name: watch.values() for watch in watches}
+    for watch in watches:
+        if message := watch.describe():
+            run.monitor.event(watch.subject, message=message)
+    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper())
 
 
 def _after_step(stage: StageRun, ends_epoch: bool) -> None:
@@ -282,7 +283,9 @@ def _after_step(stage: StageRun, ends_epoch: bool) -> None:
     run, recipe, progress = stage.run, stage.setup.recipe, stage.run.progress
     if ends_epoch:
         progress.epoch, progress.epoch_step = progress.epoch + 1, 0
-    _read_latent(stage)
+    for watch in stage.watches:
+        if watch.due(progress.step):
+            _consult(stage, watch)
     evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(stage)
     improved, stop = _evaluate(stage) if evaluate else (False, False)
     if ends_epoch:
@@ -300,29 +303,28 @@ def _after_step(stage: StageRun, ends_epoch: bool) -> None:
         raise Stopped(what, where=str(run.setup.folder), fix="continue with --resume")
 
 
-def _read_latent(stage: StageRun) -> None:
-    """Read the model's latent where that is due, and do what follows from it."""
-    run, latent, progress, monitor = stage.run, stage.latent, stage.run.progress, stage.run.monitor
-    if latent is None or not latent.due(progress.step):
-        return
-    with run.timers("latent"):
-        verdict = latent.check(progress.step)
+def _consult(stage: StageRun, watch: Watch) -> None:
+    """Let a watch read the model, and act on its verdict."""
+    run, progress, monitor = stage.run, stage.run.progress, stage.run.monitor
+    with run.timers(watch.subject):
+        verdict = watch.check(progress.step)
     with run.timers("log"):
-        monitor.row("latent", progress.step, stage.setup.name, verdict.to_row())
+        monitor.row(watch.subject, progress.step, stage.setup.name, verdict.values)
     if verdict.changed:
-        monitor.event("collapse", step=progress.step, light=verdict.light, message=verdict.message)
+        monitor.notice(watch.name, step=progress.step, light=verdict.light, message=verdict.message)
     if verdict.action == "save":
         with run.timers("save"):
-            path = latent.keep_aside(run.setup.folder / CHECKPOINTS)
+            path = watch.save_healthy(run.setup.folder / CHECKPOINTS)
         monitor.event("checkpoint", step=progress.step, path=path.name)
     elif verdict.action == "recover":
-        message = latent.recover(progress.step, stage.optimizer)
-        monitor.event("collapse", step=progress.step, light="green", message=message)
-        # What was best may be the collapsed weights, whose held-out loss can be the lower one.
+        message = watch.recover(progress.step, stage.optimizer)
+        monitor.notice(watch.name, step=progress.step, light="green", message=message)
+        # The best checkpoint may itself be faulty: such weights can have the lower held-out loss.
         progress.best, progress.best_step, progress.checks_without_progress = None, 0, 0
-    elif verdict.action == "stop":
+    progress.watches[watch.name] = watch.values()
+    if verdict.action == "stop":
         _save(stage)
-        raise latent.error(verdict)
+        raise watch.error(verdict)
 
 
 def _is_over(stage: StageRun) -> bool:
@@ -366,7 +368,8 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
     forget(stage.optimizer, fresh)
     if fresh:
         run.monitor.event("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
-    weights = progress.collapse.scaled(weights)
+    for watch in stage.watches:
+        weights = watch.scaled(weights)
     with run.timers("train"):
         result = train_step(
             setup.model, micros, stage.optimizer,
@@ -461,6 +464,6 @@ def _save(stage: StageRun) -> None:
     run = stage.run
     with run.timers("save"):
         run.monitor.sync()
-        kept = {} if stage.latent is None else stage.latent.tensors()
-        path = save_checkpoint(run.setup, run.progress, stage.optimizer, kept)
+        additional = {name: tensor for watch in stage.watches for name, tensor in watch.tensors().items()}
+        path = save_checkpoint(run.setup, run.progress, stage.optimizer, additional)
     run.monitor.event("checkpoint", step=run.progress.step, path=path.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, read_command
-from unpad.training.collapse import CollapseState
 from unpad.training.optim import optimizer_tensors
 from unpad.training.setup import Setup, resolved
 from unpad.training.stage import StageSetup
@@ -40,17 +39,25 @@ class Progress:
     checks_without_progress: int = 0
     num_skipped: int = 0
     scaler: LossScaler = field(default_factory=LossScaler)
-    collapse: CollapseState = field(default_factory=CollapseState)  # of a model with a latent
+    watches: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of every watch of the stage, by its name
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Progress:
-        parts = {"scaler": LossScaler(**values["scaler"]), "collapse": CollapseState(**values.get("collapse", {}))}
-        return cls(**{**values, **parts})
+        """Read back `to_values`."""
+        names = {field.name for field in fields(cls)}
+        watches = {name: state for name, state in values.items() if name not in names}
+        counters = {name: value for name, value in values.items() if name in names}
+        return cls(**{**counters, "scaler": LossScaler(**values["scaler"]), "watches": watches})
+
+    def to_values(self) -> dict[str, Any]:
+        """JSON values for a checkpoint; the state of a watch stands under its own name."""
+        values = asdict(self)
+        return values | values.pop("watches")
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
         self.best, self.best_step, self.checks_without_progress = None, 0, 0
-        self.collapse = CollapseState.at(self.step)
+        self.watches = {}
 
 
 # --------------------------------------------------------------------------- save
@@ -90,7 +97,7 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
 def _state(setup: Setup, progress: Progress) -> checkpoint.State:
     tensors = {f"model.{name}": value for name, value in setup.model.state_dict().items()}
     values = {
-        "progress": asdict(progress),
+        "progress": progress.to_values(),
         "data": setup.data.fingerprint(),
         "files": dict(setup.data.table.file_hashes),
         "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision", "kernels")},

@@ -1,0 +1,100 @@
+"""Interface of a watch: an observer that reads the model while a stage trains, and asks the loop to act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from unpad.errors import UnpadError
+
+Action = Literal["save", "stop", "recover"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Result of one reading.
+
+    Args:
+        light: green, yellow, orange, or red for a confirmed fault.
+        changed: whether the light differs from that of the reading before.
+        action: what the training loop has to do now: save the last healthy weights, return to them, or stop.
+        message: light and reasons, in words.
+        values: the reading as JSON values, for a row of metrics.jsonl.
+    """
+
+    step: int
+    light: str
+    changed: bool
+    action: Action | None
+    message: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SavedWatches:
+    """What a watch starts from: the step, and its part of the checkpoint that the run resumes from.
+
+    Args:
+        step: last step of the run.
+        stage_start: last step before the stage.
+        states: `Watch.values` of each watch, by name; none at the beginning of a stage.
+        tensors: of the checkpoint, all of them.
+    """
+
+    step: int = 0
+    stage_start: int = 0
+    states: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Watch(Protocol):
+    """Observer of one stage.
+
+    Attributes:
+        name: kind of its events, and name of its state in a checkpoint.
+        subject: kind of its rows in metrics.jsonl, and name of its timer.
+    """
+
+    name: str
+    subject: str
+
+    def describe(self) -> str:
+        """Say in words what is read and when; empty if nothing ever is."""
+        ...
+
+    def due(self, step: int) -> bool:
+        """Whether a reading is due after this step of the run."""
+        ...
+
+    def check(self, step: int) -> Verdict:
+        """Read the model after step `step` of the run. Equal weights and an equal state give an equal verdict."""
+        ...
+
+    def scaled(self, weights: dict[str, float]) -> dict[str, float]:
+        """Return the weights of loss terms as recoveries left them."""
+        ...
+
+    def values(self) -> dict[str, Any]:
+        """State of the watch as JSON values, for a checkpoint."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensors that a checkpoint must hold besides, by names of the watch's own."""
+        ...
+
+    def save_healthy(self, checkpoints: Path) -> Path:
+        """Write the weights of the last healthy reading beside the checkpoints."""
+        ...
+
+    def recover(self, step: int, optimizer: torch.optim.Optimizer) -> str:
+        """Return to the weights of the last healthy reading with a fresh optimizer; say in words what was done."""
+        ...
+
+    def error(self, verdict: Verdict) -> UnpadError:
+        """Build the error that stops the run."""
+        ...
