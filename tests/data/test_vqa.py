@@ -299,7 +299,7 @@ def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None
     name, start = write_recipe(tmp_path / "p.yaml", pruned), f"train.init_from={tmp_path / 'whole'}"
     train(name, tmp_path / "run", [start, "train.freeze=[tower.*, projector.*, decoder.*]"], console=quiet())
     (begun,) = events(tmp_path / "run", "started")
-    assert begun["message"].endswith("drawn anew, as it has none: pruners, temperature")
+    assert begun["message"].endswith("initialized, as that run lacks them: pruners, temperature")
     before, after = weights(tmp_path / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(after[key], value) for key, value in before.items())
     assert {key.partition(".")[0] for key in after.keys() - before.keys()} == {"pruners", "temperature"}

@@ -85,7 +85,7 @@ class LatentReading:
         variance: variance over sets of each dimension's posterior mean, (latent,).
         active_share: share of dimensions whose variance is above `active_variance`.
         dead_share: share of dimensions whose KL is below `dead_kl`.
-        reconstruction, shuffled: mean reconstruction loss from each set's own posterior mean, and from that of another.
+        reconstruction, shuffled: mean reconstruction loss from each set's own posterior mean, and from another set's.
         probe_gap: extra loss from another set's latent, as a share of the loss from its own.
     """
 

@@ -1,4 +1,4 @@
-"""The training loop: step, log, evaluate, save, stop. One loop for every recipe."""
+"""Training loop of every recipe: step, log, evaluate, save, stop."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def train(
         if locked:
             stack.enter_context(storage.RunLock(folder))
         exists = _holds_run(folder, resume)
-        notes = [] if exists or not resume else ["there is no run to resume here: this is a new one"]
+        notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
         if exists:
             overrides, settings, notes = resumed_recipe(recipe, list(overrides), folder)
         setup = prepare_setup(settings, folder, open_files(settings, folder) if exists else None, timers)
@@ -137,7 +137,7 @@ def train(
             verbose=verbose,
         )
         try:
-            _tell_beginning(monitor, exists, progress, notes, warnings)
+            _log_start(monitor, exists, progress, notes, warnings)
             return _run_stages(RunContext(setup, progress, monitor, timers, Signals(), after_evaluation), state, began)
         except UnpadError as error:
             monitor.event("stopped", message=error.what, exit_code=error.exit_code)
@@ -147,7 +147,7 @@ def train(
 
 
 def _holds_run(folder: Path, resume: bool) -> bool:
-    """Whether there is a run in the directory; refused when this is to be a new one."""
+    """Return whether the directory holds a run; refuse one that a new run would overwrite."""
     exists = (folder / RECIPE).is_file()
     if exists and not resume:
         fix = "continue it with --resume, or choose another --out"
@@ -156,26 +156,25 @@ def _holds_run(folder: Path, resume: bool) -> bool:
 
 
 def _take_folder(folder: Path, locked: bool, stack: ExitStack) -> None:
-    """Make and lock the directory of a new run, for as long as the stack lasts; remove what a killed one left half."""
+    """Make and lock the directory of a new run until the stack ends; delete partial files left by a killed run."""
     if not locked:
         storage.make_folder(folder)
         stack.enter_context(storage.RunLock(folder))
-        _holds_run(folder, resume=False)  # another process may have begun one there meanwhile
-    for place in (folder, folder / CHECKPOINTS):
-        if place.is_dir():
-            storage.clean_leftovers(place)
+        _holds_run(folder, resume=False)  # another process may have started a run there meanwhile
+    for path in (folder, folder / CHECKPOINTS):
+        if path.is_dir():
+            storage.clean_leftovers(path)
 
 
 def _start_from(setup: Setup, start: Path) -> str:
-    """Take the weights of another run, and say so; what a model adds to what that run had stays as it was drawn."""
-    weights, allowed = newest_weights(start)[0], setup.model.additions
-    fresh = put_weights(setup.model, weights, str(start), allowed)
-    parts = ", ".join(sorted({name.partition(".")[0] for name in fresh}))
-    return f"from the weights of {start}" + (f"; drawn anew, as it has none: {parts}" if fresh else "")
+    """Load another run's weights and return a log message. Parameters that run lacks keep their initial values."""
+    missing = put_weights(setup.model, newest_weights(start)[0], str(start), setup.model.additions)
+    parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
+    return f"from the weights of {start}" + (f"; initialized, as that run lacks them: {parts}" if missing else "")
 
 
-def _tell_beginning(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:
-    """Cut the files back to where the run goes on, and write down how it began."""
+def _log_start(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:
+    """Truncate the metric files to the resume point and log how the run started."""
     if exists:
         monitor.resume(progress.step)
     for message in warnings:
@@ -187,6 +186,7 @@ def _tell_beginning(monitor: Monitor, exists: bool, progress: Progress, notes: l
 
 
 def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
+    """Train all stages from where the progress is; `state` is the checkpoint that a run resumes from."""
     setup, progress, monitor, timers = run.setup, run.progress, run.monitor, run.timers
     with timers("log"):
         monitor.event("environment", **setup.environment)
@@ -200,7 +200,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
                 epochs, heldout = _run_stage(run, stage, state)
             state = None
             progress.next_stage()
-    if not has_best:  # the last stage had nothing to do: the weights as they are
+    if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
     timings = timers.summary(time.perf_counter() - began)
     monitor.event("timers", rows=timings)
@@ -210,7 +210,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
 
 
 def _has_work(run: RunContext, stage: StageSetup) -> bool:
-    """Whether a stage has data, epochs and steps left; log the reason if not."""
+    """Return whether a stage has data, epochs and steps left; log the reason if not."""
     progress, train = run.progress, stage.recipe.train
     if stage.train_ids.size == 0:
         reason = "no data: " + " and ".join(f"data.{kind}" for kind in stage.kinds) + " hold nothing to train on"
@@ -236,13 +236,13 @@ def _run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple
     progress, recipe, name = run.progress, setup.recipe, setup.name
     with run.timers("plan"):
         first = epoch_plan(setup, 0)
-        epochs = stage_epochs(setup, first)  # the schedule counts in these wherever the stage resumes
+        epochs = stage_epochs(setup, first)  # a resumed stage counts from its first step as well
     before = progress.step - progress.stage_step
     last = last_step(setup, before, epochs)
     frozen = freeze(run.setup.model, recipe.train.freeze)
     stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
     if _is_over(stage):
-        message = f"{name}: it ended at step {progress.step}; more epochs, or more steps, would make it go on"
+        message = f"{name}: it ended at step {progress.step}; raise its epochs or steps to continue"
         run.monitor.event("nothing_to_do", message=message, name=name)
     run.monitor.stage(name, last, epoch_steps=epochs.steps[0], frozen=frozen, ledger=first.ledger.to_json())
     while not _is_over(stage):
@@ -328,7 +328,7 @@ def _consult(stage: StageRun, watch: Watch) -> None:
 
 
 def _is_over(stage: StageRun) -> bool:
-    """Whether the stage has run its epochs, the run its steps, or the evaluations out of patience."""
+    """Return whether the stage has run its epochs, the run its steps, or evaluations have exhausted the patience."""
     train, progress = stage.setup.recipe.train, stage.run.progress
     return (
         (train.max_epochs is not None and progress.epoch >= train.max_epochs)
@@ -404,7 +404,7 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
 
 
 def _count_real(micros: list[RaggedBatch]) -> tuple[int, int]:
-    """Sequences of the corpus and their tokens; the filler that completes a row is neither."""
+    """Count sequences of the corpus and their tokens, without the filler that completes a row."""
     sequences = tokens = 0
     for batch in micros:
         lengths = batch.layout.lengths()
@@ -436,7 +436,7 @@ def _skip_or_stop(stage: StageRun, micros: list[RaggedBatch], result: StepResult
 
 
 def _evaluate(stage: StageRun) -> tuple[bool, bool]:
-    """Measure the held-out loss; return whether it is the stage's best so far, and whether the run is to end."""
+    """Evaluate on held-out data; return whether the loss is the stage's best so far, and whether to end the run."""
     run, recipe, name = stage.run, stage.setup.recipe, stage.setup.name
     setup, progress, train, ids = run.setup, run.progress, recipe.train, stage.setup.held_out_ids
     if ids.size == 0:
@@ -461,6 +461,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
 
 
 def _save(stage: StageRun) -> None:
+    """Write a checkpoint, after the metrics that it counts on."""
     run = stage.run
     with run.timers("save"):
         run.monitor.sync()

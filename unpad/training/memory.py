@@ -1,4 +1,4 @@
-"""How much memory the process uses: now, and at its peak since a moment that is ours to choose."""
+"""Memory of the process: in use, at its peak since a chosen moment, and how the heap keeps freed memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLEAR_REFS, STATUS, STATM = Path("/proc/self/clear_refs"), Path("/proc/self/stat
 
 
 def process_memory() -> int:
-    """Resident bytes of this process; where the system has no /proc, its peak."""
+    """Resident bytes of this process; on systems without /proc, its peak."""
     try:
         return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
@@ -28,40 +28,40 @@ def peak_memory() -> int:
 
 
 def restart_peak() -> None:
-    """Let `peak_memory` start again from what is in use now, where the system can."""
+    """Reset `peak_memory` to the memory in use now, if the system can."""
     try:
         CLEAR_REFS.write_text("5")
     except OSError:
         return
 
 
-# Of glibc's malloc.h: from which size on memory is mapped by itself, and how much may lie free before it goes back.
+# Of glibc's malloc.h: free memory above which the heap shrinks, and the number of separately mapped blocks.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 _keeps_freed = False
 
 
 def keep_freed_memory() -> bool:
-    """Let the heap keep what is freed, so that the next large tensor finds its pages there; whether that worked.
+    """Let the heap keep freed memory, so that the next large tensor reuses its pages; return whether that worked.
 
-    By default glibc maps every tensor of more than 32 MB anew and gives it back when freed, so that each use begins
-    with a page fault per 4 KiB. It cannot be undone within the process: glibc forgets its moving threshold for good.
-    `return_freed_memory` still gives back what is free.
+    By default glibc maps every tensor of more than 32 MB separately and unmaps it when freed, so that each use begins
+    with a page fault per 4 KiB. This cannot be undone within the process: glibc forgets its moving threshold for good.
+    `return_freed_memory` still returns free memory to the system.
     """
     global _keeps_freed
     if not _keeps_freed and sys.platform == "linux":
         libc = ctypes.CDLL(None)
-        if hasattr(libc, "gnu_get_libc_version"):  # others have the name at best
+        if hasattr(libc, "gnu_get_libc_version"):  # other C libraries ignore the settings
             # -1: no amount of free memory is too much.
             _keeps_freed = all([libc.mallopt(M_MMAP_MAX, 0), libc.mallopt(M_TRIM_THRESHOLD, -1)])
     return _keeps_freed
 
 
 def choose_allocator(asked: str, *, may_keep: bool) -> tuple[str, str]:
-    """Set how the process handles freed memory; returns "keep" or "system" as it is now, and why.
+    """Set how the process handles freed memory; return the state, "keep" or "system", and the reason.
 
     Args:
-        asked: auto, system or keep; auto keeps where it may.
-        may_keep: on the processor, and unless memory is short.
+        asked: auto, system or keep; auto keeps if it may.
+        may_keep: whether the model runs on the processor and memory is not short.
     """
     if _keeps_freed:
         return "keep", "as an earlier run of this process set it" if asked == "system" else "set already"
@@ -73,17 +73,17 @@ def choose_allocator(asked: str, *, may_keep: bool) -> tuple[str, str]:
 
 
 def return_freed_memory() -> None:
-    """Give freed memory back to the system, where the C library can."""
+    """Return freed memory to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 
 
 class HeapKeeper:
-    """Keeps the heap from growing with the variety of shapes: batches of ever new sizes leave holes in it.
+    """Limit on the growth of the heap, in which batches of ever new sizes leave holes.
 
-    Once the process is half as large again as after its first step, what is free goes back to the system. That costs a
-    fraction of a second, seldom.
+    When the process has grown by half since its first step, free memory is returned to the system. That takes a
+    fraction of a second, and is rare.
     """
 
     GROWTH = 1.5
@@ -92,7 +92,7 @@ class HeapKeeper:
         self._normal: int | None = None
 
     def after_step(self) -> int:
-        """Look at the memory in use, and return it in bytes."""
+        """Return the memory in use, in bytes, and free the holes if it has grown too much."""
         used = process_memory()
         if self._normal is None:
             self._normal = used
@@ -112,7 +112,7 @@ def _largest_ever() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that could be taken without swapping; 4 GiB where the system does not say."""
+    """Bytes that can be allocated without swapping; 4 GiB if the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))

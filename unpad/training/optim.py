@@ -16,13 +16,13 @@ from unpad.recipes.training import OptimSettings, ParameterGroup
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> int:
-    """Stop training of parameters whose name matches any pattern, and train all others.
+    """Freeze the parameters whose name matches any pattern, and train all others.
 
     Returns:
         Number of frozen values.
 
     Raises:
-        RecipeError: a pattern matches nothing, or nothing is left to train.
+        RecipeError: a pattern matches no parameter, or no parameter is left to train.
     """
     _check_patterns(model, patterns, "train.freeze")
     frozen = 0
@@ -30,7 +30,7 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
         parameter.requires_grad_(not any(fnmatch(name, pattern) for pattern in patterns))
         frozen += 0 if parameter.requires_grad else parameter.numel()
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise RecipeError("every parameter is frozen", where="train.freeze", fix="leave something to train")
+        raise RecipeError("every parameter is frozen", where="train.freeze", fix="leave a parameter to train")
     return frozen
 
 
@@ -43,10 +43,10 @@ def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
 
 
 def make_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
+    """Build AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
 
     Biases, norms and embeddings keep their scale: decay would pull rare words, whose rows get few gradients, to zero.
-    The parameters of one of `settings.groups` are those that no earlier group names.
+    A parameter belongs to the first of `settings.groups` that names it.
 
     Raises:
         RecipeError: a pattern of a group matches no parameter.
@@ -70,13 +70,13 @@ def make_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Ada
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group its learning rate: `rate` times its own factor."""
+    """Set the learning rate of every group: `rate` times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["lr_scale"]
 
 
 def forget(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    """Drop the state of parameters that were drawn anew."""
+    """Reset the state of reinitialized parameters."""
     for parameter in parameters:
         optimizer.state.pop(parameter, None)
 
@@ -86,7 +86,7 @@ def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None) -
 
     Args:
         norm: global norm of all gradients.
-        clip: largest norm of the gradients of all groups without a limit of their own.
+        clip: largest norm of the gradients of all groups that set no limit.
     """
     parts: dict[int, list[dict[str, Any]]] = {}
     for group in optimizer.param_groups:
@@ -95,10 +95,11 @@ def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None) -
         parameters = [p for group in groups for p in group["params"] if p.grad is not None]
         limit = groups[0].get("clip") or clip
         if limit is not None and parameters:
-            own = norm if len(parts) == 1 else nn.utils.get_total_norm(p.grad for p in parameters if p.grad is not None)
-            nn.utils.clip_grads_with_norm_(parameters, limit, own)
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            part_norm = norm if len(parts) == 1 else nn.utils.get_total_norm(gradients)
+            nn.utils.clip_grads_with_norm_(parameters, limit, part_norm)
     optimizer.step()
-    # torch's fused optimizers do not count as a write, and copies of weights (nn/linear.py) would outlive the update.
+    # torch's fused optimizers do not count as a write, and copies of weights (nn/linear.py) would outlive the step.
     torch.autograd.graph.increment_version(p for group in optimizer.param_groups for p in group["params"])
 
 
@@ -112,7 +113,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` returned."""
+    """Load the tensors that `optimizer_tensors` returned."""
     for name, parameter in model.named_parameters():
         prefix = f"optim.{name}."
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -209,20 +210,20 @@ class Schedule:
         return peak * _cosine(now - warmup, total - warmup, settings.floor)
 
     def _length(self) -> int:
-        """Length of the stage in what the rate changes by, steps or epochs."""
+        """Length of the stage, in epochs if the rate changes by them, otherwise in steps."""
         if self.settings.per == "epoch":
             return math.ceil(self.epochs.epochs_before(self.num_steps))
         return self.num_steps
 
 
 def _cosine(step: int, length: int, floor: float) -> float:
-    """1 at the first of `length` steps, `floor` at the last."""
+    """Factor that is 1 at the first of `length` steps and `floor` at the last."""
     progress = min(step / (length - 1), 1.0) if length > 1 else 0.0
     return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def _restarts(step: int, total: int, settings: OptimSettings) -> float:
-    """Cycles of equal length; when the total does not divide, their lengths differ by one."""
+    """Factor of repeated cosines of equal length; if the total does not divide, their lengths differ by one."""
     cycles = settings.restarts + 1
     bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]
     cycle = max(i for i in range(cycles) if bounds[i] <= step)

@@ -1,4 +1,4 @@
-"""Where a run stands, what it saves of that, and how it goes on from there."""
+"""Progress of a run: its counters, its checkpoints, and how it resumes from them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from unpad.training.step import LossScaler
 
 @dataclass
 class Progress:
-    """Where a run stands. Together with weights and optimizer this is all a checkpoint holds: every random number is
-    drawn from (seed, epoch) or (seed, step), so there is no generator state to keep."""
+    """Counters of a run. A checkpoint holds these, the weights and the optimizer, and no generator state: every random
+    number is drawn from (seed, epoch) or (seed, step)."""
 
-    step: int = 0  # updates of the whole run
+    step: int = 0  # of the whole run
     stage: int = 0
     stage_step: int = 0
     epoch: int = 0
-    epoch_step: int = 0  # updates done within the epoch
+    epoch_step: int = 0  # steps done within the epoch
     best: float | None = None  # held-out loss, per stage
     best_step: int = 0
     checks_without_progress: int = 0
@@ -50,7 +50,7 @@ class Progress:
         return cls(**{**counters, "scaler": LossScaler(**values["scaler"]), "watches": watches})
 
     def to_values(self) -> dict[str, Any]:
-        """JSON values for a checkpoint; the state of a watch stands under its own name."""
+        """JSON values for a checkpoint; the state of a watch is under its own name."""
         values = asdict(self)
         return values | values.pop("watches")
 
@@ -64,16 +64,16 @@ class Progress:
 
 
 def save_checkpoint(
-    setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, kept: dict[str, torch.Tensor]
+    setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, additional: dict[str, torch.Tensor]
 ) -> Path:
-    """Write everything the run needs to continue from here; `kept` is what else it holds, by names of its own."""
+    """Write everything the run needs to continue from here; `additional` tensors are stored by their names."""
     state = _state(setup, progress)
-    state.tensors |= optimizer_tensors(setup.model, optimizer) | kept
+    state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
     return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
-    """Write the model's weights as those that the stage the run is in ends with; the last stage's are the run's."""
+    """Save the current weights as the final weights of the current stage; those of the last stage are the run's."""
     stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
     checkpoint.save_named(setup.folder / CHECKPOINTS, best_name(setup, stage), _state(setup, progress))
 
@@ -83,9 +83,9 @@ def best_name(setup: Setup, stage: StageSetup) -> str:
 
 
 def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
-    """Leave the weights that the stage ends with in the model and in its `best` folder.
+    """Put the final weights of a stage into the model and its `best` folder.
 
-    The newest checkpoint still holds the end of the stage: a resume comes back here, or goes on if the end has moved.
+    The newest checkpoint still holds the end of the stage: a resumed run returns here, or goes on if the end has moved.
     """
     if stage.keeps_best:
         if progress.best is not None:
@@ -110,10 +110,11 @@ def _put(setup: Setup, state: checkpoint.State) -> None:
     put_weights(setup.model, weights, str(setup.folder))
 
 
-def write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
+def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None:
+    """Write the recipe, the command and the data's files into the run directory."""
     for file, content in setup.data.files.items():
         storage.write_atomic(setup.folder / file, content)
-    command = {"recipe": name, "overrides": list(overrides)}
+    command = {"recipe": recipe, "overrides": list(overrides)}
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
 
@@ -121,41 +122,41 @@ def write_run_files(setup: Setup, name: str, overrides: Sequence[str]) -> None:
 # --------------------------------------------------------------------------- resume
 
 
-def resumed_recipe(name: str, overrides: list[str], folder: Path) -> tuple[list[str], Recipe, list[str]]:
-    """The overrides and recipe of a resumed run: those of the command that began it, the new ones after them.
+def resumed_recipe(recipe: str, overrides: list[str], folder: Path) -> tuple[list[str], Recipe, list[str]]:
+    """Combine the overrides of the command that started the run with new ones, which come last.
 
     Returns:
-        Overrides, recipe, and a line for each field that changed.
+        Overrides, resolved recipe, and a line for each field that changed.
 
     Raises:
-        ResumeError: a field differs that a run cannot change on its way.
+        ResumeError: a field differs that cannot change during a run.
     """
-    saved = resolved(load_recipe(str(folder / RECIPE)))  # of an earlier version, fields may be missing
+    saved = resolved(load_recipe(str(folder / RECIPE)))  # written by an earlier version, it may lack fields
     given = {override.partition("=")[0] for override in overrides}
     together = [*(o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given), *overrides]
-    recipe = resolved(load_recipe(name, together))
-    changed = differences(saved, recipe)
+    settings = resolved(load_recipe(recipe, together))
+    changed = differences(saved, settings)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
     if refused:
         listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
-        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start anew with train.init_from")
+        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start a new run with train.init_from")
     ends = ("max_steps", "max_epochs")
     notes = [
         f"{key} is {new}, was {old}" + (": schedule recomputed" if key.endswith(ends) else "")
         for key, (old, new) in changed.items()
     ]
-    return together, recipe, notes
+    return together, settings, notes
 
 
 def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
-    """Put the weights of the newest sound checkpoint into the model.
+    """Load the newest valid checkpoint.
 
     Returns:
-        Where the run stands, its checkpoint (None when it stopped before its first), and what to warn of.
+        Progress of the run, its checkpoint (None if it stopped before its first), and warnings.
 
     Raises:
         ResumeError: the data changed since the run began.
-        CheckpointError: no checkpoint is sound.
+        CheckpointError: no checkpoint is valid.
     """
     loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS)
     if loaded is None:
@@ -166,7 +167,7 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
         raise ResumeError(
             f"the data changed since the run began: {changed}",
             where=str(setup.folder),
-            fix="put the files back, or start anew with train.init_from",
+            fix="put the files back, or start a new run with train.init_from",
         )
     for key, value in state.values["environment"].items():
         if setup.environment.get(key) != value:
@@ -180,9 +181,9 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
 
 
 def _mend_best(setup: Setup, progress: Progress) -> None:
-    """Make `best` agree with the checkpoint, whose weights the model now holds.
+    """Make `best` agree with the checkpoint, whose weights are now in the model.
 
-    The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. Where
+    The best weights are written right after the checkpoint of the same step, and a kill may fall between the two. If
     a stage ends with its last weights, `best` is the end of a run that now goes on.
     """
     current, last = setup.stages[min(progress.stage, len(setup.stages) - 1)], setup.stages[-1]

@@ -41,11 +41,11 @@ class Setup:
 
 
 def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, timers: Timers | None = None) -> Setup:
-    """Read the data, build the model. Nothing is written to the run directory yet.
+    """Read the data and build the model, without writing to the run directory.
 
     Args:
-        files: what the run kept of its data when it began; None for a new run.
-        timers: gets the seconds of reading and building.
+        files: files of its data that the run kept when it started; None for a new run.
+        timers: count the seconds of reading and building.
     """
     timers = timers or Timers()
     config = model_config(recipe.model)
@@ -73,12 +73,12 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         "kernels": _kernels(device, precision, model.head_dim or 0),
         "allocator": allocator, "allocator_reason": allocator_reason,
     }  # fmt: skip
-    made = [make_stage(stage, data, config.longest) for stage in stages]
-    return Setup(recipe, folder, made, data, model.to(device), device, precision, environment)
+    resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
+    return Setup(recipe, folder, resolved_stages, data, model.to(device), device, precision, environment)
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
-    """Which kernels training will run, and why not the native ones where it will not."""
+    """Name the kernels that training will run, with the reason if they are not the native ones."""
     if device.type != "cpu":
         return "torch kernels"
     if library.enabled() and precision != "bf16":
@@ -94,7 +94,7 @@ def _blas() -> str:
 
 
 def resolved(recipe: Recipe) -> Recipe:
-    """The recipe with every field of its model section spelled out, so that a run keeps it when a default changes.
+    """Write out every field of a recipe's model section, so that a run keeps it when a default changes.
 
     Raises:
         RecipeError: the model section does not fit.
@@ -103,11 +103,11 @@ def resolved(recipe: Recipe) -> Recipe:
 
 
 def check_stages(setup: Setup) -> None:
-    """Refuse now what a later stage would refuse after hours.
+    """Check all stages, so that none is refused after hours of training.
 
     Raises:
-        RecipeError: freezing, losses, parameter groups, schedule or patience of a stage do not fit; PlanError: its plan
-            has no step.
+        RecipeError: freezing, losses, parameter groups, schedule or patience of a stage do not fit.
+        PlanError: the plan of a stage has no step.
     """
     before = 0
     for stage in setup.stages:
@@ -143,7 +143,7 @@ def _check_lengths_given(stage: ResolvedStage) -> None:
 
 
 def describe(setup: Setup) -> list[str]:
-    """What a run prints before it starts: the data, and the choices it made and why."""
+    """Describe a run before it starts: its data, and its choices with their reasons."""
     environment = setup.environment
     parameters = sum(p.numel() for p in setup.model.parameters())
     return [

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run."""
+"""Handling of Ctrl-C and SIGTERM during a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unpad.errors import Interrupted, Terminated
 
 
 class Signals:
-    """Ctrl-C and SIGTERM ask for a stop after the step; a second one stops at once."""
+    """Requests to stop: a first Ctrl-C or SIGTERM stops the run after the step, a second one at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None

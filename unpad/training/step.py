@@ -21,7 +21,7 @@ from unpad.training.optim import update
 
 
 class Trainable(Protocol):
-    """What a model offers to the step: terms of a batch, and their counts without computing them."""
+    """Interface of a model to the step: loss terms of a batch, and their counts without computing them."""
 
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
@@ -50,14 +50,14 @@ class LossScaler:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step measured.
+    """Measurements of one step.
 
     Args:
         terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
         num_targets: labels that count, of all micro-batches.
         grad_norm: global L2 norm before clipping.
-        updated: False when nothing was updated because a loss or gradient was not finite; a step without targets has
-            nothing to update and is no fault.
+        updated: False if the step was left out because a loss or gradient was not finite; True for a step without
+            targets, which has nothing to update.
     """
 
     terms: dict[str, float]
@@ -107,10 +107,9 @@ def train_step(
     clip: float | None,
     scaler: LossScaler | None = None,
 ) -> StepResult:
-    """Run one optimizer update over the micro-batches of a step.
+    """Take one optimizer step over its micro-batches.
 
-    The caller sets learning rates and decides what follows a step that was not `updated`. Gradients stay in `.grad`, as
-    clipping left them.
+    The caller sets learning rates and handles a step that was not `updated`. Clipped gradients stay in `.grad`.
 
     Raises:
         OutOfMemoryError: names the step's largest micro-batch and the setting to lower.
@@ -162,11 +161,11 @@ def _peak_memory() -> int:
 
 
 def non_finite(result: StepResult, step: int, names: list[str]) -> NonFiniteError:
-    """The error for a step whose loss or gradient is NaN or infinite, naming the step and its examples."""
+    """Describe a step whose loss or gradient is NaN or infinite, by its number and its examples."""
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     return NonFiniteError(
         f"loss {result.terms.get('nll', float('nan')):.4g}, gradient norm {result.grad_norm:.4g} at step {step}",
         where=f"examples {shown}",
-        fix="start anew from these weights: train.init_from=RUN with a lower optim.lr or optim.clip, precision=fp32, "
-        "or train.on_nonfinite=skip",
+        fix="start a new run from these weights: train.init_from=RUN with a lower optim.lr or optim.clip, "
+        "precision=fp32, or train.on_nonfinite=skip",
     )

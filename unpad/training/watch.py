@@ -37,13 +37,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class SavedWatches:
-    """What a watch starts from: the step, and its part of the checkpoint that the run resumes from.
+    """Starting point of the watches of a stage: the step, and their part of the checkpoint the run resumes from.
 
     Args:
         step: last step of the run.
         stage_start: last step before the stage.
         states: `Watch.values` of each watch, by name; none at the beginning of a stage.
-        tensors: of the checkpoint, all of them.
+        tensors: all tensors of the checkpoint.
     """
 
     step: int = 0
@@ -64,7 +64,7 @@ class Watch(Protocol):
     subject: str
 
     def describe(self) -> str:
-        """Say in words what is read and when; empty if nothing ever is."""
+        """Describe the readings in words; empty if there will be none."""
         ...
 
     def due(self, step: int) -> bool:
@@ -84,15 +84,15 @@ class Watch(Protocol):
         ...
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that a checkpoint must hold besides, by names of the watch's own."""
+        """Additional tensors of a checkpoint, by names that no other part of it uses."""
         ...
 
     def save_healthy(self, checkpoints: Path) -> Path:
-        """Write the weights of the last healthy reading beside the checkpoints."""
+        """Write the weights of the last healthy reading into the folder of checkpoints; return their path."""
         ...
 
     def recover(self, step: int, optimizer: torch.optim.Optimizer) -> str:
-        """Return to the weights of the last healthy reading with a fresh optimizer; say in words what was done."""
+        """Load the weights of the last healthy reading and reset the optimizer; return a log message."""
         ...
 
     def error(self, verdict: Verdict) -> UnpadError:
