@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.preprocess import Special, preprocess
+from unpad.data.preprocess import Vocabulary, preprocess
 from unpad.inference.generate import prefill
 from unpad.inference.loaded import generation_precision
 from unpad.models import build_model, model_config
@@ -49,7 +49,7 @@ def prompts(grids: list[tuple[int, int]], patch: int) -> RaggedBatch:
     def encode(text: str) -> list[int]:
         return [IMAGE if word == "<image>" else int(word) for word in text.split()]
 
-    return preprocess(encode, images, texts, special=Special(IMAGE), vocab_size=VOCAB, answers=None).batch
+    return preprocess(Vocabulary(encode, VOCAB, IMAGE), images, texts).batch
 
 
 def choices(sides: list[int] | None, patch: int) -> list[list[tuple[int, int]]]:

@@ -174,7 +174,7 @@ def test_rows_that_go_back_in_time_are_sorted_and_duplicates_dropped_and_counted
     rows: list[Row] = [(A, 50, "b", 1.0), (A, 0, "a", None), (A, 50, "b", 1.0), (A, 50, "b", 2.0), (A, 0, "a", None)]
     data = opened(long(tmp_path, rows), data={"holdout": 0})
     assert [(m, len(inside)) for m, inside in told(data, A)] == [(-50, 1), (0, 2)]
-    assert data.counts["exact duplicates"] == 2
+    assert data.report.counts["exact duplicates"] == 2
     assert any("2 rows went back in time" in line for line in data.lines())
     assert opened(
         long(tmp_path, rows), data={"holdout": 0}, events={"duplicates": "keep"}
@@ -207,7 +207,7 @@ def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: P
     stay = [-10, 0] if keep == "latest" else [-20, -10]
     assert [m for m, _ in told(data, A)] == [stay[0], *stay], "facts stay, and stand where the first set does"
     assert data.table.positions[of(data, B)] == 9, "a set is never split"
-    assert data.counts["beyond events.max_events"] == 2
+    assert data.report.counts["beyond events.max_events"] == 2
     assert any("2 beyond events.max_events" in line for line in data.lines())
     with pytest.raises(RecipeError, match="cut through a set") as caught:
         opened(sources, model={"context": 8}, plan={"overflow": "split"})
@@ -385,7 +385,7 @@ def test_codes_that_training_does_not_have_are_one_code_or_left_out(policy: str,
     if policy == "unknown":
         assert told(data, B)[0][1] == [("<unknown>", None)]
     else:
-        assert (len(told(data, B)), data.counts["of unknown codes"]) == (1, 1)
+        assert (len(told(data, B)), data.report.counts["of unknown codes"]) == (1, 1)
     assert "not among them: new 1" in "\n".join(data.lines())
     seldom = opened(long(tmp_path, rows), events={**sides, "min_count": 2})
     assert seldom.codes == ("<unknown>", "a")
@@ -556,8 +556,8 @@ def test_the_simulated_patients_need_no_data(tmp_path: Path, monkeypatch: pytest
     data = opened(sources, events={"labels": labels, "landmark": 0})
     assert data.labels is not None
     assert 0.2 < float((data.labels == 1).mean()) < 0.5
-    assert int(data.has_no_time.sum()) > 20
-    assert data.counts["after the landmark"] > 1000
+    assert int(data.sets.has_no_time.sum()) > 20
+    assert data.report.counts["after the landmark"] > 1000
     assert data.fingerprint() == opened(sources, events={"labels": labels, "landmark": 0}).fingerprint()
 
 
@@ -576,7 +576,7 @@ def test_the_study_has_the_people_that_it_should() -> None:
     assert len(data.ids) == 10_684
     assert data.labels is not None
     assert int((data.labels == 1).sum()) == 731
-    assert int((data.per_source[:, 0] == 0).sum()) == 2_033, "without an earlier measurement"
-    assert int(data.has_no_time.sum()) == 1_799, "with neither measurement nor diagnosis"
+    assert int((data.report.per_source[:, 0] == 0).sum()) == 2_033, "without an earlier measurement"
+    assert int(data.sets.has_no_time.sum()) == 1_799, "with neither measurement nor diagnosis"
     assert data.codes[1:3] == ("chol", "hdl")
-    assert len(data.code) + sum(data.counts.values()) == 400_123 + 34_340 + 2 * 17_549
+    assert len(data.code) + sum(data.report.counts.values()) == 400_123 + 34_340 + 2 * 17_549

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.helpers.vision import GRIDS, IMAGE, ROWS, SQUARE, VOCAB, Row, encode, picture, prepare
+from tests.helpers.vision import GRIDS, IMAGE, ROWS, SQUARE, VOCABULARY, Row, encode, picture, prepare
 from unpad.batching.batch import from_padded, to_padded
-from unpad.data.preprocess import Special, preprocess
+from unpad.data.preprocess import preprocess
 from unpad.errors import SourceError
 from unpad.models.vision_language.tower import Tower, TowerConfig
 
@@ -22,7 +23,7 @@ def per_sample(values: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
 
 
 def test_spans_are_where_placeholders_stand_and_answers_are_predicted() -> None:
-    prepared = prepare(GRIDS, special=Special(IMAGE, BOS, EOS))
+    prepared = prepare(GRIDS, vocabulary=replace(VOCABULARY, bos=BOS, eos=EOS))
     batch = prepared.batch
     ids, labels, counted = (
         per_sample(x, batch.layout.lengths()) for x in (batch.input_ids, batch.labels, batch.loss_mask)
@@ -126,7 +127,7 @@ def test_a_bad_sample_is_named(case: str) -> None:
 def test_an_image_that_does_not_fill_its_grid_is_named() -> None:
     patches, _ = picture(SQUARE, 2, 0)
     with pytest.raises(SourceError, match="an image of 2 x 3 has 4 patches") as caught:
-        preprocess(encode, [[(patches, (2, 3))]], ["<image>"], special=Special(IMAGE), vocab_size=VOCAB)
+        preprocess(VOCABULARY, [[(patches, (2, 3))]], ["<image>"])
     assert "sample 0" in str(caught.value)
 
 
@@ -143,7 +144,7 @@ def test_lists_of_different_lengths_are_refused_with_the_samples_that_lack_an_en
     }
     lists[cut] = lists[cut][:2]
     with pytest.raises(SourceError, match=message) as caught:
-        preprocess(encode, **lists, special=Special(IMAGE), vocab_size=VOCAB, sample_ids=[5, 6, 8])
+        preprocess(VOCABULARY, **lists, sample_ids=[5, 6, 8])
     assert "at: sample 8" in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.preprocess import Image, Prepared, Special, preprocess
+from unpad.data.preprocess import Image, Prepared, Vocabulary, preprocess
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 
@@ -37,6 +37,9 @@ def encode(text: str) -> list[int]:
     return [IMAGE if word == "<image>" else int(word) for word in text.split()]
 
 
+VOCABULARY = Vocabulary(encode, VOCAB, IMAGE)
+
+
 def picture(grid: tuple[int, int], patch: int, seed: int) -> Image:
     """Random patches of an image."""
     values = np.random.default_rng(seed).standard_normal((grid[0] * grid[1], 3 * patch * patch))
@@ -48,8 +51,8 @@ def prepare(rows: Sequence[Row], patch: int = PATCH, seed: int = 0, **options: A
     images = [
         [picture(grid, patch, 100 * seed + 10 * i + j) for j, grid in enumerate(row[1])] for i, row in enumerate(rows)
     ]
-    settings = {"special": Special(IMAGE), "vocab_size": VOCAB, "answers": [row[2] for row in rows], **options}
-    return preprocess(encode, images, [row[0] for row in rows], **settings)
+    settings = {"vocabulary": VOCABULARY, "answers": [row[2] for row in rows], **options}
+    return preprocess(images=images, questions=[row[0] for row in rows], **settings)
 
 
 def tiny(

@@ -119,7 +119,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
     """
     from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 
-    rows, labels, cohort, _ = read_cohort(recipe)
+    read = read_cohort(recipe)
+    rows, labels, cohort = read.rows, read.labels, read.cohort
     bad_of_tables = [*(part.bad for part in rows.parts), *([labels.bad] if labels else [])]
     tables = [*(part.table for part in rows.parts), *([labels.table] if labels else [])]
     bad = [row for rows_of_table in bad_of_tables for row in rows_of_table]

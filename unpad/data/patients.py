@@ -1,15 +1,16 @@
-"""Patients as runs of events that form sets.
+"""Patients as sequences of events, grouped into sets.
 
-A sequence is a patient and a position one event; a patient without any is still one, who has a label or a time to the
-outcome. Everything is in memory as flat arrays, so that a batch is a few gathers. How rows become histories:
-`histories.py`; who takes part: `sources/patients.py`.
+A sequence is a patient, a position one of the patient's events. A patient without events is a sequence too, with a
+label or a time to the outcome. Everything is in memory as flat arrays, so a batch is a few gathers.
+
+The folder `histories/` reads the tables: `event_rows.py` the events, `labels.py` the table of labels, `cohort.py` each
+patient's label, landmark and split, `assemble.py` the sets.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -20,18 +21,15 @@ from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
-from unpad.data.histories import assemble as histories
-from unpad.data.histories.assemble import Codes, Events, Sets, load_codes
+from unpad.data.histories.assemble import Codes, Events, Histories, Sets, assemble, load_codes, read_histories
 from unpad.data.histories.code_vectors import read_vectors
-from unpad.data.histories.cohort import Cohort, read_cohort, refuse_nobody, refuse_unlearnable
+from unpad.data.histories.cohort import Cohort, PatientTables, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
-from unpad.data.histories.event_rows import EventRows, EventTable
-from unpad.data.histories.labels import Clock, LabelTable
+from unpad.data.histories.event_rows import EventTable
+from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import Split, describe_split
 from unpad.errors import RecipeError
 from unpad.models.contract import Model, ReadsCodeVectors
 from unpad.models.set_sequence.event_sets import EventSets
@@ -57,13 +55,7 @@ class EventData(Data):
         sets: where patients and sets begin, and the times of sets.
         cohort: labels, landmarks and split of the patients.
         places: (num_patients,) str, a row of each patient's.
-        per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
-        counts: events by what became of them; the values add up to the rows that are no bad ones.
-        unknown: the commonest codes that are not known -> how often they occur.
-        code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None; without_vector: codes of which
-            it has none.
-        num_rows: rows read; bad: those set aside; num_sorted: rows that went back in time.
-        has_end: whether something says which events are before the outcome, where there is one.
+        code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None.
     """
 
     table: SequenceTable
@@ -74,16 +66,8 @@ class EventData(Data):
     sets: Sets
     cohort: Cohort
     places: list[str]
-    per_source: np.ndarray
-    source_names: tuple[str, ...]
-    counts: dict[str, int]
-    unknown: dict[str, int]
     code_vectors: np.ndarray | None
-    without_vector: list[str]
-    num_rows: int
-    bad: list[BadRow]
-    num_sorted: int
-    has_end: bool
+    report: PatientsReport
     family: ClassVar[str] = "patients"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -166,6 +150,9 @@ class EventData(Data):
         if self.code_vectors is not None and isinstance(model, ReadsCodeVectors):
             model.load_code_vectors(torch.from_numpy(self.code_vectors))
 
+    def lines(self) -> list[str]:
+        return self.report.lines(self.cohort, self.known, self.values, self.sets)
+
     def describe_outputs(self) -> str:
         return f"{len(self.codes):,} codes"
 
@@ -197,63 +184,6 @@ class EventData(Data):
         labels = None if cohort.label is None else torch.from_numpy(cohort.label[ids])
         return replace(batch, seq_labels=labels, parts=(sets,))
 
-    # ----------------------------------------------------------------------- what was read
-
-    def lines(self) -> list[str]:
-        cohort, positions = self.cohort, self.table.positions
-        sizes = np.diff(self.sets.set_starts)
-        used, others = len(self.code), {why: number for why, number in self.counts.items() if number}
-        lines = [
-            f"{self.num_rows:,} rows read, {len(self.bad):,} set aside; {used + sum(others.values()):,} events = "
-            f"{used:,} used" + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            f"{len(self.ids):,} patients: {describe_split(self.table.split)}"
-            + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
-        ]
-        if cohort.label is not None:
-            counts = [int((cohort.label == value).sum()) for value in (1, 0, -1)]
-            lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
-            lines += self._one_sided()
-        if cohort.duration is not None and cohort.observed is not None:
-            lines.append(f"{int(cohort.observed.sum()):,} observed until the outcome, followed for a median of "
-                         f"{np.median(cohort.duration) if len(cohort.duration) else 0:,.6g} days")  # fmt: skip
-        if not self.has_end:
-            lines.append(
-                "  no landmark: every event is history; name events.labels.time or events.landmark if some are after "
-                "the outcome"
-            )
-        lines.append(
-            f"{positions.min(initial=positions.max(initial=0))} to {positions.max(initial=0)} events per patient, "
-            f"{len(sizes):,} sets of {sizes.min(initial=sizes.max(initial=0))} to {sizes.max(initial=0)} events; "
-            f"{int((~np.isnan(self.values)).sum()):,} events with a value"
-        )
-        lines.append("patients without an event: " + ", ".join(
-            f"{int((self.per_source[:, n] == 0).sum()):,} of {name}" for n, name in enumerate(self.source_names)
-        ) + f"; {int(self.has_no_time.sum()):,} without any that has a time")  # fmt: skip
-        rare = ", ".join(f"{name} {number:,}" for name, number in list(self.unknown.items())[:5])
-        lines.append(f"{len(self.codes) - 1:,} codes, {int((self.known.std > 0).sum()):,} with values"
-                     + (f"; not among them: {rare}" if rare else ""))  # fmt: skip
-        lines += [f"  {self.num_sorted:,} rows went back in time and were sorted"] if self.num_sorted else []
-        if self.without_vector:
-            lines.append(f"  {len(self.without_vector):,} codes without a vector: {', '.join(self.without_vector[:5])}")
-        return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
-
-    def _one_sided(self) -> list[str]:
-        """A line for every side of the split whose known labels are all the same, or where none is known."""
-        assert self.labels is not None
-        found = []
-        for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
-            mine = self.labels[self.table.split == side]
-            for value, what in ((1, "with the outcome"), (0, "without the outcome")):
-                if len(mine) and not (mine == value).any():
-                    found.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
-        return found
-
-    @cached_property
-    def has_no_time(self) -> np.ndarray:
-        """Patients without any event that has a time, (num_patients,) bool."""
-        timed = np.append(0, np.cumsum(~self.sets.timeless))
-        return np.diff(timed[self.sets.sets_of]) == 0
-
 
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """The whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
@@ -282,60 +212,70 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
     refuse_empty(len(recipe.data.events), "events", [])
-    rows, labels, cohort, clock = read_cohort(recipe)
-    events, counts, repeated = histories.read_histories(rows, cohort, recipe.events)
-    bad = [*(row for part in rows.parts for row in part.bad), *(labels.bad if labels else []), *cohort.bad, *repeated]
-    num_rows = sum(part.num_rows for part in rows.parts) + (len(labels.table) if labels else 0)
-    apply_policy(bad, num_rows, recipe.data, "RECIPE.yaml")
+    settings, tables = recipe.events, read_cohort(recipe)
+    events, counts, repeated = read_histories(tables, settings)
+    bad = [*tables.bad, *repeated]
+    apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml")
     if kept is None:
-        refuse_unlearnable(recipe, cohort)
-    elif not len(cohort.person):
-        refuse_nobody(recipe, cohort)
-    return _make(recipe, kept, rows, labels, cohort, events, clock, counts, bad, num_rows)
-
-
-def _make(
-    recipe: Recipe, kept: dict[str, bytes] | None, rows: EventRows, labels: LabelTable | None, cohort: Cohort,
-    events: Events, clock: Clock, counts: dict[str, int], bad: list[BadRow], num_rows: int,
-) -> EventData:  # fmt: skip
-    """Number the codes, form sets and cut them."""
-    settings, num = recipe.events, len(cohort.person)
-    in_training = cohort.split[events.patient] == Split.TRAIN
-    known = load_codes(kept[CODES]) if kept else histories.learn_codes(events, rows.names, in_training, settings)
-    events, skipped, unknown = histories.number_codes(events, rows, known, settings)
-    sets = histories.form_sets(events, num, settings, clock, rows.sets is not None)
-    within = histories.cut_sets(sets, settings)
-    before = len(events)
-    if not within.all():
-        events = histories.keep_sets(events, sets, within)
-        sets = histories.form_sets(events, num, settings, clock, rows.sets is not None)
+        refuse_unlearnable(recipe, tables.cohort)
+    elif not len(tables.cohort.person):
+        refuse_nobody(recipe, tables.cohort)
+    histories = assemble(tables, events, settings, load_codes(kept[CODES]) if kept else None)
     vectors, without = None, list[str]()
     if settings.code_embeddings is not None:
-        vectors, without = read_vectors(resolve_path(recipe.data, settings.code_embeddings), known.names)
-    ids = rows.patients.take(pa.array(cohort.person)).to_numpy(zero_copy_only=False)
-    whole = all(part.whole_ids for part in rows.parts) and are_whole(pa.array(ids, pa.string()))  # labels name others
-    sources = np.bincount(events.patient * len(rows.parts) + rows.source[events.row], minlength=num * len(rows.parts))
-    table = sequence_table(
-        np.diff(sets.events_of),
-        cohort.split,
-        num_targets=_count_targets(sets, cohort),
-        file_hashes=_hashes(recipe, rows.parts),
-        attended=np.diff(sets.sets_of) + 1,  # sets and one readout
+        vectors, without = read_vectors(resolve_path(recipe.data, settings.code_embeddings), histories.known.names)
+    report = PatientsReport(
+        num_rows=tables.num_rows,
+        bad=bad,
+        num_sorted=sum(part.unsorted for part in tables.rows.parts),
+        counts={**counts, **histories.counts},
+        unknown=histories.unknown,
+        without_vector=without,
+        per_source=_per_source(tables, histories.events),
+        source_names=tuple(part.name for part in tables.rows.parts),
+        has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
     )
-    most = int(table.positions.max(initial=0))
-    why, fix = "a plan would cut through a set", "set events.max_events={}"
-    refuse_cuts(recipe, most, "a patient has {} events", why, fix)
+    table = _table(recipe, tables, histories.sets)
     return EventData(
         table=table,
-        ids=ids.astype(np.int64) if whole else ids, known=known, code=events.code.astype(np.int32),
-        values=events.value.astype(np.float32), sets=sets, cohort=cohort,
-        places=_places(rows, labels, cohort, events, sets), per_source=sources.reshape(num, len(rows.parts)),
-        source_names=tuple(part.name for part in rows.parts),
-        counts={**counts, **skipped, "beyond events.max_events": before - len(events)}, unknown=unknown,
-        code_vectors=vectors, without_vector=without, num_rows=num_rows,
-        bad=bad, num_sorted=sum(part.unsorted for part in rows.parts),
-        has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
-    )  # fmt: skip
+        ids=_ids(tables),
+        known=histories.known,
+        code=histories.events.code.astype(np.int32),
+        values=histories.events.value.astype(np.float32),
+        sets=histories.sets,
+        cohort=tables.cohort,
+        places=_places(tables, histories),
+        code_vectors=vectors,
+        report=report,
+    )
+
+
+def _table(recipe: Recipe, tables: PatientTables, sets: Sets) -> SequenceTable:
+    table = sequence_table(
+        np.diff(sets.events_of),
+        tables.cohort.split,
+        num_targets=_count_targets(sets, tables.cohort),
+        file_hashes=_hashes(recipe, tables.rows.parts),
+        attended=np.diff(sets.sets_of) + 1,  # sets and one readout
+    )
+    most, what = int(table.positions.max(initial=0)), "a patient has {} events"
+    refuse_cuts(recipe, most, what, "a plan would cut through a set", "set events.max_events={}")
+    return table
+
+
+def _ids(tables: PatientTables) -> np.ndarray:
+    """Ids of the patients as the tables have them, (num_patients,) int64 or str."""
+    ids = tables.rows.patients.take(pa.array(tables.cohort.person)).to_numpy(zero_copy_only=False)
+    # Ids of the table of labels may be other than whole numbers.
+    is_whole = all(part.whole_ids for part in tables.rows.parts) and are_whole(pa.array(ids, pa.string()))
+    return ids.astype(np.int64) if is_whole else ids
+
+
+def _per_source(tables: PatientTables, events: Events) -> np.ndarray:
+    """Events of every patient by table, (num_patients, num_sources) int64."""
+    num_patients, num_sources = len(tables.cohort.person), len(tables.rows.parts)
+    cell = events.patient * num_sources + tables.rows.source[events.row]
+    return np.bincount(cell, minlength=num_patients * num_sources).reshape(num_patients, num_sources)
 
 
 def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
@@ -348,19 +288,20 @@ def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
     return learned.astype(np.int64)
 
 
-def _places(rows: EventRows, labels: LabelTable | None, cohort: Cohort, events: Events, sets: Sets) -> list[str]:
-    """A row of every patient's: of the table of labels, or else of the first event."""
+def _places(tables: PatientTables, histories: Histories) -> list[str]:
+    """A row of every patient: of the table of labels, or else of the first event."""
+    rows, labels, cohort, sets = tables.rows, tables.labels, tables.cohort, histories.sets
     files = {file.owner: file.shown for part in rows.parts for file in part.table.files if file.owner is not None}
-    found = []
+    places = []
     for index, (person, label) in enumerate(zip(cohort.person.tolist(), cohort.label_row.tolist(), strict=True)):
         begin, end = sets.events_of[index], sets.events_of[index + 1]
         if labels is not None and label >= 0:
-            found.append(labels.where(label))
+            places.append(labels.where(label))
         elif begin < end:
-            found.append(rows.where(int(events.row[begin:end].min())))
+            places.append(rows.where(int(histories.events.row[begin:end].min())))
         else:
-            found.append(files.get(rows.patients[person].as_py(), "data.events"))
-    return found
+            places.append(files.get(rows.patients[person].as_py(), "data.events"))
+    return places
 
 
 def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], ...]:

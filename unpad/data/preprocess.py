@@ -20,7 +20,6 @@ from unpad.models.vision_language.tower import Tower
 
 Image = tuple[np.ndarray, tuple[int, int]]  # patches (rows * columns, 3 * patch * patch), and (rows, columns)
 PositionSpan = tuple[int, int]  # first and last position, both inclusive, counted from the sample's first token
-Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -42,27 +41,29 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Special:
-    """Ids with a meaning of their own.
+class Vocabulary:
+    """Token ids of any tokenizer.
 
     Args:
-        image: what `encode` makes of an image marker; it may lie outside the vocabulary.
-        bos, eos: put before each question and after each answer; None for neither.
+        encode: text -> token ids, without BOS and EOS; an image marker becomes one `image`.
+        size: number of token ids.
+        image: id of an image marker; it may be outside the vocabulary.
+        bos, eos: added before each question and after each answer; None adds nothing.
     """
 
+    encode: Callable[[str], Sequence[int]]
+    size: int
     image: int
     bos: int | None = None
     eos: int | None = None
 
 
 def preprocess(
-    encode: Encode,
+    vocabulary: Vocabulary,
     images: Sequence[Sequence[Image]],
     questions: Sequence[str],
     answers: Sequence[str] | None = None,
     *,
-    special: Special,
-    vocab_size: int,
     sample_ids: Sequence[int] | None = None,
     aligned: bool = False,
     tower: Tower | None = None,
@@ -70,7 +71,6 @@ def preprocess(
     """Lay out samples of images, a question and an answer.
 
     Args:
-        encode: text -> token ids, nothing put before or after; an image marker becomes one `special.image`.
         images: per sample, its images in the order of their markers; a sample may have none.
         questions: prompts, up to where the answer begins.
         answers: what follows; only their tokens, and the end after them, count in the loss.
@@ -86,9 +86,9 @@ def preprocess(
     ids = _check_lengths(images, questions, answers, sample_ids)
     prompts, endings, spans = [], [], []
     for index, sample in enumerate(ids):
-        prompt, own_spans = _prompt(encode, questions[index], images[index], special, f"sample {sample}")
-        ending = [] if answers is None else _answer(encode, answers[index], special, f"sample {sample}")
-        _check_ids([*prompt, *ending], special, vocab_size, f"sample {sample}")
+        prompt, own_spans = _prompt(vocabulary, questions[index], images[index], f"sample {sample}")
+        ending = [] if answers is None else _answer(vocabulary, answers[index], f"sample {sample}")
+        _check_ids([*prompt, *ending], vocabulary, f"sample {sample}")
         prompts.append(prompt)
         endings.append(ending)
         spans.append(own_spans)
@@ -98,7 +98,7 @@ def preprocess(
     counted = [[False] * len(prompt) + [True] * len(ending) for prompt, ending in pairs]
     samples = [prompt + ending for prompt, ending in pairs]
     text = from_prompts(samples, seq_ids) if answers is None else from_sequences(samples, counted, seq_ids)
-    batch = _with_images(text, images, special.image)
+    batch = _with_images(text, images, vocabulary.image)
     features = None
     if tower is not None and batch.media is not None:
         with torch.no_grad():
@@ -132,13 +132,13 @@ def _check_lengths(
 
 
 def _prompt(
-    encode: Encode, question: str, images: Sequence[Image], special: Special, where: str
+    vocabulary: Vocabulary, question: str, images: Sequence[Image], where: str
 ) -> tuple[list[int], tuple[PositionSpan, ...]]:
     """Token ids of a question, each marker repeated to one placeholder per patch, and where these are."""
-    ids = np.array([*([] if special.bos is None else [special.bos]), *encode(question)], np.int64)
+    ids = np.array([*([] if vocabulary.bos is None else [vocabulary.bos]), *vocabulary.encode(question)], np.int64)
     if not ids.size:
         raise SourceError("the question is empty", where=where, fix="give it a text, or drop the sample")
-    is_marker = ids == special.image
+    is_marker = ids == vocabulary.image
     num_markers = int(is_marker.sum())
     if images and not num_markers:
         fix = "write the image marker into the question, and use a tokenizer that has it as one token"
@@ -160,20 +160,20 @@ def _prompt(
     return np.repeat(ids, repeats).tolist(), tuple(spans)
 
 
-def _answer(encode: Encode, answer: str, special: Special, where: str) -> list[int]:
-    ids = list(encode(answer))
+def _answer(vocabulary: Vocabulary, answer: str, where: str) -> list[int]:
+    ids = list(vocabulary.encode(answer))
     if not ids or not answer.strip():
         raise SourceError("the answer is empty", where=where, fix="give it a text, or drop the sample")
-    if special.image in ids:
+    if vocabulary.image in ids:
         raise SourceError("the answer holds an image marker", where=where, fix="only questions may have images")
-    return [*ids, *([] if special.eos is None else [special.eos])]
+    return [*ids, *([] if vocabulary.eos is None else [vocabulary.eos])]
 
 
-def _check_ids(ids: list[int], special: Special, vocab_size: int, where: str) -> None:
-    outside = [id for id in ids if id != special.image and not 0 <= id < vocab_size]
+def _check_ids(ids: list[int], vocabulary: Vocabulary, where: str) -> None:
+    outside = [id for id in ids if id != vocabulary.image and not 0 <= id < vocabulary.size]
     if outside:
         raise SourceError(
-            f"token id {outside[0]} lies outside the vocabulary of {vocab_size}",
+            f"token id {outside[0]} lies outside the vocabulary of {vocabulary.size}",
             where=where,
             fix="use the tokenizer that the model was made with",
         )

@@ -160,8 +160,9 @@ def test_every_fault_has_a_code_a_place_and_a_remedy_and_names_nobody(case: Case
 
 def rows_told(sources: Any, events: dict[str, Any]) -> list[Any]:
     """The bad rows that setting aside as many as there are leaves."""
+    data = {"events": sources, "on_bad_row": "quarantine", "max_bad": 1.0}
     try:
-        return opened(sources, data={"events": sources, "on_bad_row": "quarantine", "max_bad": 1.0}, events=events).bad
+        return opened(sources, data=data, events=events).report.bad
     except UnpadError:
         return []
 
@@ -188,7 +189,7 @@ def test_bad_rows_are_set_aside_up_to_the_limit_and_patients_stay(tmp_path: Path
         opened(source)
     assert "unpad data check RECIPE.yaml" in caught.value.fix
     data = opened(source, data={"events": source, "on_bad_row": "quarantine", "max_bad": 0.6})
-    assert [(row.where.rpartition(":")[2], row.code) for row in data.bad] == [
+    assert [(row.where.rpartition(":")[2], row.code) for row in data.report.bad] == [
         ("5", "E_CSV"),
         ("3", "E_TYPE"),
         ("7", "E_EMPTY"),

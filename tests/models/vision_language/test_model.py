@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from tests.helpers.vision import GRIDS, IMAGE, ROWS, VOCAB, encode, picture, prepare, tiny
+from tests.helpers.vision import GRIDS, IMAGE, ROWS, VOCAB, VOCABULARY, picture, prepare, tiny
 from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
-from unpad.data.preprocess import Special, preprocess
+from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.generate import advance, generate
 from unpad.models import model_config
@@ -353,7 +353,7 @@ def test_images_that_do_not_fit_the_tower_are_refused() -> None:
     with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):
         model(prepare([("1 <image>", [(3, 1)], "2")]).batch)
     images = [[picture((2, 2), 3, 0)]]
-    batch = preprocess(encode, images, ["1 <image>"], ["2"], special=Special(IMAGE), vocab_size=VOCAB).batch
+    batch = preprocess(VOCABULARY, images, ["1 <image>"], ["2"]).batch
     with pytest.raises(SourceError, match="a patch has 27 values, expected 3 x 2 x 2"):
         model(batch)
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from unpad.data.histories.cohort import Cohort
+from unpad.data.histories.cohort import PatientTables
 from unpad.data.histories.event_rows import EventRows
 from unpad.data.histories.labels import Clock
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings
 
@@ -45,14 +46,13 @@ class Events:
         return len(self.patient)
 
 
-def read_histories(
-    rows: EventRows, cohort: Cohort, settings: EventSettings
-) -> tuple[Events, dict[str, int], list[BadRow]]:
+def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Events, dict[str, int], list[BadRow]]:
     """The events of the cohort up to the landmark, each once, in the order that does not depend on that of the files.
 
     Returns:
         The events; how many others there are, by reason; and those that are refused.
     """
+    rows, cohort = tables.rows, tables.cohort
     index = np.full(len(rows.patients), -1, np.int64)
     index[cohort.person] = np.arange(len(cohort.person))
     counts: dict[str, int] = {}
@@ -197,6 +197,12 @@ class Sets:
     times: np.ndarray
     timeless: np.ndarray
 
+    @property
+    def has_no_time(self) -> np.ndarray:
+        """Patients without any event that has a time, (num_patients,) bool."""
+        timed = np.append(0, np.cumsum(~self.timeless))
+        return np.diff(timed[self.sets_of]) == 0
+
 
 def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: Clock, numbered: bool) -> Sets:
     """Cut histories into sets: facts without a time, then events of one time, of one window, or of one number.
@@ -252,3 +258,46 @@ def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
 def keep_sets(events: Events, sets: Sets, kept: np.ndarray) -> Events:
     """The events of the sets where `kept`, (num_sets,) bool, is True."""
     return events.take(np.flatnonzero(np.repeat(kept, np.diff(sets.set_starts))))
+
+
+# --------------------------------------------------------------------------- all of it
+
+
+@dataclass(frozen=True, eq=False)
+class Histories:
+    """The histories of a cohort.
+
+    Args:
+        events: with numbers of `known` as codes and scaled values.
+        counts: events that were left out, by reason.
+        unknown: the commonest codes outside `known` -> how often they occur.
+    """
+
+    known: Codes
+    events: Events
+    sets: Sets
+    counts: dict[str, int]
+    unknown: dict[str, int]
+
+
+def assemble(tables: PatientTables, events: Events, settings: EventSettings, known: Codes | None) -> Histories:
+    """Number the codes, form sets, and cut histories to `max_events`.
+
+    Args:
+        known: codes of an earlier run; None learns them from the training patients.
+
+    Raises:
+        SourceError: as `number_codes`.
+    """
+    rows, num_patients = tables.rows, len(tables.cohort.person)
+    if known is None:
+        in_training = tables.cohort.split[events.patient] == Split.TRAIN
+        known = learn_codes(events, rows.names, in_training, settings)
+    events, skipped, unknown = number_codes(events, rows, known, settings)
+    sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
+    within, before = cut_sets(sets, settings), len(events)
+    if not within.all():
+        events = keep_sets(events, sets, within)
+        sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
+    counts = {**skipped, "beyond events.max_events": before - len(events)}
+    return Histories(known, events, sets, counts, unknown)

@@ -1,8 +1,8 @@
-"""Who takes part, from which landmark on, with which label, and on which side of the split.
+"""Cohort: the patients of a run, each with a label, a landmark and a side of the split.
 
-A patient is at risk at the landmark: history is what happened until then, the label what happened after it. With a
-horizon, a patient whose outcome came within it has label 1, one who was watched for longer label 0, and one whom nobody
-watched that long is censored and has none.
+The landmark separates history (events until then) from the outcome (after it). `choose` takes the label of a patient
+from the table of labels (`labels.py`): its column `label`, or, with `event`, `duration` and a horizon, 1 if the outcome
+came within the horizon, 0 if the patient was observed for longer, and none if the patient is censored before it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,28 @@ class _Choice:
         self.taking &= ~gone
 
 
-def read_cohort(recipe: Recipe) -> tuple[EventRows, LabelTable | None, Cohort, Clock]:
+@dataclass(frozen=True, eq=False)
+class PatientTables:
+    """The tables of a recipe, and the cohort that they define; `labels` is None where the recipe has none."""
+
+    rows: EventRows
+    labels: LabelTable | None
+    cohort: Cohort
+    clock: Clock
+
+    @property
+    def bad(self) -> list[BadRow]:
+        """Rows that cannot be used, and patients who are refused."""
+        labels = self.labels.bad if self.labels else []
+        return [*(row for part in self.rows.parts for row in part.bad), *labels, *self.cohort.bad]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all tables."""
+        return sum(part.num_rows for part in self.rows.parts) + (len(self.labels.table) if self.labels else 0)
+
+
+def read_cohort(recipe: Recipe) -> PatientTables:
     """Read the tables of a recipe, which has some, and decide who takes part, with which label and on which side.
 
     Raises:
@@ -91,7 +112,8 @@ def read_cohort(recipe: Recipe) -> tuple[EventRows, LabelTable | None, Cohort, C
         raise SourceError(what, where=f"{rows.where(0)} and {labels.where(0)}", fix=fix)
     cohort = choose(rows, labels, persons[0], settings, clock)
     sides = (persons[1], fixed[1]) if fixed else None
-    return rows, labels, split_patients(rows, cohort, sides, recipe.data.holdout, recipe.train.seed), clock
+    cohort = split_patients(rows, cohort, sides, recipe.data.holdout, recipe.train.seed)
+    return PatientTables(rows, labels, cohort, clock)
 
 
 def _refuse_outcomes(recipe: Recipe) -> None:

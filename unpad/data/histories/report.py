@@ -1,0 +1,111 @@
+"""Report of what was read from the tables of patients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unpad.data.histories.assemble import Codes, Sets
+from unpad.data.histories.cohort import Cohort
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.split import Split, describe_split
+
+
+@dataclass(frozen=True, eq=False)
+class PatientsReport:
+    """Rows, events and codes by what became of them.
+
+    Args:
+        num_rows: rows read; bad: rows that were quarantined; num_sorted: rows that went back in time.
+        counts: events that were left out, by reason; with the used ones they are all rows that are not bad.
+        unknown: the commonest unknown codes -> how often they occur; without_vector: codes without a vector.
+        per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
+        has_end: whether the recipe says which events are before the outcome, if there is an outcome.
+    """
+
+    num_rows: int
+    bad: list[BadRow]
+    num_sorted: int
+    counts: dict[str, int]
+    unknown: dict[str, int]
+    without_vector: list[str]
+    per_source: np.ndarray
+    source_names: tuple[str, ...]
+    has_end: bool
+
+    def lines(self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets) -> list[str]:
+        """The report as text.
+
+        Args:
+            values: (num_events,), nan where there is none.
+        """
+        others = {why: number for why, number in self.counts.items() if number}
+        lines = [
+            f"{self.num_rows:,} rows read, {len(self.bad):,} set aside; "
+            f"{len(values) + sum(others.values()):,} events = {len(values):,} used"
+            + "".join(f" + {number:,} {why}" for why, number in others.items()),
+            f"{len(cohort.person):,} patients: {describe_split(cohort.split)}"
+            + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
+            *_outcomes(cohort),
+        ]
+        if not self.has_end:
+            lines.append(
+                "  no landmark: every event is history; name events.labels.time or events.landmark if some are after "
+                "the outcome"
+            )
+        return [
+            *lines,
+            *self._events(values, sets),
+            *self._codes(known),
+            *(f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]),
+        ]
+
+    def _events(self, values: np.ndarray, sets: Sets) -> list[str]:
+        positions, sizes = np.diff(sets.events_of), np.diff(sets.set_starts)
+        empty = (self.per_source == 0).sum(0)
+        return [
+            f"{positions.min(initial=positions.max(initial=0))} to {positions.max(initial=0)} events per patient, "
+            f"{len(sizes):,} sets of {sizes.min(initial=sizes.max(initial=0))} to {sizes.max(initial=0)} events; "
+            f"{int((~np.isnan(values)).sum()):,} events with a value",
+            "patients without an event: "
+            + ", ".join(f"{number:,} of {name}" for number, name in zip(empty, self.source_names, strict=True))
+            + f"; {int(sets.has_no_time.sum()):,} without any that has a time",
+        ]
+
+    def _codes(self, known: Codes) -> list[str]:
+        rare = ", ".join(f"{name} {number:,}" for name, number in list(self.unknown.items())[:5])
+        lines = [
+            f"{len(known.names) - 1:,} codes, {int((known.std > 0).sum()):,} with values"
+            + (f"; not among them: {rare}" if rare else "")
+        ]
+        if self.num_sorted:
+            lines.append(f"  {self.num_sorted:,} rows went back in time and were sorted")
+        if self.without_vector:
+            lines.append(f"  {len(self.without_vector):,} codes without a vector: {', '.join(self.without_vector[:5])}")
+        return lines
+
+
+def _outcomes(cohort: Cohort) -> list[str]:
+    """Lines on labels and times to the outcome, where the recipe has them."""
+    lines = []
+    if cohort.label is not None:
+        counts = [int((cohort.label == value).sum()) for value in (1, 0, -1)]
+        lines.append(f"{counts[0]:,} with the outcome, {counts[1]:,} without, {counts[2]:,} without a label")
+        lines += _one_sided(cohort.label, cohort.split)
+    if cohort.duration is not None and cohort.observed is not None:
+        median = np.median(cohort.duration) if len(cohort.duration) else 0
+        observed = int(cohort.observed.sum())
+        lines.append(f"{observed:,} observed until the outcome, followed for a median of {median:,.6g} days")
+    return lines
+
+
+def _one_sided(label: np.ndarray, split: np.ndarray) -> list[str]:
+    """Lines on every side of the split whose known labels are all the same, or that has none."""
+    lines = []
+    for side, name in ((Split.TRAIN, "to train on"), (Split.HOLDOUT, "held out")):
+        labels = label[split == side]
+        for value, what in ((1, "with the outcome"), (0, "without the outcome")):
+            if len(labels) and not (labels == value).any():
+                lines.append(f"  {name}: 0 {what}" + ("; AUROC does not exist" if side == Split.HOLDOUT else ""))
+    return lines
