@@ -185,8 +185,8 @@ def test_nothing_after_the_landmark_is_read_and_all_rows_are_accounted_for(tmp_p
     rows = draw_rows(30)
     whole = opened(long(tmp_path, rows), events={"landmark": 10_000})
     cut = opened(long(tmp_path, rows), events={"landmark": 90})
-    assert cut.counts["after the landmark"] == sum(row[1] > 90 for row in rows) > 0
-    assert len(cut.code) + sum(cut.counts.values()) == len(rows)
+    assert cut.report.counts["after the landmark"] == sum(row[1] > 90 for row in rows) > 0
+    assert len(cut.code) + sum(cut.report.counts.values()) == len(rows)
     assert float(cut.sets.times.max()) == 0.0
     assert float(whole.sets.times.max()) < 0
     later = [row if row[1] <= 90 else (row[0], row[1], "sepsis", None) for row in rows]

@@ -157,14 +157,14 @@ class ImageData(Data):
         shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(12))
         more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
         lines = [
-            f"{self.read_rows:,} images read = {used:,} used + {len(self.bad):,} set aside"
+            f"{self.read_rows:,} images read = {used:,} used + {len(self.bad):,} quarantined"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
             f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
             f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
-        return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+        return lines + [f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
 
     def describe_outputs(self) -> str:
         return f"{len(self.classes)} classes"

@@ -158,7 +158,7 @@ class VqaData(Data):
         captions = sum(example.caption for example in self.examples)
         patches = self.grids.prod(1)
         lines = [
-            f"{used + len(self.bad) + self.left_out:,} rows read = {used:,} used + {len(self.bad):,} set aside"
+            f"{used + len(self.bad) + self.left_out:,} rows read = {used:,} used + {len(self.bad):,} quarantined"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
             f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
@@ -166,7 +166,7 @@ class VqaData(Data):
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
         ]
-        return lines + [f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+        return lines + [f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"

@@ -195,7 +195,7 @@ def test_bad_rows_are_set_aside_up_to_the_limit_and_patients_stay(tmp_path: Path
         ("7", "E_EMPTY"),
     ]
     assert data.table.positions.tolist() == [1, 1]
-    assert data.lines()[0].startswith("5 rows read, 3 set aside; 2 events = 2 used")
+    assert data.lines()[0].startswith("5 rows read, 3 quarantined; 2 events = 2 used")
 
 
 def test_an_id_is_the_same_in_every_type(tmp_path: Path) -> None:

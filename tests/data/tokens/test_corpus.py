@@ -301,7 +301,7 @@ def test_quarantined_rows_are_counted_cold_and_warm(folder: Path) -> None:
         _, _, report = prepare(recipe)
         assert (report.rows_read, report.rows_used, report.rows_quarantined) == (72, 70, 2)
         assert [row.where for row in report.bad_rows] == [f"{folder / 'chat.jsonl'}:{line}" for line in (31, 32)]
-        assert "72 rows read = 70 used + 2 set aside" in report.lines()[0]
+        assert "72 rows read = 70 used + 2 quarantined" in report.lines()[0]
     with pytest.raises(SourceError):
         prepare(make_recipe(folder))
 

@@ -1,4 +1,4 @@
-"""Rows of events -> histories: each patient's sets in the order of time, cut at sets, codes numbered, values scaled."""
+"""Histories: each patient's sets in order of time, cut at sets, with numbered codes and scaled values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings
 
 UNKNOWN = "<unknown>"  # row 0 of the code embedding
-FARTHEST = 1e6  # standard deviations; what is farther off is an error of the data, and might not fit float32
+FARTHEST = 1e6  # standard deviations; a larger distance is an error of the data, and might not fit float32
 
 
 @dataclass(frozen=True, eq=False)
 class Events:
-    """What was read as history, patient by patient, facts without a time first, then by time.
+    """Events of the histories, patient by patient, facts without a time first, then by time.
 
     Args:
-        patient: (num_events,) int64, index into the cohort, never falling.
+        patient: (num_events,) int64, index into the cohort, ascending.
         time: (num_events,) float64, days from the landmark; nan for facts without a time.
         set_index: (num_events,) int64, the number of a set as its table gives it; 0 without.
         code: (num_events,) int64, index into the names of `EventRows`, or of `Codes` once they are numbered.
@@ -47,10 +47,10 @@ class Events:
 
 
 def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Events, dict[str, int], list[BadRow]]:
-    """The events of the cohort up to the landmark, each once, in the order that does not depend on that of the files.
+    """Select the cohort's events up to the landmark, each once, in an order that does not depend on the files'.
 
     Returns:
-        The events; how many others there are, by reason; and those that are refused.
+        The events; the number of other events, by reason; and the refused rows.
     """
     rows, cohort = tables.rows, tables.cohort
     index = np.full(len(rows.patients), -1, np.int64)
@@ -81,7 +81,7 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
 
 
 def _equals_last(values: np.ndarray) -> np.ndarray:
-    """Whether each entry but the first equals the one before; nan equals nan. (num - 1,) bool"""
+    """Compare each entry but the first with the one before; nan equals nan. (num - 1,) bool"""
     equal = values[1:] == values[:-1]
     return equal | (np.isnan(values[1:]) & np.isnan(values[:-1])) if values.dtype.kind == "f" else equal
 
@@ -91,12 +91,12 @@ def _equals_last(values: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """The codes of a run, the commonest first after UNKNOWN, and what scales their values.
+    """Codes of a run, the commonest first after UNKNOWN, and the scales of their values.
 
     Args:
         names: row by row of the code embedding.
         counts: (num_codes,) int64, events of training patients.
-        mean, std: (num_codes,) float64, of the values of training patients; 0 where there are none.
+        mean, std: (num_codes,) float64, of the values of training patients; 0 for codes without values.
     """
 
     names: tuple[str, ...]
@@ -144,11 +144,12 @@ def learn_codes(events: Events, names: list[str], in_training: np.ndarray, setti
 def number_codes(
     events: Events, rows: EventRows, codes: Codes, settings: EventSettings
 ) -> tuple[Events, dict[str, int], dict[str, int]]:
-    """Events with the numbers of their codes and scaled values; what a code that is not known makes of its event is the
-    recipe's choice. Values of codes that have none in training are not read: nothing tells their scale.
+    """Replace codes by their numbers and scale the values; the recipe says what happens to events of unknown codes.
+
+    Values of codes without values in training are dropped, since their scale is unknown.
 
     Returns:
-        The events, how many were left out by reason, and how often the commonest unknown codes occur.
+        The events, the number of events left out by reason, and the counts of the commonest unknown codes.
 
     Raises:
         SourceError: there is an unknown code and the recipe refuses them.
@@ -181,14 +182,14 @@ def number_codes(
 
 @dataclass(frozen=True, eq=False)
 class Sets:
-    """Where patients and sets begin.
+    """Starts of patients and sets in the events.
 
     Args:
         events_of: (num_patients + 1,) int64, first event of every patient.
         sets_of: (num_patients + 1,) int64, first set of every patient.
         set_starts: (num_sets + 1,) int64, first event of every set.
-        times: (num_sets,) float32, days from the landmark, of a set's last event; never falls within a patient.
-        timeless: (num_sets,) bool, sets of facts without a time; they stand at the time of the first set after them.
+        times: (num_sets,) float32, days from the landmark, of a set's last event; ascending within a patient.
+        timeless: (num_sets,) bool, sets of facts without a time; they get the time of the first set after them.
     """
 
     events_of: np.ndarray
@@ -235,7 +236,7 @@ def form_sets(events: Events, num_patients: int, settings: EventSettings, clock:
 
 
 def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
-    """Which sets stay under `max_events`, (num_sets,) bool: the latest or earliest whole ones.
+    """Choose the sets that stay under `max_events`, the latest or earliest whole ones, (num_sets,) bool.
 
     A set is never split, so one set with a time always stays, and so do facts without one.
     """
@@ -256,7 +257,7 @@ def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
 
 
 def keep_sets(events: Events, sets: Sets, kept: np.ndarray) -> Events:
-    """The events of the sets where `kept`, (num_sets,) bool, is True."""
+    """Return the events of the sets where `kept`, (num_sets,) bool, is True."""
     return events.take(np.flatnonzero(np.repeat(kept, np.diff(sets.set_starts))))
 
 

@@ -1,4 +1,4 @@
-"""Vectors of codes, such as embeddings of their names: a table with a column `Key` and one of numbers per dimension."""
+"""Vectors of codes, such as embeddings of their names: a table with a column `Key` and a column per dimension."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ KEY = "Key"
 
 
 def read_vectors(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, list[str]]:
-    """The vectors of these codes in this order, and the codes that have none.
+    """Read the vectors of these codes in this order, and list the codes without a vector.
 
     Returns:
-        (num_codes, dim) float32, zeros where there is none.
+        (num_codes, dim) float32, zeros for codes without a vector.
 
     Raises:
         SourceError: the table cannot be read, a vector has another width than the others, or a code has two.

@@ -28,20 +28,20 @@ from unpad.recipes.recipe import Recipe, stages_of
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """The patients who take part.
+    """Patients of a run.
 
     Args:
         person: (num_patients,) int64, index into `EventRows.patients`.
         landmark: (num_patients,) float64, days on the clock of the events.
-        label: (num_patients,) int64, 0, 1, or -1 where it is not known; None where the recipe has none.
-        duration: (num_patients,) float64, days from the landmark to the end of observation, 0 where that is not known;
-            None where the recipe has none.
+        label: (num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels.
+        duration: (num_patients,) float64, days from the landmark to the end of observation, 0 if unknown; None if the
+            recipe has no durations.
         observed: (num_patients,) bool, whether observation ended with the outcome; None with `duration`.
-        split: (num_patients,) uint8, 0 training, 1 held out.
-        label_row: (num_patients,) int64, index into the table of labels, -1 where there is none.
-        left_out: why others take no part -> how many.
+        split: (num_patients,) uint8 of `Split`.
+        label_row: (num_patients,) int64, index into the table of labels, -1 without a row.
+        left_out: reason for leaving out patients -> their number.
         bad: patients and rows of events that are refused.
-        refused: (num_events,) bool, the latter.
+        refused: (num_events,) bool, the refused rows of events.
     """
 
     person: np.ndarray
@@ -58,7 +58,7 @@ class Cohort:
 
 @dataclass(eq=False)
 class _Choice:
-    """Who is still in: (num_persons,) bool, and why the others are not."""
+    """Persons who are still in, (num_persons,) bool, and the numbers of the others by reason."""
 
     taking: np.ndarray
     left_out: dict[str, int] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class PatientTables:
 
 
 def read_cohort(recipe: Recipe) -> PatientTables:
-    """Read the tables of a recipe, which has some, and decide who takes part, with which label and on which side.
+    """Read the tables of a recipe and choose its cohort.
 
     Raises:
         SourceError: a table is missing or unusable, or no patient of the events is in the table of labels.
@@ -117,7 +117,7 @@ def read_cohort(recipe: Recipe) -> PatientTables:
 
 
 def _refuse_outcomes(recipe: Recipe) -> None:
-    """Refuse facts that tell the outcome: columns of the table of labels that the labels are made of."""
+    """Refuse static facts that contain the outcome: columns of the table of labels that define the labels."""
     labels = recipe.events.labels
     if labels is None:
         return
@@ -131,11 +131,11 @@ def _refuse_outcomes(recipe: Recipe) -> None:
 
 
 def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
-    """Refuse to train on what teaches nothing of the outcome.
+    """Refuse to train on a cohort from which the outcome cannot be learned.
 
     Raises:
-        RecipeError: there are times to an outcome, and nothing makes labels or bins of them.
-        SourceError: nobody is left to train on, or all of them have one label and the recipe trains to classify.
+        RecipeError: there are times to an outcome, but neither a horizon for labels nor bins.
+        SourceError: no patient is left to train on, or all have one label and the recipe trains to classify.
     """
     labels = recipe.events.labels
     if labels is not None and labels.event is not None and labels.horizon is None and recipe.model.get("bins") is None:
@@ -154,7 +154,7 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
 
 
 def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
-    """Say why there is nobody to train on.
+    """Refuse a cohort without patients to train on, with the reasons.
 
     Raises:
         SourceError: always.
@@ -171,10 +171,10 @@ def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
 def choose(
     rows: EventRows, labels: LabelTable | None, persons: np.ndarray, settings: EventSettings, clock: Clock
 ) -> Cohort:
-    """Decide who takes part, from when on, and with which label; everybody is on the training side as yet.
+    """Choose the patients of a run, their landmarks and labels; all are on the training side until `split_patients`.
 
     Args:
-        persons: (num_rows of labels,) int64, whom a row of the table of labels is about.
+        persons: (num_rows of labels,) int64, person of each row of the table of labels.
     """
     num = len(rows.patients)
     row = np.full(num, -1, np.int64)  # of the table of labels
@@ -191,7 +191,7 @@ def choose(
     else:
         assert settings.labels is not None
         choice.leave(~has_event & (row < 0), "in no table of events or labels")
-        choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is set aside")
+        choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is quarantined")
         bad += _missing(rows, labels, row, choice, np.isnan(label), settings.labels)
         if settings.landmark is None:
             refused = rows.days > end[rows.person]
@@ -216,13 +216,13 @@ def choose(
 
 
 def _in_order(patients: pa.Array) -> np.ndarray:
-    """Indices of ids in an order that does not depend on that of the tables: shorter ids first, as numbers count."""
+    """Sort ids independently of the tables' order: shorter ids first, as numbers count; return their indices."""
     keys = pa.table({"length": pc.binary_length(patients), "id": patients})
     return np.asarray(pc.sort_indices(keys, [("length", "ascending"), ("id", "ascending")])).astype(np.int64)
 
 
 def _of_row(values: np.ndarray | None, row: np.ndarray, fill: float = np.nan) -> np.ndarray:
-    """Values of rows of labels for every person, (num_persons,) float64."""
+    """Spread values of rows of labels over the persons, (num_persons,) float64."""
     found = np.full(len(row), fill)
     if values is not None:
         found[row >= 0] = values[row[row >= 0]]
@@ -230,7 +230,7 @@ def _of_row(values: np.ndarray | None, row: np.ndarray, fill: float = np.nan) ->
 
 
 def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
-    """Files of patients that hold no row, and rows of facts that are all empty."""
+    """Report files of patients without a row, and rows of facts that are all empty."""
     if not empty.any():
         return []
     files = {file.owner: file.shown for part in rows.parts for file in part.table.files}
@@ -264,7 +264,7 @@ def _missing(
 
 
 def _after_the_end(rows: EventRows, wrong: np.ndarray) -> list[BadRow]:
-    """Events that tell what the label is about to be asked."""
+    """Report events after the outcome."""
     fix = "set events.landmark, or remove the row"
     return [
         BadRow(rows.where(event), "E_LEAK", f"patient {rows.alias(int(rows.person[event]))}: the event is after the "
@@ -294,7 +294,7 @@ def _landmarks(
 def _within(
     duration: np.ndarray, observed: np.ndarray, choice: _Choice, settings: EventLabels, clock: Clock
 ) -> np.ndarray:
-    """Labels by the horizon, (num_persons,) float64, nan for who is censored and where there is no horizon."""
+    """Labels by the horizon, (num_persons,) float64, nan for censored patients and without a horizon."""
     if settings.horizon is None:
         return np.full(len(duration), np.nan)
     horizon = settings.horizon / clock.per_day
@@ -311,10 +311,10 @@ def _within(
 def split_patients(
     rows: EventRows, cohort: Cohort, fixed: tuple[np.ndarray, np.ndarray] | None, holdout: float, seed: int
 ) -> Cohort:
-    """Give every patient a side; those of a test side, and those whom a table of splits does not name, are left out.
+    """Give every patient a side of the split; leave out patients of a test side and those missing in a table of splits.
 
     Args:
-        fixed: persons of a table of splits and their sides, which hold instead of what the sources declare.
+        fixed: persons of a table of splits and their sides, which override the sources' declarations.
 
     Raises:
         SourceError: sources declare two sides for a patient.
@@ -349,5 +349,5 @@ def _pick(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
 
 
 def _key(patient: str) -> int:
-    """64-bit hash of an id, which with the seed decides the side."""
+    """64-bit hash of an id; with the seed it decides the side."""
     return int.from_bytes(blake2b(patient.encode(), digest_size=8).digest(), "little")

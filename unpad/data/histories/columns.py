@@ -1,4 +1,4 @@
-"""Columns of a table as ids, codes, numbers and times, and every row where one of them cannot be read."""
+"""Columns of a table as ids, codes, numbers and times, with every row that cannot be read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unpad.data.histories.tables import Table, alias
 from unpad.data.sources.example import BadRow
 from unpad.errors import SourceError
 
-# Divided by, not multiplied with a fraction, so that 90 minutes and 1.5 hours are the same number of days.
+# Divisors rather than factors, so that 90 minutes and 1.5 hours are the same number of days.
 PER_DAY = {"minutes": 1440.0, "hours": 24.0, "days": 1.0}
 # By the name of a column.
 UNITS = {"minute": "minutes", "hour": "hours", "day": "days", **{unit: unit for unit in PER_DAY}}
 MOST_DAYS = 73_050  # 200 years: no history is longer, and seconds since 1970 taken for minutes are
 MOST = 1e30  # larger numbers measure nothing, and their squares would not fit
 MICROSECONDS = 86_400e6  # of a day
-NOTHING = ("", "NA", "N/A", "null", "NULL", "None")  # how CSV files write that there is no number
+NOTHING = ("", "NA", "N/A", "null", "NULL", "None")  # CSV spellings of a missing number
 
 # RE2, as pyarrow has it.
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -34,7 +34,7 @@ Explain = Callable[[int], tuple[str, str]]  # row -> what is wrong, what to do
 
 
 class Faults:
-    """The rows of a table that cannot be used; of several faults of a row the first that is added is told.
+    """Rows of a table that cannot be used; only the first fault of a row is reported.
 
     Attributes:
         good: (num_rows,) bool, rows without a fault so far.
@@ -52,7 +52,7 @@ class Faults:
 
         Args:
             wrong: (num_rows,) bool.
-            what: what is wrong with all of them, or a function of the row that also says what to do.
+            what: fault of all of them, or a function from the row to the fault and the fix.
         """
         for index in np.flatnonzero(wrong & self.good).tolist():
             told, remedy = (what, fix) if isinstance(what, str) else what(index)
@@ -67,7 +67,7 @@ class Faults:
 
 
 def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
-    """Who every row is about.
+    """Read the patient's id of every row.
 
     Whole numbers are ids in their usual form, whatever their type: 7, 7.0 and "7" are one patient, "007" is another.
 
@@ -75,7 +75,7 @@ def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
         Ids as strings, never null, and whether all of them were whole numbers of a numeric column.
 
     Raises:
-        SourceError: the column holds something that is no id.
+        SourceError: the column holds a value that cannot be an id.
     """
     if not table.has("id"):
         owners = pa.array([file.owner or "" for file in table.files], pa.string())
@@ -100,7 +100,7 @@ def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
 
 
 def are_whole(ids: pa.Array) -> bool:
-    """Whether all ids, strings, are whole numbers in their usual form that int64 holds; "007" is none."""
+    """Check that all ids, strings, are whole numbers in their usual form that fit int64; "007" is not."""
     try:
         return bool(ids.cast(pa.int64()).cast(pa.string()).equals(ids))
     except pa.ArrowInvalid:
@@ -108,13 +108,13 @@ def are_whole(ids: pa.Array) -> bool:
 
 
 def codes(table: Table, faults: Faults) -> pa.Array:
-    """What every event is, as strings, never null.
+    """Read the code of every event, as strings, never null.
 
     Raises:
         SourceError: the column holds neither texts nor whole numbers.
     """
     column = table.column("code")
-    if pa.types.is_floating(column.type):  # as whole numbers become where some row has none
+    if pa.types.is_floating(column.type):  # whole numbers in a column with empty rows
         values = np.asarray(column.cast(pa.float64(), safe=False).fill_null(0))
         if np.array_equal(values, np.floor(values)) and np.abs(values).max(initial=0) < 2**53:
             column = column.cast(pa.int64())
@@ -130,13 +130,13 @@ def codes(table: Table, faults: Faults) -> pa.Array:
 
 
 def numbers(table: Table, name: str, faults: Faults, expected: str = "a number") -> np.ndarray:
-    """A column of numbers, (num_rows,) float64; nan where there is none.
+    """Read a column of numbers, (num_rows,) float64; nan for empty rows.
 
     Args:
-        expected: what messages ask for in the place of a text that is no number.
+        expected: what messages ask for in place of a text that cannot be read as a number.
 
     Raises:
-        SourceError: the column holds no numbers at all.
+        SourceError: the column holds no numbers.
     """
     column = table.column(name)
     if pa.types.is_null(column.type):
@@ -156,7 +156,7 @@ def numbers(table: Table, name: str, faults: Faults, expected: str = "a number")
 
 
 def categories(table: Table, name: str, faults: Faults) -> pa.Array | None:
-    """A column of words or truth values as strings, null where there is none; None for a column of numbers."""
+    """Read a column of words or truth values as strings, null for empty rows; None for a column of numbers."""
     column = table.column(name)
     if pa.types.is_boolean(column.type):
         return column.cast(pa.string())
@@ -170,7 +170,7 @@ def categories(table: Table, name: str, faults: Faults) -> pa.Array | None:
 
 
 def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
-    """A column of times in days of its own clock, or since 1970 for timestamps, (num_rows,) float64; nan where null.
+    """Read a column of times in days, of its own clock or since 1970 for timestamps, (num_rows,) float64; nan for null.
 
     Args:
         unit: minutes, hours, days or timestamp.
@@ -201,10 +201,10 @@ def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
 
 
 def unit_of(table: Table, name: str, asked: str) -> str:
-    """The unit of a column of times: the one asked for, or else by its type or its name.
+    """Return the unit of a column of times: the requested one, or else by its type or its name.
 
     Raises:
-        SourceError: neither tells it.
+        SourceError: the unit is unknown.
     """
     if asked != "auto":
         return asked
@@ -229,7 +229,7 @@ def unit_of(table: Table, name: str, asked: str) -> str:
 
 
 def _from_text(column: pa.Array, shown: str, faults: Faults, expected: str) -> np.ndarray:
-    """Texts as numbers, as CSV has them."""
+    """Parse the texts of a CSV column as numbers."""
     column = _utf8(column, faults)
     empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
     _refuse_nonfinite(_matches(column, _NONFINITE), shown, faults)
@@ -246,7 +246,7 @@ def _from_text(column: pa.Array, shown: str, faults: Faults, expected: str) -> n
 
 
 def _no_number(text: str, expected: str) -> tuple[str, str]:
-    """Why a text is no number, and what to do; only texts that cannot tell who it is about are shown."""
+    """Describe why a text is not a number, and the fix; show only texts that cannot identify a patient."""
     if re.search(_ODD, text):
         return "is written with full-width digits or characters without width", "write it in plain digits"
     if text != text.strip():
@@ -322,7 +322,7 @@ def _matches(column: pa.Array, pattern: str) -> np.ndarray:
 
 
 def _utf8(column: pa.Array, faults: Faults) -> pa.Array:
-    """The column with a null for every text that is not UTF-8, which parquet does not check."""
+    """Replace texts that are not UTF-8, which parquet does not check, by null."""
     try:
         column.validate(full=True)
         return column

@@ -1,4 +1,4 @@
-"""Which files a source of events means, what their columns are called, and the sides of the split that they declare."""
+"""Files of a source of events, the names of their columns, and the splits that they declare."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ AUTO: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
-    """The files of a source in natural order, and the layout: table, patients or meds."""
+    """Find the files of a source in natural order, and its layout: table, patients or meds."""
     is_meds = (path / "data").is_dir() and ((path / "metadata").is_dir() or source.layout == "meds")
     base = path / "data" if is_meds else path
     paths = list_paths(base, TABLE_SUFFIXES)
@@ -53,7 +53,7 @@ def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
 
 
 def looks_like_events(path: Path) -> bool:
-    """Whether a file, or the first readable one of a folder, has the columns of a layout under their own names."""
+    """Check that a file, or the first readable one of a folder, has the columns of a layout under their own names."""
     paths = [path] if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES else []
     if path.is_dir():
         inside = (one for one in path.rglob("*") if one.suffix.lower() in TABLE_SUFFIXES)
@@ -69,7 +69,7 @@ def looks_like_events(path: Path) -> bool:
 
 
 def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
-    """The layout that a source asks for, or that the columns of its first readable file show."""
+    """Return the layout that a source asks for, or that the columns of its first readable file show."""
     if source.layout != "auto":
         return source.layout
     fault = None
@@ -90,13 +90,13 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
 
 
 def _side(path: Path, folder: Path | None) -> int:
-    """The side of the split that a folder between the source and the file is named after."""
+    """Return the split that a folder between the source and the file is named after."""
     parts = path.relative_to(folder).parts[:-1] if folder is not None else ()
     return next((SPLITS[part.lower()] for part in parts if part.lower() in SPLITS), Split.UNDECLARED)
 
 
 def _owner(path: Path, shown: str) -> str:
-    """The patient whom a file is named after; 7.0.parquet is of patient 7."""
+    """Return the patient whom a file is named after; 7.0.parquet is of patient 7."""
     name = re.sub(r"^(-?\d+)\.0$", r"\1", path.stem)
     if name != name.strip() or re.search("[\uff10-\uff19]", name):
         what = "E_ID the name of the file has white space around it or full-width digits"
@@ -108,13 +108,13 @@ def _owner(path: Path, shown: str) -> str:
 
 
 def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """The patients whose file is in a folder of a split, and their sides.
+    """List the patients whose file is in a folder of a split, and their splits.
 
     Args:
-        ids: (num_rows,) strings, whom a row is about; file_of: (num_rows,) int, index into `files`.
+        ids: (num_rows,) strings, patient of every row; file_of: (num_rows,) int, index into `files`.
 
     Raises:
-        SourceError: a patient stands in two files.
+        SourceError: a patient is in two files.
     """
     sides = np.array([file.split for file in files], np.int8)
     pairs, first = np.unique(number(ids) * len(files) + file_of, return_index=True)
@@ -134,10 +134,10 @@ def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -
 
 
 def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
-    """A table of patients and their sides: strings, and values of `SPLITS`, (num_patients,) int8.
+    """Read a table of patients and their splits: strings, and (num_patients,) int8 of `Split`.
 
     Raises:
-        SourceError: it cannot be read, a row names no side, or a patient is on two sides.
+        SourceError: it cannot be read, a row names no split, or a patient is in two splits.
     """
     file = TableFile(path, str(path))
     table = open_table([file], {"id": ID_NAMES, "split": ("split",)}, (), "the table")
@@ -158,7 +158,7 @@ def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
 
 
 def check_sides(ids: pa.Array, sides: np.ndarray, where: str) -> None:
-    """Refuse a patient on two sides.
+    """Refuse a patient in two splits.
 
     Raises:
         SourceError: names the first.
@@ -172,5 +172,5 @@ def check_sides(ids: pa.Array, sides: np.ndarray, where: str) -> None:
 
 
 def number(ids: pa.Array) -> np.ndarray:
-    """An index for every different id, by first appearance, (num_ids,) int64."""
+    """Number the different ids by first appearance, (num_ids,) int64."""
     return np.asarray(ids.dictionary_encode().indices).astype(np.int64)

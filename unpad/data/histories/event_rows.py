@@ -1,7 +1,7 @@
-"""Events of patients: one file per patient, long tables, tables to join, facts without a time, or a MEDS dataset.
+"""Events of patients from one file per patient, long tables, tables to join, tables of facts, or a MEDS dataset.
 
-A row is an event: whose, when, what, and a value where there is one. Rows of all sources come out as flat columns; who
-takes part, what is read as history and which events form a set is decided in `data/`.
+A row is an event: patient, time, code, and perhaps a value. Rows of all sources become flat columns. `cohort.py`
+chooses the patients, `assemble.py` the events of their histories and the sets.
 
 MEDS: Medical Event Data Standard, https://medical-event-data-standard.github.io.
 """
@@ -27,19 +27,19 @@ from unpad.recipes.data import EventSettings, EventSource
 
 @dataclass(frozen=True, eq=False)
 class EventTable:
-    """The events of one source, without its bad rows.
+    """Events of one source, without its bad rows.
 
     Args:
         ids: (num_events,) strings.
-        whole_ids: whether the ids are whole numbers of a numeric column, or of names of files.
+        whole_ids: whether the ids are whole numbers, from a numeric column or from names of files.
         days: (num_events,) float64, on the clock of the source; nan for a fact without a time.
-        unit: of the times, None where there are none.
+        unit: of the times, None without times.
         codes: (num_events,) strings.
-        values: (num_events,) float64, nan where there is none.
-        sets: (num_events,) int64, the number of the set of an event, or None.
+        values: (num_events,) float64, nan for events without a value.
+        sets: (num_events,) int64, number of the set of each event; None if the source does not number sets.
         origin: (num_events,) int64, row of `table`.
         others: ids of patients that the source names without an event.
-        declared: patients (strings) and the side of the split (int8) of each, as the source says.
+        declared: patients (strings) and the `Split` (int8) of each, as the source declares.
         unsorted: rows that go back in time.
         bad: rows that cannot be used, out of num_rows.
     """
@@ -65,7 +65,7 @@ def read_source(source: EventSource, settings: EventSettings, resolve: Callable[
     """Read one source to the end; every row is an event, a patient's facts, or a bad row.
 
     Raises:
-        SourceError: a file cannot be read, lacks a column, or a patient stands in two files or on two sides of a split.
+        SourceError: a file cannot be read, lacks a column, or a patient is in two files or in two splits.
     """
     files, layout = find_files(source, resolve(source.path))
     path = resolve(source.path)
@@ -127,12 +127,12 @@ def _read_timed(
 
 
 def _title(path: Path, layout: str) -> str:
-    """What lines call a source: the name of its file or folder; a single file of a patient bears the patient's."""
+    """Name of a source in the report: its file or folder; not the file of a single patient, which names the patient."""
     return path.parent.name if layout == "patients" and path.is_file() else path.name
 
 
 def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
-    """Rows whose time is before that of the same patient's row above, (num_rows,) bool."""
+    """Find rows whose time is before that of the same patient's row above, (num_rows,) bool."""
     order = np.argsort(person, kind="stable")
     back = (np.diff(person[order]) == 0) & (np.diff(days[order]) < 0)
     found = np.zeros(len(days), np.bool_)
@@ -141,7 +141,7 @@ def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
 
 
 def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Faults) -> np.ndarray:
-    """The number of the set of every row, (num_rows,) int64: in the order of time, without gaps."""
+    """Read the number of the set of every row, (num_rows,) int64, in order of time, without gaps."""
     values = columns.numbers(table, "set", faults)
     shown = table.names["set"]
     wrong = np.isnan(values) | (values != np.floor(values))
@@ -162,8 +162,10 @@ def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Fault
 
 
 def _read_static(source: EventSource, files: list[TableFile], path: Path) -> EventTable:
-    """One row per patient: a number is an event with the name of its column as code and a value, a word or truth value
-    one with "column=word" as code and without value, an empty cell none."""
+    """Read facts, one row per patient.
+
+    A number becomes an event with the name of its column as code and a value; a word or truth value one with
+    "column=word" as code and without a value; an empty cell none."""
     wanted = {"id": AUTO["table"]["id"] if source.id == "auto" else (source.id,)}
     chosen = {f"static {name}": (name,) for name in source.static}
     table = open_table(files, {**wanted, **chosen}, (), "data.events")
@@ -205,7 +207,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path) -> Eve
 
 @dataclass(frozen=True, eq=False)
 class EventRows:
-    """The events of all sources, one source after the other.
+    """Events of all sources, one source after the other.
 
     Args:
         parts: the sources.
@@ -237,10 +239,10 @@ class EventRows:
 
 
 def units_of(parts: Sequence[EventTable]) -> set[str]:
-    """The units of the clocks of all sources that have one.
+    """Return the units of the clocks of all sources.
 
     Raises:
-        RecipeError: some have a calendar and others a clock of their own.
+        RecipeError: some sources have timestamps and others a clock of their own.
     """
     units = {part.unit for part in parts if part.unit is not None}
     if "timestamp" in units and len(units) > 1:
@@ -250,16 +252,16 @@ def units_of(parts: Sequence[EventTable]) -> set[str]:
 
 
 def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[EventRows, list[np.ndarray]]:
-    """Put the events of all sources end to end and give every patient one number.
+    """Concatenate the events of all sources and number the patients.
 
     Args:
         more: ids of other tables, such as that of the labels.
 
     Returns:
-        The events, and the number of every patient of each of `more`.
+        The events, and the patients' numbers for each of `more`.
 
     Raises:
-        RecipeError: sets of the sources do not go together.
+        RecipeError: only some of the sources number their sets.
     """
     given = [*(part.ids for part in parts), *(part.others for part in parts), *more]
     encoded = pa.concat_arrays([one.cast(pa.string()) for one in given]).dictionary_encode()

@@ -1,4 +1,4 @@
-"""The table of labels: one row per patient, on the clock of the events."""
+"""Table of labels, one row per patient: `label` (0 or 1), or `event` and `duration`, on the clock of the events."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from unpad.recipes.data import EventSettings
 
 @dataclass(frozen=True)
 class Clock:
-    """What times of a recipe and of the table of labels mean.
+    """Unit of the times of a recipe and of its table of labels.
 
     Args:
         unit: of times: minutes, hours, days or timestamp.
-        per_day: how many units of a length of time, such as the horizon, a day has.
+        per_day: units per day, for lengths of time such as the horizon.
     """
 
     unit: str
@@ -32,10 +32,10 @@ class Clock:
 
 
 def clock_of(parts: list[EventTable], settings: EventSettings) -> Clock:
-    """The clock of a recipe.
+    """Return the clock of a recipe.
 
     Raises:
-        RecipeError: a number needs a unit and there is none, or a landmark of a calendar is a number.
+        RecipeError: a number has no unit, or events have timestamps and the landmark is a number.
     """
     found = units_of(parts)
     if found == {"timestamp"}:
@@ -56,14 +56,14 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> Clock:
 
 @dataclass(frozen=True, eq=False)
 class LabelTable:
-    """What a table says of patients, one row each; times are days on the clock of the events.
+    """Rows of the table of labels, one per patient; times are days on the clock of the events.
 
     Args:
-        ids: (num_rows,) strings, of the rows that have one.
+        ids: (num_rows,) strings, of the rows with an id.
         usable: (num_rows,) bool, rows without a fault.
-        label: (num_rows,) float64, 0 or 1, nan where missing; of `event` where there is no ready label.
-        end: (num_rows,) float64, when observation ended, or when the label was known; nan where that is not told.
-        landmark: (num_rows,) float64, or None where no column holds it.
+        label: (num_rows,) float64, 0 or 1, nan if missing; that of `event` in a table without `label`.
+        end: (num_rows,) float64, end of observation, or time at which the label was known; nan if unknown.
+        landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
     """
 

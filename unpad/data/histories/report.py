@@ -42,7 +42,7 @@ class PatientsReport:
         """
         others = {why: number for why, number in self.counts.items() if number}
         lines = [
-            f"{self.num_rows:,} rows read, {len(self.bad):,} set aside; "
+            f"{self.num_rows:,} rows read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} events = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
             f"{len(cohort.person):,} patients: {describe_split(cohort.split)}"
@@ -58,7 +58,7 @@ class PatientsReport:
             *lines,
             *self._events(values, sets),
             *self._codes(known),
-            *(f"  set aside: {row.where}: {row.code} {row.what}" for row in self.bad[:20]),
+            *(f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]),
         ]
 
     def _events(self, values: np.ndarray, sets: Sets) -> list[str]:

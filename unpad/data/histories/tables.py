@@ -1,7 +1,7 @@
 """Tables in parquet or CSV as columns, with the place of every row.
 
-No message names a patient: a row is named by its file and number, a patient by `alias`, and a file that bears the name
-of a patient by its number in its folder.
+Messages never contain a patient's id: they name a row by its file and number, a patient by `alias`, and a file that is
+named after a patient by its number in its folder.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 
 DELIMITERS = ",;\t"
-# Each kind of text and list that pyarrow has, and the plain one that is worked with.
+# pyarrow's other types of text and list -> the plain type.
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
 
 
 def alias(patient: str) -> str:
-    """What stands for a patient's id in messages: the first ten digits of its sha256."""
+    """Pseudonym of a patient in messages: the first ten digits of the id's sha256."""
     return sha256(patient.encode()).hexdigest()[:10]
 
 
@@ -41,10 +41,10 @@ class TableFile:
     """One file of a table.
 
     Args:
-        shown: what messages call it: its path, or folder[n], the n-th file there in natural order from 0, where names
-            of files are ids of patients.
-        owner: id of the patient whom the whole file is about; None where a column says it.
-        split: the side that its folder declares.
+        shown: name in messages: the path, or, for files named after patients, folder[n], the n-th file there in
+            natural order from 0.
+        owner: id of the patient of the whole file; None if a column has the ids.
+        split: `Split` that its folder declares.
     """
 
     path: Path
@@ -58,11 +58,11 @@ class Table:
     """Columns of all files of a table, end to end.
 
     Args:
-        columns: under the names they were asked for by; the optional ones may be absent.
-        names: what each of them is called in the first file that has it.
+        columns: by their requested names; optional ones may be absent.
+        names: name of each column in the first file that has it.
         file_of: (num_rows,) int32, index into `files`.
         row: (num_rows,) int64, rows of parquet counted from 1, or lines of CSV.
-        bad: lines of CSV that are no rows.
+        bad: lines of CSV that are not rows.
     """
 
     columns: pa.Table
@@ -79,7 +79,7 @@ class Table:
         return name in self.columns.column_names
 
     def column(self, name: str) -> pa.Array:
-        """One column as one array, with its texts as plain strings."""
+        """Return a column as one array, with its texts as plain strings."""
         chunks = self.columns.column(name)
         array = (
             chunks.chunk(0)
@@ -106,9 +106,9 @@ def open_table(
     """Read the columns of a table's files.
 
     Args:
-        wanted: what a column is to be called -> the names that it may have in a file, best first.
-        optional: those that a file may lack.
-        key: where a column's own name is set, for messages.
+        wanted: requested name of a column -> the names that it may have in a file, best first.
+        optional: columns that a file may lack.
+        key: place in the recipe where the name of a column is set, for messages.
 
     Raises:
         SourceError: a file cannot be read, lacks a column or has it twice, or files differ in the type of a column.
@@ -138,7 +138,7 @@ def open_table(
 
 
 def column_names(path: Path, shown: str) -> list[str]:
-    """Names of the columns of a file.
+    """Read the names of a file's columns.
 
     Raises:
         SourceError: it cannot be read.
@@ -151,10 +151,10 @@ def column_names(path: Path, shown: str) -> list[str]:
 def _read(
     file: TableFile, wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, alone: bool
 ) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
-    """The columns of one file, what they are called there, where its rows are, and lines that are no rows.
+    """Read one file: its columns, their names there, the numbers of its rows, and lines that are not rows.
 
     Args:
-        alone: whether no other file is read meanwhile.
+        alone: whether only this file is read at the time.
     """
 
     def choose(present: list[str]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _read(
 def _choose(
     present: list[str], wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, shown: str
 ) -> dict[str, str]:
-    """What is wanted -> the column of a file."""
+    """Map requested names to the columns of a file."""
     names = {}
     for name, candidates in wanted.items():
         found = next((candidate for candidate in candidates if candidate in present), None)
@@ -221,7 +221,7 @@ def _is_parquet(path: Path) -> bool:
         with path.open("rb") as handle:
             return path.suffix.lower() == ".parquet" or handle.read(4) == b"PAR1"
     except OSError:
-        return True  # reading it names the fault
+        return True  # reading the file reports the fault
 
 
 def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> Any:
@@ -232,7 +232,7 @@ def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> An
         if error.strerror:
             raise _unreadable(error, shown) from None
         raise _no_parquet(shown) from None
-    except pa.ArrowException:  # what pyarrow says may hold the path, which may be a patient's id
+    except pa.ArrowException:  # pyarrow's message may contain the path, which may contain a patient's id
         raise _no_parquet(shown) from None
 
 
@@ -248,7 +248,7 @@ def _unreadable(error: OSError, shown: str) -> SourceError:
 
 
 def _header(path: Path, shown: str) -> tuple[list[str], str]:
-    """Names of the columns of a CSV file, and what stands between its fields."""
+    """Read the names of a CSV file's columns, and find its delimiter."""
     try:
         with path.open("rb") as handle:
             head = handle.read(HEAD_BYTES)
@@ -266,7 +266,7 @@ def _header(path: Path, shown: str) -> tuple[list[str], str]:
 
 
 def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
-    """Columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
+    """Read the columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
     present, delimiter = _header(file.path, file.shown)
     bad: list[BadRow] = []
     broken: list[int] = []  # lines
@@ -278,7 +278,7 @@ def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list
         return "skip"
 
     try:
-        # Texts throughout: types that are guessed from the first rows would refuse what stands in later ones. One
+        # Texts throughout: types guessed from the first rows would refuse values of later ones. One
         # thread, because several do not know the number of a line.
         columns = pa_csv.read_csv(
             file.path,

@@ -48,7 +48,7 @@ __all__ = ["CorpusReport", "TokenSet", "prepare"]
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What `prepare` read, used, set aside, encoded and found.
+    """What `prepare` read, used, quarantined, encoded and found.
 
     Args:
         rows_read: rows_used + rows_quarantined.
@@ -83,7 +83,7 @@ class CorpusReport:
         copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
         lines = [
             f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
-            f" + {self.rows_quarantined:,} set aside",
+            f" + {self.rows_quarantined:,} quarantined",
             f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out; {self.tokens:,} tokens,"
             f" {self.characters / max(self.tokens, 1):.2f} characters each",
             f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
