@@ -147,13 +147,13 @@ def test_trials_that_fall_behind_end_early(whole: Path) -> None:
 def test_a_trial_that_was_ended_early_can_be_trained_on(recipe: Path, tmp_path: Path) -> None:
     said: list[tuple[str, int, float]] = []
 
-    def after_check(stage: str, step: int, found: Any) -> bool:
+    def after_evaluation(stage: str, step: int, found: Any) -> bool:
         said.append((stage, step, found.loss))
         return True
 
     run(recipe, tmp_path / "calm")
     with pytest.raises(Stopped):
-        LOOP.train(str(recipe), tmp_path / "run", console=quiet(), after_check=after_check)
+        LOOP.train(str(recipe), tmp_path / "run", console=quiet(), after_evaluation=after_evaluation)
     first = rows(tmp_path / "run", "eval")
     assert said == [("train", first[0]["step"], first[0]["loss"])]
     run(recipe, tmp_path / "run", resume=True)
@@ -275,13 +275,13 @@ def test_without_optuna_the_command_says_how_to_get_it(unpad: Shell, monkeypatch
 def pretended(stop_in: int = 0) -> Callable[..., Any]:
     """Stands for training: the held-out loss follows from the learning rate alone; a Ctrl-C in one trial."""
 
-    def train(name: str, folder: Path, overrides: list[str], *, after_check: Callable[..., bool], **_: Any) -> None:
+    def train(name: str, folder: Path, overrides: list[str], *, after_evaluation: Callable[..., bool], **_: Any) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "recipe.yaml").write_text("\n".join(overrides), encoding="utf-8")
         for check in (1, 2, 3):
             if check == 2 and folder.name == f"trial-{stop_in:04d}":
                 raise Interrupted("in the middle")
-            if after_check("train", 10 * check, HeldOut(loss_of(folder) + 1 / check, {}, 1)):
+            if after_evaluation("train", 10 * check, HeldOut(loss_of(folder) + 1 / check, {}, 1)):
                 raise Stopped("behind")
 
     return train
