@@ -47,8 +47,8 @@ COLUMNS = (
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
 # The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
-SHOWN_EVENTS = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
-SHOWN_ON_TERMINAL = (*SHOWN_EVENTS, "checkpoint")
+SHOWN_ENTRIES = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
+SHOWN_ON_TERMINAL = (*SHOWN_ENTRIES, "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Monitor:
     """Writes a run's files and shows its progress; the screen may vanish at any time, the files may not.
 
     At a step the loop calls `step`, then `evaluation` and `epoch` where they are due, then `sync`, and only then saves
-    its checkpoint: what a checkpoint counts on is on the device before it. `event("finished")` comes before `close`.
+    its checkpoint: what a checkpoint counts on is on the device before it. `log("finished")` comes before `close`.
 
     Args:
         folder: the run directory; it exists.
@@ -169,7 +169,7 @@ class Monitor:
     def stage(self, name: str, total_steps: int | None, **fields: Any) -> None:
         """Begin a stage; `total_steps` is the last step of the whole run as known now."""
         self._screen.stage(name, total_steps)
-        self.event("stage", name=name, total_steps=total_steps, **fields)
+        self.log("stage", name=name, total_steps=total_steps, **fields)
 
     def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
         """Record one update.
@@ -249,9 +249,9 @@ class Monitor:
         """The epoch of the newest step, where it is of this stage."""
         return self._epoch[1] if self._epoch and self._epoch[0] == stage else None
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def log(self, kind: str, **fields: Any) -> None:
         """Log an event with its time; fields are JSON values. The screen shows a field `message` alone."""
-        self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_EVENTS))
+        self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_ENTRIES))
 
     def notice(self, kind: str, **fields: Any) -> None:
         """Log an event and show it, whatever its kind."""
@@ -319,7 +319,7 @@ class Monitor:
             self._write_csv()
             write_report(self.folder)
         except SourceError as error:  # no step taken yet, or someone deleted a file: no reason to end a training
-            self.event("report_skipped", message=error.what)
+            self.log("report_skipped", message=error.what)
         now = perf_counter()
         self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
         if self._board:
@@ -338,7 +338,7 @@ class Monitor:
         if record.step - self._warned_at >= WARNING_STEPS:
             self._warned_at = record.step
             message = f"step {record.step}: gradient norm {record.grad_norm:.3g} is above {self._grad_norm_warning:g}"
-            self.event("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
+            self.log("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
 
 
 def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None, **rest: Any) -> dict[str, Any]:

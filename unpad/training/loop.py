@@ -140,7 +140,7 @@ def train(
             _log_start(monitor, exists, progress, notes, warnings)
             return _run_stages(RunContext(setup, progress, monitor, timers, Signals(), after_evaluation), state, began)
         except UnpadError as error:
-            monitor.event("stopped", message=error.what, exit_code=error.exit_code)
+            monitor.log("stopped", message=error.what, exit_code=error.exit_code)
             raise
         finally:
             monitor.close()
@@ -178,18 +178,18 @@ def _log_start(monitor: Monitor, exists: bool, progress: Progress, notes: list[s
     if exists:
         monitor.resume(progress.step)
     for message in warnings:
-        monitor.event("warning", message=message)
+        monitor.log("warning", message=message)
     if exists:
-        monitor.event("resumed", step=progress.step, message="; ".join([f"at step {progress.step}", *notes]))
+        monitor.log("resumed", step=progress.step, message="; ".join([f"at step {progress.step}", *notes]))
     else:
-        monitor.event("started", message="; ".join(notes) or "a new run")
+        monitor.log("started", message="; ".join(notes) or "a new run")
 
 
 def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     """Train all stages from where the progress is; `state` is the checkpoint that a run resumes from."""
     setup, progress, monitor, timers = run.setup, run.progress, run.monitor, run.timers
     with timers("log"):
-        monitor.event("environment", **setup.environment)
+        monitor.log("environment", **setup.environment)
         monitor.start(describe(setup))
     heldout, epochs, has_best = progress.best, progress.epoch, False
     with run.signals.listen():
@@ -203,8 +203,8 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
     timings = timers.summary(time.perf_counter() - began)
-    monitor.event("timers", rows=timings)
-    monitor.event("finished", step=progress.step, heldout_loss=heldout)
+    monitor.log("timers", rows=timings)
+    monitor.log("finished", step=progress.step, heldout_loss=heldout)
     monitor.close()
     return Result(setup.folder, progress.step, epochs, heldout, timings, monitor.waited_share)
 
@@ -220,7 +220,7 @@ def _has_work(run: RunContext, stage: StageSetup) -> bool:
         reason = f"the run's {train.max_steps} steps are done"
     else:
         return True
-    run.monitor.event("stage_skipped", message=f"{stage.name}: {reason}", name=stage.name)
+    run.monitor.log("stage_skipped", message=f"{stage.name}: {reason}", name=stage.name)
     return False
 
 
@@ -243,7 +243,7 @@ def _run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple
     stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; raise its epochs or steps to continue"
-        run.monitor.event("nothing_to_do", message=message, name=name)
+        run.monitor.log("nothing_to_do", message=message, name=name)
     run.monitor.stage(name, last, epoch_steps=epochs.steps[0], frozen=frozen, ledger=first.ledger.to_json())
     while not _is_over(stage):
         with run.timers("plan"):
@@ -274,7 +274,7 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     progress.watches = {watch.name: watch.values() for watch in watches}
     for watch in watches:
         if message := watch.describe():
-            run.monitor.event(watch.subject, message=message)
+            run.monitor.log(watch.subject, message=message)
     return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper())
 
 
@@ -315,7 +315,7 @@ def _consult(stage: StageRun, watch: Watch) -> None:
     if verdict.action == "save":
         with run.timers("save"):
             path = watch.save_healthy(run.setup.folder / CHECKPOINTS)
-        monitor.event("checkpoint", step=progress.step, path=path.name)
+        monitor.log("checkpoint", step=progress.step, path=path.name)
     elif verdict.action == "recover":
         message = watch.recover(progress.step, stage.optimizer)
         monitor.notice(watch.name, step=progress.step, light="green", message=message)
@@ -367,7 +367,7 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
     weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
     forget(stage.optimizer, fresh)
     if fresh:
-        run.monitor.event("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
+        run.monitor.log("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
     for watch in stage.watches:
         weights = watch.scaled(weights)
     with run.timers("train"):
@@ -422,14 +422,14 @@ def _skip_or_stop(stage: StageRun, micros: list[RaggedBatch], result: StepResult
     run, setup, train, progress = stage.run, stage.run.setup, stage.setup.recipe.train, stage.run.progress
     if setup.precision == "fp16" and progress.scaler.scale > 1:
         message = f"fp16 overflow; loss scale now {progress.scaler.scale:g}"
-        run.monitor.event("skipped_step", step=progress.step + 1, message=message)
+        run.monitor.log("skipped_step", step=progress.step + 1, message=message)
         return
     ids = [int(i) for batch in micros if batch.seq_ids is not None for i in batch.seq_ids if i >= 0]
     error = non_finite(result, progress.step + 1, [setup.data.where(i) for i in ids])
     progress.num_skipped += 1
     if train.on_nonfinite == "skip" and progress.num_skipped <= train.max_skips:
         message = f"{error.what}; {progress.num_skipped} skipped so far"
-        run.monitor.event("skipped_step", step=progress.step + 1, message=message)
+        run.monitor.log("skipped_step", step=progress.step + 1, message=message)
         return
     _save(stage)
     raise error
@@ -456,7 +456,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
             f"at step {progress.best_step}, stopped at step {progress.step}, after epoch {progress.epoch}"
             + (f" of {train.max_epochs}" if train.max_epochs is not None else "")
         )
-        run.monitor.event("early_stop", message=message, step=progress.step, best_step=progress.best_step)
+        run.monitor.log("early_stop", message=message, step=progress.step, best_step=progress.best_step)
     return improved, run.after_evaluation is not None and run.after_evaluation(name, progress.step, result)
 
 
@@ -467,4 +467,4 @@ def _save(stage: StageRun) -> None:
         run.monitor.sync()
         additional = {name: tensor for watch in stage.watches for name, tensor in watch.tensors().items()}
         path = save_checkpoint(run.setup, run.progress, stage.optimizer, additional)
-    run.monitor.event("checkpoint", step=run.progress.step, path=path.name)
+    run.monitor.log("checkpoint", step=run.progress.step, path=path.name)

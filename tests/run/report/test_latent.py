@@ -51,7 +51,7 @@ def run_directory(folder: Path, latent: bool = True) -> Path:
     (folder / "recipe.yaml").write_text(parse_recipe({}).to_yaml())
     run = monitor(folder)
     train(run, 10, 600, latent)
-    run.event("collapse", step=500, light="red", message="latent red at step 500: 2 signs")
+    run.log("collapse", step=500, light="red", message="latent red at step 500: 2 signs")
     run.close()
     return folder
 

@@ -24,8 +24,8 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
     folder.mkdir()
     (folder / "recipe.yaml").write_text("train:\n  grad_norm_warning: 2.0\ndata:\n  text: a<secret> & 语料\n")
     run = Monitor(folder, log_every=10, grad_norm_warning=2.0, console=Console(quiet=True), total_steps=steps)
-    run.event("environment", torch="2.13.0", threads=2, kernel="native bf16")
-    run.event("started", recipe="zh_chat")
+    run.log("environment", torch="2.13.0", threads=2, kernel="native bf16")
+    run.log("started", recipe="zh_chat")
     rng = np.random.default_rng(0)
     for step in range(1, steps + 1):
         name = "pretrain" if step <= steps // 2 else stage
@@ -49,9 +49,9 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
         run.step(record, seconds=0.1, waited=0.02, memory_bytes=600_000_000 + step)
         if step % 10 == 0:
             run.evaluation(step, name, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)
-    run.event("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])
+    run.log("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])
     if ending:
-        run.event(ending)
+        run.log(ending)
     run.close()
     return folder
 

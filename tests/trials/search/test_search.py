@@ -275,7 +275,9 @@ def test_without_optuna_the_command_says_how_to_get_it(unpad: Shell, monkeypatch
 def pretended(stop_in: int = 0) -> Callable[..., Any]:
     """Stands for training: the held-out loss follows from the learning rate alone; a Ctrl-C in one trial."""
 
-    def train(name: str, folder: Path, overrides: list[str], *, after_evaluation: Callable[..., bool], **_: Any) -> None:
+    def train(
+        name: str, folder: Path, overrides: list[str], *, after_evaluation: Callable[..., bool], **_: Any
+    ) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "recipe.yaml").write_text("\n".join(overrides), encoding="utf-8")
         for check in (1, 2, 3):
