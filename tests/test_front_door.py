@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import unpad
-from unpad.recipes.fields import complete_field, complete_value
+from unpad.recipes.fields import complete_field, complete_override, complete_value
 from unpad.recipes.find import complete_recipe, recipe_names
 
 HEAVY = ("torch", "matplotlib", "pyarrow", "transformers", "tensorboard", "tokenizers", "safetensors", "rjieba")
@@ -150,6 +150,19 @@ def test_fields_complete_section_by_section_and_then_their_values() -> None:
     assert complete_value("absent", "optim.absent", "") == []
 
 
+def test_an_override_completes_in_shells_that_split_words_at_the_sign_and_in_others() -> None:
+    def texts(words: list[str], incomplete: str) -> list[str]:
+        return [text for text, _ in complete_override("zh_chat", words, incomplete)]
+
+    schedules = ["constant", "exponential", "warmup", "cosine", "restarts"]
+    earlier = ["optim.lr", "=", "1e-3"]
+    assert texts([*earlier, "optim.schedule"], "") == schedules, "bash, after the sign"
+    assert texts([*earlier, "optim.schedule", "="], "co") == ["constant", "cosine"]
+    assert texts(earlier, "optim.schedule") == [f"optim.schedule={name}" for name in schedules]
+    assert texts(earlier, "") == texts([], "") == texts(["optim.lr=1e-3"], ""), "sections, for the next override"
+    assert texts(["optim.lr=1e-3"], "optim.schedule=co") == ["optim.schedule=constant", "optim.schedule=cosine"]
+
+
 def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Path) -> None:
     """As bash asks: it sources the installed script, whose function calls `unpad` with the words typed so far."""
     for name in ("runs/first-1", "runs/other-1"):
@@ -164,7 +177,7 @@ def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Pa
     source ~/.bash_completions/unpad.sh
     complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _unpad_completion unpad; echo "${COMPREPLY[@]}"; }
     complete_words unpad eval fi
-    complete_words unpad train zh_chat optim.schedule = co
+    complete_words unpad train zh_chat optim.lr = 1e-3 optim.schedule = co
     """
     path = f"{command.parent}:{os.environ['PATH']}"
     out = shell(tmp_path, "bash", "--norc", "-c", script, HOME=str(tmp_path), PATH=path)

@@ -54,14 +54,10 @@ def _kinds(incomplete: str) -> list[str]:
 
 
 def _fields(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    from unpad.recipes.fields import complete_field, complete_value
+    from unpad.recipes.fields import complete_override
 
-    recipe: str | None = context.params.get("recipe")
-    # bash splits words at "=": the incomplete value follows its field, and perhaps the sign, as words of their own.
-    before = [word for word in context.params.get("overrides") or context.params.get("fields") or [] if word != "="]
-    if before and "=" not in before[-1]:
-        return [(value, "") for value in complete_value(recipe, before[-1], incomplete)]
-    return complete_field(recipe, incomplete)
+    words: list[str] = context.params.get("overrides") or context.params.get("fields") or []
+    return complete_override(context.params.get("recipe"), words, incomplete)
 
 
 def _sampling_fields(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:

@@ -12,6 +12,19 @@ from unpad.recipes.recipe import Recipe
 Candidate = tuple[str, str]  # text and its explanation
 
 
+def complete_override(recipe: str | None, words: list[str], incomplete: str) -> list[Candidate]:
+    """Complete one `field=value`, of which bash, which splits words at "=", passes the field and the sign in `words`.
+
+    Args:
+        words: overrides before the incomplete word; zsh and fish do not split them.
+    """
+    if words[-1:] == ["="]:
+        return [(value, "") for value in complete_value(recipe, words[-2], incomplete)]
+    if words and not incomplete and "=" not in words[-1] and words[-2:-1] != ["="]:  # typer drops a final "="
+        return [(value, "") for value in complete_value(recipe, words[-1], "")]
+    return complete_field(recipe, incomplete)
+
+
 def complete_field(recipe: str | None, incomplete: str) -> list[Candidate]:
     """Fields that begin with `incomplete`, such as `optim.lr=`; sections, such as `optim.`, while several match.
 
@@ -21,14 +34,14 @@ def complete_field(recipe: str | None, incomplete: str) -> list[Candidate]:
         recipe: packaged name or YAML file; defaults of all fields if it cannot be loaded.
     """
     fields = _fields(_load(recipe).model_dump(mode="json"))
-    field, equals, _ = incomplete.partition("=")
+    field, equals, value = incomplete.partition("=")
     names = [name for name in fields if name.startswith(incomplete)]
     heads = dict.fromkeys(name.partition(".")[0] + ("." if "." in name else "=") for name in names)
     if "." not in incomplete and len(heads) > 1:
         return [(head, _schema(head.rstrip(".=")).get("description", "")) for head in heads]
     if equals or len(names) == 1:  # after a single candidate, the shell would add a space to `optim.lr=`
         name = field if equals else names[0]
-        return [(f"{name}={value}", "") for value in complete_value(recipe, name, "")]
+        return [(f"{name}={text}", "") for text in complete_value(recipe, name, value if equals else "")]
     return [(f"{name}=", _schema(name).get("description", "")) for name in names]
 
 
