@@ -1,4 +1,4 @@
-"""A small VAE over sets with codes of one topic each: its latent has something to say, and may be kept from it."""
+"""Collapse detection on a small VAE over sets of one topic each, whose decoder may ignore its informative latent."""
 
 from __future__ import annotations
 

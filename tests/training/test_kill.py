@@ -1,4 +1,4 @@
-"""A run killed at any instant and resumed leaves the same bytes as one that nobody disturbed."""
+"""A run killed at any instant and resumed leaves the same bytes as an undisturbed run."""
 
 from __future__ import annotations
 

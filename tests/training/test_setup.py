@@ -1,4 +1,4 @@
-"""What a run is made of before its first step: threads, precision, kernels, plans of its epochs."""
+"""Set-up of a run before its first step: threads, precision, kernels, plans of its epochs."""
 
 from __future__ import annotations
 

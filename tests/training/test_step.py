@@ -1,4 +1,4 @@
-"""One update: any split into micro-batches is the same step, clipping bounds it, and a bad one changes nothing."""
+"""One step: any split into micro-batches is the same step, clipping bounds it, and a bad one changes nothing."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_out_of_memory_names_the_largest_micro_batch() -> None:
 
 
 class ForeignError(RuntimeError):
-    """An error of somebody else's layer."""
+    """An error of a foreign layer."""
 
 
 def test_an_error_of_another_kind_keeps_its_type_its_cause_and_its_traceback() -> None:

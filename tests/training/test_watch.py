@@ -1,4 +1,4 @@
-"""A watch of any kind: the loop reads it when due, logs and saves what it says, and a resumed run goes on with it."""
+"""A watch of any kind: the loop asks it when due, logs and saves its readings, and restores it in a resumed run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Pulse:
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pulse]:
-    """Every stage has a `Pulse`; here are all that were started."""
+    """Give every stage a `Pulse`; the list collects them."""
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     watches: list[Pulse] = []
 

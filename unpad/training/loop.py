@@ -372,10 +372,14 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
         weights = watch.scaled(weights)
     with run.timers("train"):
         result = train_step(
-            setup.model, micros, stage.optimizer,
-            weights=weights, precision=setup.precision, clip=recipe.optim.clip,
+            setup.model,
+            micros,
+            stage.optimizer,
+            weights=weights,
+            precision=setup.precision,
+            clip=recipe.optim.clip,
             scaler=progress.scaler if setup.precision == "fp16" else None,
-        )  # fmt: skip
+        )
     if not result.updated:
         _skip_or_stop(stage, micros, result)
     progress.step += 1

@@ -67,12 +67,18 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         model = build_model(config, data.num_outputs)
         data.initialize(model)
     environment = {
-        "version": version("unpad"), "torch": torch.__version__, "threads": torch.get_num_threads(),
-        "device": str(device), "precision": precision, "precision_reason": reason,
-        "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain", "blas": _blas(),
+        "version": version("unpad"),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "precision": precision,
+        "precision_reason": reason,
+        "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain",
+        "blas": _blas(),
         "kernels": _kernels(device, precision, model.head_dim or 0),
-        "allocator": allocator, "allocator_reason": allocator_reason,
-    }  # fmt: skip
+        "allocator": allocator,
+        "allocator_reason": allocator_reason,
+    }
     resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
     return Setup(recipe, folder, resolved_stages, data, model.to(device), device, precision, environment)
 
