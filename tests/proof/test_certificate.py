@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.conftest import random_batch, tiny_model
 from unpad.batching import batch as batch_module
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
+from unpad.models.decoder import Decoder
 from unpad.nn import attention, block
 from unpad.nn.attention import reference_attention
+from unpad.nn.losses import Terms
 from unpad.nn.native import library
 from unpad.proof.certificate import prove
 from unpad.proof.line import Certificate
@@ -43,6 +45,30 @@ def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
     certificate = prove(tiny_model(torch.float32, dropout=0.1, **fields), random_batch(LENGTHS), precision=precision)
     assert certificate.passed, failed(certificate)
     assert len(certificate.lines) >= 12
+
+
+class Own(nn.Module):
+    """A user's module, with the members that `prove` documents and no base class of ours."""
+
+    def __init__(self, inner: Decoder) -> None:
+        super().__init__()
+        self.inner, self.embed = inner, inner.embed
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        return self.inner(batch)
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        return self.inner.losses(batch)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        return self.inner.count_targets(batch)
+
+
+def test_a_module_without_our_base_class_is_proved() -> None:
+    model = tiny_model(torch.float32)
+    ours, certificate = (prove(one, random_batch(LENGTHS)) for one in (model, Own(model)))
+    assert certificate.passed, failed(certificate)
+    assert [line.name for line in certificate.lines] == [line.name for line in ours.lines]
 
 
 def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-Precision = str  # "fp32", "bf16" or "fp16": what matrix products run in; weights and optimizer stay fp32
+Precision = str  # one of DTYPES: of matrix products; weights and optimizer stay in fp32
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
@@ -29,4 +30,4 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """Context in which matrix products run in `precision`."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
+    return torch.autocast(device.type, dtype=DTYPES[precision])

@@ -1,7 +1,8 @@
-"""Outputs, loss terms and gradients of one way to batch, and their errors against the truth."""
+"""Measurements of one way to batch, and the lines that compare them with the truth."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -9,26 +10,24 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch, Side, from_padded
+from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.contract import Model
-from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.kernel import Kernel, choose_kernels
-from unpad.nn.precision import autocast
+from unpad.nn.native import library
+from unpad.nn.precision import DTYPES, Precision, autocast
+from unpad.proof.line import Line
 from unpad.training.step import accumulate
 
 EXACT = 1e-10
-
-
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
-
-
 NATIVE_ERROR = 1.2  # native kernels may be this much further from fp64 than torch's in the same precision
+MOST_CHANGED = 6  # sequences of a micro-batch that the line on isolation changes
 
-
-SIDES: tuple[Side, Side] = ("left", "right")
+# Outputs of every sequence of a batch; None where a rectangle does not tell them from padding.
+Outputs = Callable[[Model, RaggedBatch], list[Tensor] | None]
 
 
 @dataclass(frozen=True)
@@ -42,62 +41,113 @@ class Variant:
 
 @dataclass(frozen=True)
 class Measurement:
+    """Outputs of all sequences, loss terms that have targets, and gradients; all on the processor.
+
+    Args:
+        weights: of the terms whose gradients these are.
+        compared: False where the outputs could not be read, and are the truth's.
+    """
+
     outputs: list[Tensor]
     terms: dict[str, float]
     counts: dict[str, int]
-    weights: dict[str, float]  # of the terms whose gradients these are
+    weights: dict[str, float]
     gradients: dict[str, Tensor]
+    compared: bool = True
 
 
-def _one_at_a_time(model: Model, alone: list[RaggedBatch], weights: dict[str, float]) -> Measurement:
+def kernels_of(model: Model, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
+    """Names of the attention kernels that compute a variant; a model without attention runs none."""
+    head_dim = model.head_dim
+    if head_dim is None:
+        return ""
+    return kernel_names(*(choose_kernels(dtype, device, batch.attended, head_dim) for batch in variant.micros))
+
+
+def kernel_names(*chosen: Iterable[Kernel]) -> str:
+    """Names of the chosen kernels, each once."""
+    return ", ".join(sorted({kernel.value for kernels in chosen for kernel in kernels}))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under proof, and how it is compared with the truth.
+
+    Args:
+        model: in evaluation mode, on `device`.
+        truth: of every sequence alone, in fp64.
+        outputs: reads the outputs of a batch.
+        kernels: names the attention kernels of a variant.
+        prefix: before the names of lines.
+        truth_name: in the names of lines.
+    """
+
+    model: Model
+    truth: Measurement
+    device: torch.device
+    outputs: Outputs
+    kernels: Callable[[Model, Variant, torch.dtype, torch.device], str] = kernels_of
+    prefix: str = ""
+    truth_name: str = "alone"
+
+
+# --------------------------------------------------------------------------- measurements
+
+
+def one_at_a_time(
+    model: Model, alone: Sequence[RaggedBatch], weights: dict[str, float], outputs: Outputs
+) -> Measurement:
     """Each sequence as a batch of its own; the gradient of their losses, each over its count in all of them."""
     model.zero_grad()
     per_batch = [model.count_targets(batch) for batch in alone]
     counts = {name: sum(one[name] for one in per_batch) for name in per_batch[0]}
-    outputs: list[Tensor] = []
+    found: list[Tensor] = []
     sums: dict[str, float] = {}
     for batch, present in zip(alone, per_batch, strict=True):
         with torch.no_grad():
-            outputs.append(model(batch))
+            found += outputs(model, batch) or []
         if any(present[name] for name in weights):
             terms = model.losses(batch)
             trained = [weight * terms[name][0] / counts[name] for name, weight in weights.items() if counts[name]]
             torch.stack(trained).sum().backward()
             sums = {name: sums.get(name, 0.0) + float(value[0].detach()) for name, value in terms.items()}
-    means = {name: value / max(counts[name], 1) for name, value in sums.items()}
-    return Measurement(outputs, means, {name: counts[name] for name in sums}, weights, gradients(model))
+    counts = {name: counts[name] for name in sums if counts[name]}
+    means = {name: sums[name] / count for name, count in counts.items()}
+    return Measurement([one.cpu() for one in found], means, counts, weights, gradients(model))
 
 
-def _measure(model: Model, truth: Measurement, variant: Variant, device: torch.device, precision: str) -> Measurement:
-    """What training computes for this variant, through the same `accumulate` that training uses."""
+def measure(subject: Subject, variant: Variant, precision: Precision) -> Measurement:
+    """What training computes for a variant, through the same `accumulate` that training uses."""
+    model, truth, device = subject.model, subject.truth, subject.device
     model.zero_grad()
     micros = [batch.to(device) for batch in variant.micros]
     sums, counts = accumulate(model, micros, truth.weights, precision)
-    terms = {name: float(value) / max(counts[name], 1) for name, value in sums.items()}
-    outputs: list[Tensor] = [torch.zeros(0)] * len(truth.outputs)
+    counts = {name: count for name, count in counts.items() if count}
+    terms = {name: float(sums[name]) / count for name, count in counts.items()}
+    outputs, compared = [torch.zeros(0)] * len(truth.outputs), True
     with torch.no_grad(), autocast(precision, device):
         for batch, rows in zip(micros, variant.rows, strict=True):
-            for row, output in zip(rows, _outputs(model, batch), strict=True):
+            found = subject.outputs(model, batch)
+            if found is None:
+                compared = False
+                continue
+            for row, output in zip(rows, found, strict=True):
                 if row >= 0:
-                    outputs[row] = output
-    return Measurement(outputs, terms, counts, truth.weights, gradients(model))
-
-
-def _outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
-    """What the model makes of every sequence: a row per token, or one per patient."""
-    hidden = model(batch)
-    return list(hidden[:, None].unbind()) if batch.part(EventSets) is not None else _per_sequence(hidden, batch)
-
-
-def _per_sequence(hidden: Tensor, batch: RaggedBatch) -> list[Tensor]:
-    if isinstance(batch.layout, PaddedLayout):
-        mask = batch.layout.attention_mask
-        hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
-    return list(hidden.split(batch.layout.lengths().tolist()))
+                    outputs[row] = output.cpu()
+    return Measurement(outputs if compared else truth.outputs, terms, counts, truth.weights, gradients(model), compared)
 
 
 def gradients(model: Model) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    """Copies of all gradients, on the processor."""
+    return {name: p.grad.clone().cpu() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def per_sequence(values: Tensor, batch: RaggedBatch) -> list[Tensor]:
+    """Split (total_tokens, ...) by sequence, without padding."""
+    if isinstance(batch.layout, PaddedLayout):
+        mask = batch.layout.attention_mask
+        values = from_padded(values.unflatten(0, mask.shape), mask)
+    return list(values.split(batch.layout.lengths().tolist()))
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:
@@ -123,6 +173,98 @@ def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
     return outputs, terms if terms == terms else float("inf"), _error(*flat)
 
 
+# --------------------------------------------------------------------------- lines in fp64
+
+
+def equal_line(subject: Subject, variant: Variant) -> Line:
+    """The variant equals the truth, in fp64."""
+    got = measure(subject, variant, "fp32")
+    error = max(errors(got, subject.truth))
+    what = "" if got.compared else ", terms and gradients"
+    kernels = subject.kernels(subject.model, variant, torch.float64, subject.device)
+    name = f"{subject.prefix}{variant.name} = {subject.truth_name}{what}"
+    return Line(name, kernels, error, EXACT, error <= EXACT)
+
+
+def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
+    """The same without native kernels, where the lines before ran with them."""
+    if not library.enabled():
+        return []
+    with library.switched_off():
+        return [equal_line(subject, replace(variant, name=f"{variant.name}, torch alone"))]
+
+
+# --------------------------------------------------------------------------- lines in the run's own precision
+
+
+def in_own_precision(subject: Subject) -> Subject:
+    """The same subject with the weights in fp32, as training has them."""
+    return replace(subject, model=copy.deepcopy(subject.model).float().to(subject.device).eval())
+
+
+def error_lines(
+    subject: Subject, variant: Variant, precision: Precision, terms: Sequence[str] | None = None
+) -> list[Line]:
+    """Outputs, loss terms and gradients are near fp64.
+
+    Args:
+        terms: those to compare; default all.
+    """
+    kernels = subject.kernels(subject.model, variant, DTYPES[precision], subject.device)
+    got, truth = (_of_terms(one, terms) for one in (measure(subject, variant, precision), subject.truth))
+    bounded = zip(("outputs", "loss terms", "gradients"), errors(got, truth), BOUNDS[precision], strict=True)
+    return [
+        Line(f"{subject.prefix}{precision} {name} against fp64", kernels, error, bound, error <= bound)
+        for name, error, bound in bounded
+    ]
+
+
+def _of_terms(measured: Measurement, names: Sequence[str] | None) -> Measurement:
+    if names is None:
+        return measured
+    terms = {name: measured.terms[name] for name in names}
+    return replace(measured, terms=terms, counts={name: measured.counts[name] for name in names})
+
+
+def native_lines(subject: Subject, variant: Variant, precision: Precision, gradients: Line) -> list[Line]:
+    """Gradients of native kernels are about as near to fp64 as those of torch's.
+
+    Args:
+        gradients: the line on them.
+    """
+    if gradients.measured is None or Kernel.NATIVE.value not in gradients.kernel:
+        return []
+    with library.switched_off():
+        by_torch = errors(measure(subject, variant, precision), subject.truth)[2]
+    ratio = gradients.measured / max(by_torch, 1e-30)
+    name = f"{precision} gradient error over that of torch's kernels"
+    return [Line(name, gradients.kernel, ratio, NATIVE_ERROR, ratio <= NATIVE_ERROR)]
+
+
+@torch.no_grad()
+def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> Line:
+    """Change the first token of one sequence after another: every other sequence's output stays bit-equal, and its own
+    does not."""
+    kernels = subject.kernels(subject.model, variant, DTYPES[precision], subject.device)
+    wrong = 0
+    for micro in variant.micros:
+        batch = micro.to(subject.device)
+        with autocast(precision, subject.device):
+            before = subject.outputs(subject.model, batch)
+            for index in range(min(batch.num_seqs, MOST_CHANGED) if before is not None else 0):
+                other, places = change_tokens(batch, lambda a, b: a, only=index)
+                if not places:
+                    continue
+                after = subject.outputs(subject.model, other)
+                same = [torch.equal(a, b) for a, b in zip(before or [], after or [], strict=True)]
+                wrong += sum(not one for i, one in enumerate(same) if i != index) + same[index]
+    name = f"{subject.prefix}{precision} sequences are isolated, bit for bit"
+    return Line(name, kernels, float(wrong), 0.0, wrong == 0)
+
+
+# --------------------------------------------------------------------------- other batches of the same sequences
+
+
 def more_variants(packed: RaggedBatch) -> list[Variant]:
     """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
     whole = list(range(packed.num_seqs))
@@ -138,25 +280,12 @@ def more_variants(packed: RaggedBatch) -> list[Variant]:
     ]
 
 
-def kernels_of(model: Model, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
-    """Names of the attention kernels that compute a variant."""
-    head_dim = model.head_dim
-    if head_dim is None:
-        return ""
-    return kernel_names(*(choose_kernels(dtype, device, batch.attended, head_dim) for batch in variant.micros))
-
-
-def kernel_names(*chosen: Iterable[Kernel]) -> str:
-    """Names of the chosen kernels, each once."""
-    return ", ".join(sorted({kernel.value for kernels in chosen for kernel in kernels}))
-
-
 def change_tokens(
     batch: RaggedBatch, where: Callable[[int, int], int], only: int | None = None
 ) -> tuple[RaggedBatch, list[int]]:
     """Replace one token of every sequence, or of sequence `only`; return the batch and the places.
 
-    Where an image stands it is the next token of text, and none where no text follows.
+    An image there is passed over: the next token of text is replaced, and none if no text follows.
     """
     assert isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()

@@ -1,22 +1,44 @@
-"""The claims that hold for patients alone."""
+"""Claims about models of patients, whose sequences are of sets of events."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.proof.claims import Claims
 from unpad.proof.line import Line
 
 
+def alone(batch: RaggedBatch) -> list[RaggedBatch]:
+    """Every patient alone."""
+    return [batch.select([i]) for i in range(batch.num_seqs)]
+
+
+def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
+    """Hidden state of every patient, (1, width)."""
+    hidden: Tensor = model(batch)
+    return list(hidden[:, None].unbind())
+
+
+def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
+    """The batch with values of events that gradients reach."""
+    assert isinstance(batch.layout, Layout), "certify has flat runs"
+    sets = batch.require(EventSets)
+    values = sets.values.detach().to(next(model.parameters()).dtype).requires_grad_()
+    return batch.with_part(replace(sets, values=values)), [(values, batch.layout.seq_of_token())]
+
+
 @torch.no_grad()
-def _history_line(model: Model, batch: RaggedBatch) -> Line:
+def order_line(model: Model, batch: RaggedBatch) -> Line:
     """Change the last set of every patient: nothing that was predicted from the sets before may change."""
     assert isinstance(model, PredictsSets), "a model of patients"
-    assert batch.input_ids is not None
+    assert batch.input_ids is not None, "events have codes"
     sets = batch.require(EventSets)
     last = sets.history.cu_seqlens[1:].long()[sets.history.lengths() > 0] - 1
     is_last = torch.zeros_like(sets.times, dtype=torch.bool).index_fill(0, last, True)
@@ -27,3 +49,6 @@ def _history_line(model: Model, batch: RaggedBatch) -> Line:
     before, after = (model.next_codes(one)[~is_last] for one in (batch, changed))
     difference = float((before - after).abs().max()) if before.numel() else 0.0
     return Line("a set never changes an earlier output", "", difference, 0.0, difference == 0)
+
+
+CLAIMS = Claims(alone, outputs, leaves, order_line)

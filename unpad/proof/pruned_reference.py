@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +17,12 @@ from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, build_layout
+from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune import VisionTokens, drawn_noise, select
-from unpad.nn.block import BEFORE
+from unpad.models.vision_language.prune_config import PruneConfig
+from unpad.nn.block import BEFORE, Block
 from unpad.nn.losses import Terms
-from unpad.nn.rope import rotate
+from unpad.nn.rope import Rotary, rotate
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Plain:
     terms: Terms
 
 
-def plain_pass(model: Any, sample: RaggedBatch, mode: str) -> Plain:
+def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
     """Compute one sample.
 
     Args:
@@ -76,10 +77,11 @@ def plain_pass(model: Any, sample: RaggedBatch, mode: str) -> Plain:
         if index != BEFORE:
             kept.append(int((row.visual & there).sum()))
             block = decoder.blocks[index]
+            assert isinstance(block, Block)
             attended, weights = _attend(block, x, rotary, there, p)
             x = x + attended
             x = x + block.feed_forward(block.norm_2(x)[1])
-        if mode in ("soft", "hard") and index in model.config.prune.layers and bool(row.visual.any()):
+        if mode in ("soft", "hard") and index in _pruning(model).layers and bool(row.visual.any()):
             if mode == "soft":
                 factor = torch.ones_like(p)
                 factor[row.visual] = torch.sigmoid(
@@ -92,13 +94,18 @@ def plain_pass(model: Any, sample: RaggedBatch, mode: str) -> Plain:
     return Plain(hidden[there], kept, _terms(model, hidden, batch, p[row.visual] if mode == "soft" else None))
 
 
-def batch_dtype(model: Any) -> torch.dtype:
+def _pruning(model: VisionLanguage) -> PruneConfig:
+    assert model.config.prune is not None, "a model that prunes"
+    return model.config.prune
+
+
+def batch_dtype(model: VisionLanguage) -> torch.dtype:
     """The dtype of a model's weights."""
     found: torch.dtype = next(model.parameters()).dtype
     return found
 
 
-def _attend(block: Any, x: Tensor, rotary: Any, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """A block's attention with keys and values of probability p, and its weights (heads, total, total)."""
     attention, total = block.attention, len(x)
     qkv = attention.to_qkv(block.norm_1(x)[1]).unflatten(-1, (-1, attention.head_dim))
@@ -120,11 +127,11 @@ def _needed(batch: RaggedBatch) -> Tensor:
     return batch.loss_mask | (torch.arange(batch.total_tokens) == batch.total_tokens - 1)
 
 
-def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
+def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
     """Logits of the visual tokens, by the head after a block, with the noise that evaluation draws."""
     layouts = [build_layout(np.array([int(mask.sum())])) for mask in (visual, row.question)]
     received = None
-    if model.config.prune.attention_weight != "none":
+    if _pruning(model).attention_weight != "none":
         seen = weights[:, row.question][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1)
     head = model.pruners[str(index)]
@@ -134,9 +141,11 @@ def _judged(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, 
 
 
 @torch.no_grad()
-def _removed(model: Any, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow) -> Tensor:
+def _removed(
+    model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visual: Tensor, row: ReferenceRow
+) -> Tensor:
     """The tokens that a block's head or ranking takes out of those that are left, (total_tokens,) bool."""
-    config, num = model.config.prune, int(visual.sum())
+    config, num = _pruning(model), int(visual.sum())
     needed = _needed(row.batch)[visual]
     if config.learns:
         scores = _judged(model, index, x, weights, visual, row)
@@ -175,7 +184,7 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
     return select(method, tokens)
 
 
-def _terms(model: Any, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) -> Terms:
+def _terms(model: VisionLanguage, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) -> Terms:
     """The model's loss terms, from hidden states of all tokens and the probabilities that visual tokens stay."""
     logits = hidden[batch.target_index] @ model.decoder._head.T
     labels, num = batch.labels[batch.target_index], batch.num_targets
@@ -185,7 +194,7 @@ def _terms(model: Any, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) 
     )
     terms: Terms = {"cross_entropy": (loss, num), "nll": (nll.detach(), num)}
     if keep is not None and len(keep):
-        config, mean = model.config.prune, keep.mean()
+        config, mean = _pruning(model), keep.mean()
         target, unit = config.wanted
         gap = mean - (target if unit == "ratio" else min(target / len(keep), 1))
         gap = gap.clamp_min(0) if config.one_sided else gap
@@ -197,7 +206,7 @@ def _terms(model: Any, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) 
 # --------------------------------------------------------------------------- the row, token by token
 
 
-def _row(model: Any, sample: RaggedBatch, merges: bool) -> ReferenceRow:
+def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceRow:
     assert isinstance(sample.layout, Layout), "one sequence, not a rectangle"
     text, owner = model._text(sample), torch.full((sample.total_tokens,), -1)  # the image of every placeholder
     images: list[tuple[Tensor, Tensor, Tensor]] = []  # embeddings, patches that they stand for, places of all patches
@@ -228,17 +237,23 @@ def _asks(loss_mask: Tensor) -> Tensor:
     return before == 0
 
 
-def _merged(model: Any, features: Tensor, received: Tensor | None, question: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(
+    model: VisionLanguage, features: Tensor, received: Tensor | None, question: Tensor
+) -> tuple[Tensor, Tensor]:
     """Features of one image's merged tokens, and the patch whose place each takes."""
     merge, num = model.config.merge, len(features)
+    assert merge is not None, "a model that merges"
     if merge.variant == "class_token":
         assert received is not None
+        assert merge.ratio is not None, "checked by the config"
         order = received.argsort(descending=True, stable=True)
         best = order[: max(1, math.floor(merge.ratio * num + 1e-9))].sort()[0]
         return features[best], best
     layouts = [build_layout(np.array([len(x)])) for x in (features, question)]
+    assert model.merger is not None
     merged = model.merger(features, layouts[0], question, layouts[1])
     if merge.variant == "slots":
+        assert merge.slots is not None, "checked by the config"
         return merged.features, torch.tensor([slot * num // merge.slots for slot in range(merge.slots)])
     return merged.features, merged.places
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro, plan
 from unpad.errors import PlanError
 from unpad.nn.kernel import choose_kernels
+from unpad.nn.precision import DTYPES
 from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate
 from unpad.proof.measure import Variant
@@ -126,7 +126,7 @@ def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[
 
 def _kernels_of_run(setup: Setup) -> set[str]:
     """Attention kernels that training will meet: the choice depends on length alone."""
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[setup.precision]
+    dtype = DTYPES[setup.precision]
     head_dim = setup.model.head_dim
     if head_dim is None:
         return set()

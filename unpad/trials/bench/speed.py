@@ -7,11 +7,10 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from unpad.nn.block import BlockConfig
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
+from unpad.nn.precision import DTYPES
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import (
     CEILING_SIZE,
@@ -29,7 +28,6 @@ FAR = 1 << 20  # epochs that no bench reaches
 WARM_UPDATES = 2  # of every side, before the first round
 WITHOUT_NATIVE = ", torch"  # ends the name of the side that measures a row without native kernels
 MIB = 2**20
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # of matrix products
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+"""Claims of the certificate that depend on what a model reads.
+
+Each kind of input has a file of this folder, which `Model.claims` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.models.contract import Model
+from unpad.nn.precision import Precision
+from unpad.proof.line import Line
+from unpad.proof.measure import Outputs, Variant
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model under proof and its sequences.
+
+    Args:
+        model: as it was given, in mode origin.
+        alone: every sequence as a batch of its own, straight from the data.
+        base: all of them in one run.
+        packed: the same as the data batches them.
+        weights: of the loss terms.
+    """
+
+    model: Model
+    alone: list[RaggedBatch]
+    base: RaggedBatch
+    packed: Variant
+    weights: dict[str, float]
+    precision: Precision
+    device: torch.device
+
+
+def no_lines(case: Case) -> list[Line]:
+    """The further lines of models that need none."""
+    return []
+
+
+@dataclass(frozen=True)
+class Claims:
+    """How the certificate treats models of one kind of input.
+
+    Args:
+        alone: the sequences of a flat run, each as a batch of its own.
+        outputs: what the model makes of every sequence of a batch.
+        leaves: the batch with inputs that gradients reach, and each such input with the sequence of each of its rows.
+        order_line: nothing that comes later changes an earlier output; for causal models.
+        more_lines: further lines, at the end of the certificate.
+    """
+
+    alone: Callable[[RaggedBatch], list[RaggedBatch]]
+    outputs: Outputs
+    leaves: Callable[[Model, RaggedBatch], tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]]
+    order_line: Callable[[Model, RaggedBatch], Line]
+    more_lines: Callable[[Case], list[Line]] = no_lines
+
+
+def claims_of(model: Model) -> Claims:
+    """The claims that hold for a model."""
+    claims: Claims = import_module(f"unpad.proof.{model.claims}").CLAIMS
+    return claims

@@ -1,0 +1,69 @@
+"""Claims about models of tokens: of text, of patches, and of text with images in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.layout import Layout
+from unpad.models.contract import Model, ReadsTokens
+from unpad.proof.claims import Claims
+from unpad.proof.line import Line
+from unpad.proof.measure import change_tokens, per_sequence
+
+
+def alone(batch: RaggedBatch) -> list[RaggedBatch]:
+    """Every sequence alone. Of text only the ids are believed: labels are the tokens that follow."""
+    assert isinstance(batch.layout, Layout), "checked by prove"
+    if batch.input_ids is None or batch.media is not None:
+        return [batch.select([i]) for i in range(batch.num_seqs)]
+    bounds = batch.layout.cu_seqlens.tolist()
+    ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
+    return [from_sequences([[*ids[a:b], labels[b - 1]]], [[False, *counts[a:b]]]) for a, b in pairwise(bounds)]
+
+
+def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
+    """Hidden states of every sequence, a row per token."""
+    return per_sequence(model(batch), batch)
+
+
+def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
+    """The batch with embedded tokens and patches that gradients reach."""
+    assert isinstance(batch.layout, Layout), "certify has flat runs"
+    tokens = _embedded(model, batch).requires_grad_()
+    found = [(tokens, batch.layout.seq_of_token())]
+    if batch.media is None:
+        return replace(batch, inputs_embeds=tokens), found
+    assert isinstance(batch.media.layout, Layout)
+    assert batch.media_seqs is not None
+    patches = _embedded(model, batch.media).requires_grad_()
+    found.append((patches, batch.media_seqs[batch.media.layout.seq_of_token()]))
+    return replace(batch, inputs_embeds=tokens, media=replace(batch.media, inputs_embeds=patches)), found
+
+
+def _embedded(model: Model, batch: RaggedBatch) -> Tensor:
+    """What a model computes with in place of tokens, in the dtype of its weights, (total_tokens, dim)."""
+    if batch.inputs_embeds is not None:
+        return batch.inputs_embeds.detach().to(next(model.parameters()).dtype)
+    assert isinstance(model, ReadsTokens), "a batch of tokens is for a model that reads them"
+    assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
+    with torch.no_grad():
+        return model.embed_tokens(batch.input_ids).detach()
+
+
+@torch.no_grad()
+def order_line(model: Model, batch: RaggedBatch) -> Line:
+    """Change the last token of every sequence: nothing before it may change."""
+    changed, ends = change_tokens(batch, lambda a, b: b - 1)
+    before, after = model(batch), model(changed)
+    keep = torch.ones(batch.total_tokens, dtype=torch.bool)
+    keep[ends] = False
+    difference = float((before - after)[keep].abs().max()) if keep.any() else 0.0
+    return Line("a token never changes an earlier output", "", difference, 0.0, difference == 0)
+
+
+CLAIMS = Claims(alone, outputs, leaves, order_line)
