@@ -33,7 +33,8 @@ class Pieces:
     @property
     def lengths(self) -> np.ndarray:
         """Positions per piece, (num_pieces,) int64; 0 for a target without any, as the label of an empty history."""
-        return self.stops.astype(np.int64) - self.starts
+        lengths: np.ndarray = self.stops.astype(np.int64) - self.starts
+        return lengths
 
     def __len__(self) -> int:
         return len(self.seq_ids)

@@ -91,7 +91,8 @@ class Plan:
     def micro_cells(self) -> np.ndarray:
         """Tokens computed per micro-batch, real and padded, (num_micros,) int64."""
         padded = self.pad_to * np.diff(self.micro_offsets)
-        return np.maximum(np.maximum(padded, self.fill_to), self.micro_tokens)
+        cells: np.ndarray = np.maximum(np.maximum(padded, self.fill_to), self.micro_tokens)
+        return cells
 
     @property
     def real_tokens(self) -> int:

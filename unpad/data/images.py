@@ -106,7 +106,8 @@ class ImageData(Data):
         return {CLASSES: json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()}
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        return self.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
+        patches: np.ndarray = self.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
+        return patches
 
     def drawn_grids(self, ids: np.ndarray, epoch_seed: tuple[int, int]) -> np.ndarray:
         """Rows and columns of images at the sizes that an epoch draws, (num_ids, 2) int64.
@@ -115,7 +116,8 @@ class ImageData(Data):
         as large ones; what is held out keeps its size.
         """
         if not self.settings.draws_sizes:
-            return self.grids[ids]
+            own: np.ndarray = self.grids[ids]
+            return own
         # Other numbers than those that change the pixels of an image: images are numbered below this.
         drawn = np.random.default_rng([*epoch_seed, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
         factors = np.where(self.table.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()

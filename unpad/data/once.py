@@ -15,7 +15,8 @@ from unpad.recipes.training import PlanSettings
 
 def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """One target for every whole sequence, with a label or without, (n,) int64."""
-    return (np.asarray(starts) == 0).astype(np.int64)
+    targets: np.ndarray = (np.asarray(starts) == 0).astype(np.int64)
+    return targets
 
 
 def every_micro(

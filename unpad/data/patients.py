@@ -188,7 +188,8 @@ class EventData(Data):
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """The whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
     lengths = stops - starts
-    return np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    return ranges
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -265,7 +266,7 @@ def _table(recipe: Recipe, tables: PatientTables, sets: Sets) -> SequenceTable:
 
 def _ids(tables: PatientTables) -> np.ndarray:
     """Ids of the patients as the tables have them, (num_patients,) int64 or str."""
-    ids = tables.rows.patients.take(pa.array(tables.cohort.person)).to_numpy(zero_copy_only=False)
+    ids: np.ndarray = tables.rows.patients.take(pa.array(tables.cohort.person)).to_numpy(zero_copy_only=False)
     # Ids of the table of labels may be other than whole numbers.
     is_whole = all(part.whole_ids for part in tables.rows.parts) and are_whole(pa.array(ids, pa.string()))
     return ids.astype(np.int64) if is_whole else ids

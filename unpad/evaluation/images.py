@@ -42,17 +42,20 @@ class ImagePredictions:
     @property
     def nll(self) -> np.ndarray:
         """(num_images,) nats."""
-        return -self.log_p[np.arange(len(self.labels)), self.labels]
+        nll: np.ndarray = -self.log_p[np.arange(len(self.labels)), self.labels]
+        return nll
 
     @property
     def chosen(self) -> np.ndarray:
         """(num_images,) int64."""
-        return self.log_p.argmax(1)
+        chosen: np.ndarray = self.log_p.argmax(1)
+        return chosen
 
     @property
     def right(self) -> np.ndarray:
         """(num_images,) float64, 1 where the likeliest class is the image's."""
-        return (self.chosen == self.labels).astype(np.float64)
+        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
+        return right
 
 
 @torch.no_grad()
@@ -140,7 +143,8 @@ def _calibration_error(found: ImagePredictions, seed: int) -> Metric:
 
 def _bins(found: ImagePredictions) -> np.ndarray:
     """The bin of confidence that each image falls into, (num_images,) int."""
-    return np.minimum((np.exp(found.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins: np.ndarray = np.minimum((np.exp(found.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    return bins
 
 
 def describe(found: ImagePredictions, classes: tuple[str, ...]) -> dict[str, Any]:

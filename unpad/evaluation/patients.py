@@ -188,7 +188,9 @@ def _thin(points: np.ndarray) -> list[list[float]]:
     steps = np.abs(np.diff(points, axis=0)).sum(1)
     along = np.concatenate([[0.0], np.cumsum(steps)])
     wanted = np.linspace(0, along[-1], NUM_POINTS)
-    return points[np.unique(np.searchsorted(along, wanted).clip(0, len(points) - 1))].round(6).tolist()
+    chosen = np.unique(np.searchsorted(along, wanted).clip(0, len(points) - 1))
+    thinned: list[list[float]] = points[chosen].round(6).tolist()
+    return thinned
 
 
 def _surest_wrong(found: PatientPredictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:

@@ -55,4 +55,5 @@ def accuracy(replies: list[Reply], seed: int = 0) -> Metric:
 def _question(tokens: TokenSet, index: int) -> list[int]:
     """The tokens before the first one that carries loss: the conversation up to its first reply."""
     ids, loss = tokens.tokens(index), tokens.loss_mask(index)
-    return ids[: int(np.argmax(loss))].tolist()
+    question: list[int] = ids[: int(np.argmax(loss))].tolist()
+    return question

@@ -41,18 +41,21 @@ class PatientPredictions:
     @property
     def p(self) -> np.ndarray:
         """Probability of the outcome, (num_patients,)."""
-        return np.exp(self.log_p[:, 1])
+        p: np.ndarray = np.exp(self.log_p[:, 1])
+        return p
 
     @property
     def known(self) -> np.ndarray:
         """Whether the outcome is known, (num_patients,) bool."""
-        return self.labels != UNKNOWN
+        known: np.ndarray = self.labels != UNKNOWN
+        return known
 
     @property
     def nll(self) -> np.ndarray:
         """Of the patients of known outcome, (num_known,) nats."""
         log_p, labels = self.log_p[self.known], self.labels[self.known]
-        return -log_p[np.arange(len(labels)), labels]
+        nll: np.ndarray = -log_p[np.arange(len(labels)), labels]
+        return nll
 
 
 @torch.no_grad()

@@ -71,12 +71,14 @@ class Cnn(Classifies):
         x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (self.config.channels, side, side))
         for convolution in self.convolutions:
             x = F.max_pool2d(F.relu(convolution(x)), 2)  # (total_tokens, channels, side / 2, side / 2), and so on
-        return x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+        features: Tensor = x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+        return features
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
         logits = self.head(self._features(batch))
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return scores
 
     def losses(self, batch: RaggedBatch) -> Terms:
         """Terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""

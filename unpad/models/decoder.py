@@ -134,10 +134,12 @@ class Decoder(Generates):
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
         `forward`."""
         assert isinstance(batch.layout, Layout), "prompts come as a flat run"
-        return self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
+        hidden: Tensor = self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
+        return hidden
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        return self.embed(ids)
+        embedded: Tensor = self.embed(ids)
+        return embedded
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
@@ -208,7 +210,8 @@ class Decoder(Generates):
             # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the tokens.
             table = sinusoidal_table(limit, self.config.width).to(positions.device)[positions].to(x.dtype)
             x = x + 0.02 * table if batch.input_ids is not None else x + table
-        return self.dropout(x)
+        dropped: Tensor = self.dropout(x)
+        return dropped
 
     def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:
         config = self.config

@@ -102,7 +102,8 @@ class Vit(Classifies):
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
         logits = self.head(self._pooled(batch))
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        scores: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return scores
 
     def losses(self, batch: RaggedBatch) -> Terms:
         """Terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
@@ -142,10 +143,12 @@ class Vit(Classifies):
 
     def _embed(self, pixels: Tensor, batch: RaggedBatch) -> Tensor:
         """Vectors of patches, (total_tokens, width), in the computing dtype."""
+        touching: tuple[Tensor, ...] = ()
         if isinstance(self.patch_embed, ConvolutionalStem):
             assert batch.grid is not None, "convolutions ask which patches touch"
-            return self.patch_embed(pixels, neighbours(batch.position_ids, batch.grid, batch.layout))
-        return self.patch_embed(pixels)
+            touching = (neighbours(batch.position_ids, batch.grid, batch.layout),)
+        embedded: Tensor = self.patch_embed(pixels, *touching)
+        return embedded
 
     def _pooled(self, batch: RaggedBatch) -> Tensor:
         """One vector per image, (num_seqs, width), in the computing dtype."""

@@ -164,7 +164,8 @@ def _group_attention(
 
     def rectangle(x: Tensor) -> Tensor:
         cells = x[group.start : group.stop] if group.cells is None else x.index_select(0, group.cells)
-        return cells.unflatten(0, (group.num_seqs, group.longest))
+        padded: Tensor = cells.unflatten(0, (group.num_seqs, group.longest))
+        return padded
 
     q, k, v = (rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.

@@ -192,7 +192,8 @@ class Attention(nn.Module):
         else:
             y = cache.attend(index, qkv, stream.layout, self.heads, stream.rotary, stream.key_bias)
         y = y.flatten(1) if keep_index is None else y.flatten(1).index_select(0, keep_index)
-        return self.to_out(y)
+        out: Tensor = self.to_out(y)
+        return out
 
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Queries and keys of `forward`, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), with
@@ -211,7 +212,8 @@ class FeedForward(nn.Module):
         self.down = Linear(config.hidden, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(activate(self.activation, self.up(x)))
+        y: Tensor = self.down(activate(self.activation, self.up(x)))
+        return y
 
 
 class Block(nn.Module):

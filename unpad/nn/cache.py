@@ -218,7 +218,8 @@ class KeyValueCache:
     def _spread(self, x: Tensor) -> Tensor:
         """(total_tokens, kv_heads, dim) of the prompts -> a new buffer, (num_rows, kv_heads, capacity, dim)."""
         assert self._cells is not None, "after the prompts a layer's buffers are there"
-        return x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape).transpose(1, 2).contiguous()
+        rectangle: Tensor = x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape)
+        return rectangle.transpose(1, 2).contiguous()
 
 
 def _cells(layout: Layout, capacity: int) -> Tensor:

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from unpad.nn.autograd import apply
 from unpad.nn.native import library
 from unpad.nn.native.small_linear import MAX_ROWS, small_linear
 
@@ -91,7 +92,7 @@ class Linear(nn.Linear):
         if not torch.is_grad_enabled():
             bias = None if self.bias is None else computing_copy(self.bias, dtype)
             return product(x.to(dtype), computing_copy(self.weight, dtype), bias)
-        y: Tensor = _LowPrecision.apply(x.to(dtype), self.weight, self.bias)
+        y: Tensor = apply(_LowPrecision, x.to(dtype), self.weight, self.bias)
         return y
 
 

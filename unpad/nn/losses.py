@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy
 from unpad.nn.native import library
 from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
@@ -48,7 +49,8 @@ def cross_entropy(
         The smoothed sum, which has a gradient, and the plain sum of negative log-likelihoods, which has none.
         Both are scalars in nats, in fp32 or wider.
     """
-    return _CrossEntropy.apply(hidden, weight, labels, label_smoothing)
+    both: tuple[Tensor, Tensor] = apply(_CrossEntropy, hidden, weight, labels, label_smoothing)
+    return both
 
 
 def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from unpad.batching.layout import PaddedLayout
 from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
-from unpad.models.vision_language.image_merge import flattened
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.kernel import choose_kernels
 from unpad.proof import tokens
@@ -127,7 +126,7 @@ def _kernels_of(model: Model, variant: Variant, dtype: torch.dtype, device: torc
     prune, blocks = model.config.prune, model.config.language.blocks
     chosen = []
     for batch in variant.micros:
-        layout = batch.attended if model.config.merge is None else flattened(batch).layout
+        layout = batch.attended if model.config.merge is None else batch.flat().layout
         softened = model.mode == "soft" and batch.media is not None and batch.media.total_tokens > 0
         first = prune.layers[0] if softened and prune is not None else blocks
         for key_bias in {index > first for index in range(blocks)}:

@@ -110,7 +110,8 @@ class Recipe(DataSections):
         )
 
     def to_yaml(self) -> str:
-        return yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), allow_unicode=True, sort_keys=False)
+        return text
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Monitor:
         """
 
         def keep(row: dict[str, Any]) -> bool:
-            return row["step"] <= step
+            return int(row["step"]) <= step
 
         self._metrics.truncate(keep)
         self._timing.truncate(keep)

@@ -197,7 +197,7 @@ class Schedule:
             return peak
         if settings.schedule == "exponential":
             epochs = epoch if by_epoch else self.epochs.epochs_before(step)
-            return peak * settings.decay ** (epochs / settings.decay_epochs)
+            return float(peak * settings.decay ** (epochs / settings.decay_epochs))
         warmup = math.ceil(settings.warmup * total)
         if settings.schedule != "restarts" and now < warmup:
             return peak * (now + 1) / warmup

@@ -51,8 +51,9 @@ class Progress:
 
     def to_values(self) -> dict[str, Any]:
         """JSON values for a checkpoint; the state of a watch is under its own name."""
-        values = asdict(self)
-        return values | values.pop("watches")
+        values: dict[str, Any] = asdict(self)
+        watches: dict[str, Any] = values.pop("watches")
+        return values | watches
 
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0

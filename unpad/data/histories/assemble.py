@@ -82,7 +82,7 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
 
 def _equals_last(values: np.ndarray) -> np.ndarray:
     """Compare each entry but the first with the one before; nan equals nan. (num - 1,) bool"""
-    equal = values[1:] == values[:-1]
+    equal: np.ndarray = values[1:] == values[:-1]
     return equal | (np.isnan(values[1:]) & np.isnan(values[:-1])) if values.dtype.kind == "f" else equal
 
 
@@ -202,7 +202,8 @@ class Sets:
     def has_no_time(self) -> np.ndarray:
         """Patients without any event that has a time, (num_patients,) bool."""
         timed = np.append(0, np.cumsum(~self.timeless))
-        return np.diff(timed[self.sets_of]) == 0
+        without: np.ndarray = np.diff(timed[self.sets_of]) == 0
+        return without
 
 
 def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: Clock, numbered: bool) -> Sets:
@@ -253,7 +254,8 @@ def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
     else:
         reach = sets.set_starts[1:] - begin
         nearest = sets.set_starts[:-1] == begin
-    return sets.timeless | nearest | (reach + facts[patient] <= most)
+    kept: np.ndarray = sets.timeless | nearest | (reach + facts[patient] <= most)
+    return kept
 
 
 def keep_sets(events: Events, sets: Sets, kept: np.ndarray) -> Events:

@@ -232,7 +232,8 @@ class EventRows:
     origin: np.ndarray
 
     def where(self, event: int) -> str:
-        return self.parts[self.source[event]].table.where(int(self.origin[event]))
+        place: str = self.parts[self.source[event]].table.where(int(self.origin[event]))
+        return place
 
     def alias(self, person: int) -> str:
         return alias(self.patients[person].as_py())

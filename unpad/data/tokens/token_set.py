@@ -100,7 +100,8 @@ class TokenSet:
         """Count the positions of [start, stop) whose label carries loss, (n,) int64."""
         seq_ids, starts, stops = (np.asarray(values, np.int64) for values in (seq_ids, starts, stops))
         begin = self._document_ends[self.first_document[seq_ids]]
-        return self._targets_before(begin + stops + 1) - self._targets_before(begin + starts + 1)
+        counts: np.ndarray = self._targets_before(begin + stops + 1) - self._targets_before(begin + starts + 1)
+        return counts
 
     def tokens(self, i: int) -> np.ndarray:
         """All tokens of a sequence, (length,) int64."""
@@ -183,7 +184,8 @@ class TokenSet:
     @cached_property
     def _document_start(self) -> np.ndarray:
         """Where each document starts within the tokens of its part, (num_documents,) int64."""
-        return rows_of([part.shard.offsets[:-1] for part in self.parts], np.int64)[self.documents]
+        starts: np.ndarray = rows_of([part.shard.offsets[:-1] for part in self.parts], np.int64)[self.documents]
+        return starts
 
     @cached_property
     def _document_ends(self) -> np.ndarray:

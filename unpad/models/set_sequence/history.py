@@ -170,7 +170,8 @@ class HistoryEncoder(nn.Module):
     def _embed(self, latents: Tensor, course: SetLayout) -> Tensor:
         """First residual stream, (num_sets + num_seqs, width), fp32 or wider."""
         start = self.readout.expand(len(course.position_ids), -1)
-        return start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
+        stream: Tensor = start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
+        return stream
 
     def _rotary(self, course: SetLayout) -> Rotary | None:
         if not self.rotary:

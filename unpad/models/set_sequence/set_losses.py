@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unpad.batching.layout import Layout, LengthGroup
+from unpad.nn.autograd import apply
 from unpad.nn.segments import segment_mean, widened
 
 SHORTEST = 1e-3  # length below which the direction of a vector gradually fades; bounds the gradient of directions
@@ -202,7 +203,7 @@ def sinkhorn(made: Tensor, target: Tensor, layout: Layout, *, epsilon: float = 0
     Returns:
         (num_sets,) in fp32 or wider; 0 for a set without members.
     """
-    value: Tensor = _Transport.apply(widened(made), widened(target.detach()), layout, epsilon, iterations)
+    value: Tensor = apply(_Transport, widened(made), widened(target.detach()), layout, epsilon, iterations)
     return value
 
 

@@ -207,7 +207,8 @@ class QuestionMerger(nn.Module):
         """Vision tokens that have seen the question of their sample, (num_vision, inner)."""
         vision, question = self.vision_in(vision_features), self.question_in(question)
         delta, _ = self.attention(vision, question, pair_sequences(vision_layout, question_layout))
-        return self.norm(widened(vision), delta)[1]
+        attended: Tensor = self.norm(widened(vision), delta)[1]
+        return attended
 
     def forward(
         self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout

@@ -107,7 +107,8 @@ class Projector(nn.Module):
         init_weights(self, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.second(activate(self.activation, self.first(x)))
+        embeddings: Tensor = self.second(activate(self.activation, self.first(x)))
+        return embeddings
 
 
 class VisionLanguage(Generates, PrunesTokens):
@@ -269,7 +270,8 @@ class VisionLanguage(Generates, PrunesTokens):
         return self.decoder.embed
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        return self.embed(ids)
+        embedded: Tensor = self.embed(ids)
+        return embedded
 
     # ----------------------------------------------------------------------- training
 
@@ -377,7 +379,8 @@ class VisionLanguage(Generates, PrunesTokens):
         assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
         # A placeholder's id may lie outside the vocabulary; its embedding is not read.
         ids = batch.input_ids if batch.media_index is None else batch.input_ids.index_fill(0, batch.media_index, 0)
-        return self.embed(ids)
+        embedded: Tensor = self.embed(ids)
+        return embedded
 
     def _pruning(self, reading: VisionReading) -> PrunePass | None:
         """What removes tokens in one pass over this batch, None where nothing does; begins `given` and what

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unpad.nn.autograd import apply
 from unpad.nn.native.library import DTYPES, library
 
 KINDS = {"relu": 0, "gelu": 1, "geglu": 2, "swiglu": 3}  # as in kernels.h
@@ -27,9 +28,9 @@ def activation(kind: str, x: Tensor) -> Tensor:
     Returns:
         (total_tokens, hidden) of the dtype of x.
     """
-    if torch.is_grad_enabled():
-        return _Activation.apply(kind, x)
-    return torch.ops.unpad.activation.default(kind, x)
+    grad = torch.is_grad_enabled()
+    y: Tensor = apply(_Activation, kind, x) if grad else torch.ops.unpad.activation.default(kind, x)
+    return y
 
 
 class _Activation(torch.autograd.Function):
@@ -37,7 +38,8 @@ class _Activation(torch.autograd.Function):
     def forward(ctx: Any, kind: str, x: Tensor) -> Tensor:
         ctx.kind = kind
         ctx.save_for_backward(x)
-        return torch.ops.unpad.activation.default(kind, x)
+        y: Tensor = torch.ops.unpad.activation.default(kind, x)
+        return y
 
     @staticmethod
     @once_differentiable

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unpad.nn.autograd import apply
 from unpad.nn.native.library import DTYPES, library, pointer
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of `rotary_table`, each (total_tokens, 1, head_dim / 2)
@@ -53,13 +54,14 @@ def native_attention(
     """
     cos, sin = rotary if rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[-1])
-    out: Tensor = _Attention.apply(qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed)
+    out: Tensor = apply(_Attention, qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed)
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, key_bias: Tensor | None, cu_seqlens: Tensor, *settings: Any) -> Tensor:
+        out: Tensor
         out, log_z = _forward(qkv, key_bias, cu_seqlens, *settings)
         cos, sin = settings[4:6]
         ctx.settings = settings[:4] + settings[6:]

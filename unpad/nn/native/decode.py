@@ -33,7 +33,8 @@ def decode_attention(
         (num_rows, heads, head_dim).
     """
     cos, sin = rotary if rotary is not None else (None, None)
-    return _decode_attention(qkv, keys, values, lengths, heads, cos, sin)
+    out: Tensor = _decode_attention(qkv, keys, values, lengths, heads, cos, sin)
+    return out
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")

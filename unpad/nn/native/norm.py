@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unpad.nn.autograd import apply
 from unpad.nn.native.library import DTYPES, library, pointer
 
 
@@ -57,7 +58,8 @@ def add_norm(
     """
     settings = (eps, centred, dropout, seed)
     if torch.is_grad_enabled():
-        return _AddNorm.apply(residual, delta, weight, bias, settings, dtype)
+        both: tuple[Tensor, Tensor] = apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
+        return both
     total, y, _ = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
     return residual if delta is None else total, y
 

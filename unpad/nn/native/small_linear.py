@@ -25,7 +25,8 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     Returns:
         (num_rows, out) of x's type; sums are kept in fp32 or wider.
     """
-    return _small_linear(x, weight, bias)
+    y: Tensor = _small_linear(x, weight, bias)
+    return y
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")

@@ -60,7 +60,7 @@ class Kept:
     @property
     def scale(self) -> int:
         """Picture pixels per pixel of the image; a large image is shown as it is."""
-        return max(1, PANEL // max(self.pixels.shape[:2]))
+        return max(1, PANEL // int(max(self.pixels.shape[:2])))
 
     @property
     def size(self) -> tuple[int, int]:
