@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
@@ -24,13 +24,14 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.errors import CheckpointError, NonFiniteError
-from unpad.run import checkpoint
 from unpad.storage import check_space
 
 __all__ = ["State", "load", "load_newest", "save", "save_named"]
 
 MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
 STATE_FORMAT = 1
+PREFIX = "model."  # of the names of a model's tensors among those of a checkpoint
+WEIGHTS = [PREFIX + "*"]  # pattern of those names
 _STEP_FOLDER = re.compile(r"(\.old-)?(step-(\d{8,18}))")
 
 
@@ -40,13 +41,23 @@ class State:
 
     Args:
         step: optimizer updates done.
-        tensors: flat names: "model.<parameter>", and any other ("optim.<parameter>.exp_avg") beside them.
+        tensors: flat names: `model_tensors`, and any other ("optim.<parameter>.exp_avg") beside them.
         values: JSON values: stage, epoch, position in the plan, counters, fingerprints. Numbers are finite, keys text.
     """
 
     step: int
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any]
+
+
+def model_tensors(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's weights by their names in a checkpoint."""
+    return {PREFIX + name: tensor for name, tensor in weights.items()}
+
+
+def model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's tensors of the model by their names in the model."""
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items() if name.startswith(PREFIX)}
 
 
 # --------------------------------------------------------------------------- save
@@ -112,16 +123,16 @@ def _to_files(state: State) -> dict[str, bytes]:
         if memory in seen:  # tied weights: the format refuses two names for one memory
             tensor = tensor.clone()
         seen.add(memory)
-        if not name.startswith("model."):
+        if not name.startswith(PREFIX):
             parts[OPTIM][name] = tensor
             continue
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise NonFiniteError(
-                f"the parameter {name.removeprefix('model.')} holds NaN or infinite values; it is not saved",
+                f"the parameter {name.removeprefix(PREFIX)} holds NaN or infinite values; it is not saved",
                 where=f"step {state.step}",
                 fix="start again from the checkpoint before with train.init_from=RUN and a lower optim.lr",
             )
-        parts[MODEL][name.removeprefix("model.")] = tensor
+        parts[MODEL][name.removeprefix(PREFIX)] = tensor
     record = {"format": STATE_FORMAT, "step": state.step, "values": state.values}
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=1)
@@ -191,7 +202,7 @@ def load(path: Path, names: Iterable[str] | None = None) -> State:
 
 
 def _read(path: Path, patterns: list[str] | None) -> State:
-    only_model = patterns is not None and all(pattern.startswith("model.") for pattern in patterns)
+    only_model = patterns is not None and all(pattern.startswith(PREFIX) for pattern in patterns)
     files = storage.read_folder(path, [MODEL, STATE] if only_model else [MODEL, OPTIM, STATE])
     record = storage.parse_json(files[STATE], path / STATE)
     if not isinstance(record, dict) or type(record.get("format")) is not int:
@@ -205,7 +216,7 @@ def _read(path: Path, patterns: list[str] | None) -> State:
     step, values = record.get("step"), record.get("values")
     if type(step) is not int or not 0 <= step < 1 << 60 or not isinstance(values, dict):
         raise CheckpointError(f"{STATE} holds no step and values", where=str(path), fix="use another copy")
-    tensors = {f"model.{name}": tensor for name, tensor in _tensors(path, MODEL, files).items()}
+    tensors = model_tensors(_tensors(path, MODEL, files))
     if not only_model:
         tensors |= _tensors(path, OPTIM, files)
     if patterns is not None:
@@ -238,20 +249,19 @@ def _step_folders(folder: Path) -> dict[int, Path]:
     return {int(match[3]): folder / match[2] for match in matches if match}
 
 
-def newest_weights(folder: Path) -> tuple[dict[str, Tensor], checkpoint.State]:
+def newest_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     """The best weights by held-out value, or the newest where nothing was held out; also their checkpoint."""
     checkpoints = folder / "checkpoints"
     if (checkpoints / "best").exists() or (checkpoints / ".old-best").exists():
-        state = checkpoint.load(checkpoints / "best", ["model.*"])
+        state = load(checkpoints / "best", WEIGHTS)
     else:
-        loaded = checkpoint.load_newest(checkpoints)
+        loaded = load_newest(checkpoints)
         if loaded is None:
             raise CheckpointError(
                 "the run has no checkpoint yet", where=str(checkpoints), fix="let it train for longer"
             )
         state = loaded[0]
-    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
-    return weights, state
+    return model_weights(state.tensors), state
 
 
 def put_weights(

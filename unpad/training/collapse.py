@@ -160,7 +160,7 @@ class CollapseMonitor:
         """
         step = self.state.healthy_step
         name = f"before-collapse-step-{step:08d}"
-        tensors = {f"model.{key}": value for key, value in self._healthy.items()}
+        tensors = checkpoint.model_tensors(self._healthy)
         checkpoint.save_named(checkpoints, name, checkpoint.State(step, tensors, {self.name: self.values()}))
         self.state.kept_aside = True
         return checkpoints / name

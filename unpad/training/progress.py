@@ -90,13 +90,13 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
     """
     if stage.keeps_best:
         if progress.best is not None:
-            _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), ["model.*"]))
+            _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), checkpoint.WEIGHTS))
     else:
         save_best(setup, progress)
 
 
 def _state(setup: Setup, progress: Progress) -> checkpoint.State:
-    tensors = {f"model.{name}": value for name, value in setup.model.state_dict().items()}
+    tensors = checkpoint.model_tensors(setup.model.state_dict())
     values = {
         "progress": progress.to_values(),
         "data": setup.data.fingerprint(),
@@ -107,8 +107,7 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
 
 
 def _put(setup: Setup, state: checkpoint.State) -> None:
-    weights = {k.removeprefix("model."): v for k, v in state.tensors.items() if k.startswith("model.")}
-    put_weights(setup.model, weights, str(setup.folder))
+    put_weights(setup.model, checkpoint.model_weights(state.tensors), str(setup.folder))
 
 
 def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None:
