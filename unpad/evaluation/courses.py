@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from unpad.batching.plan import Micro
+from unpad.data.patients import EventData
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
@@ -17,7 +18,7 @@ FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a
 
 @torch.no_grad()
 def courses(
-    model: PredictsSets, data: Any, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
+    model: PredictsSets, data: EventData, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
 ) -> list[dict[str, Any]]:
     """The patients with and without the outcome that the model was surest of, and those it was most wrong about.
 
@@ -46,10 +47,11 @@ def courses(
         model.train(was_training)
 
 
-def _course(model: PredictsSets, data: Any, seq_id: int) -> dict[str, Any]:
+def _course(model: PredictsSets, data: EventData, seq_id: int) -> dict[str, Any]:
     stop = np.array([data.table.positions[seq_id]], np.int32)
     start = np.zeros_like(stop)
     batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
+    assert batch.input_ids is not None, "events have codes"
     probability, attention = model.course(batch)
     events, codes = batch.require(EventSets), real_tokens(batch.input_ids, batch.layout)
     columns = (events.members.seq_of_token(), codes, events.has_value, events.values)

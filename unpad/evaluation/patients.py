@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from unpad.data.once import every_micro, once_each
+from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
@@ -41,7 +42,9 @@ NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %
 
 
-def held_out(model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(
+    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+) -> HeldOut:
     """Loss per patient of known outcome, and how well probabilities rank and fit.
 
     A model that is not trained to classify, or that is shown nobody of known outcome, is judged by the first other term
@@ -71,7 +74,7 @@ def held_out(model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSetting
 
 @torch.no_grad()
 def _term_sums(
-    model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> dict[str, tuple[float, int]]:
     """Sum and count of every loss term."""
     sums: dict[str, tuple[float, int]] = {}
@@ -82,7 +85,7 @@ def _term_sums(
     return sums
 
 
-def evaluate(run: LoadedRun, data: Any, kinds: list[str], num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, data: EventData, kinds: list[str], num_shown: int) -> Evaluation:
     """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
 
     No patient is named in what the page draws.
@@ -193,7 +196,7 @@ def _thin(points: np.ndarray) -> list[list[float]]:
     return thinned
 
 
-def _surest_wrong(found: PatientPredictions, data: Any, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+def _surest_wrong(found: PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int) -> list[str]:
     wrong = np.where(found.known, np.abs(found.p - found.labels), 0.0)
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
     came = ("an outcome that did not come", "an outcome that came")

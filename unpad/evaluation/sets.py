@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.once import every_micro, once_each, slots
+from unpad.data.patients import EventData
 from unpad.evaluation.binary import ranks, recall_at_k
 from unpad.evaluation.metrics import Metric, interval, resample
 from unpad.models.contract import PredictsSets
@@ -64,7 +64,7 @@ class SetScores:
 @torch.no_grad()
 def score_sets(
     model: PredictsSets,
-    data: Any,
+    data: EventData,
     seq_ids: np.ndarray,
     settings: PlanSettings,
     device: torch.device,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ import torch
 from unpad import storage
 from unpad.data.family import open_data
 from unpad.data.once import every_micro, once_each
+from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
@@ -58,7 +59,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
-    data: Any = run.data() if path is None else open_data(moved(run.recipe, path), run.files)
+    data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files))
     found = embed(run, data, level)
     name = _id_name(run.recipe)
     columns = {name: pa.array(data.ids[found.patient])}
@@ -79,7 +80,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
 
 
-def predicted(run: LoadedRun, data: Any, known: bool) -> dict[str, pa.Array]:
+def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
     """Columns of what the model says of every patient, and of what is known.
 
     `probability` of the outcome where the model learned to classify; `risk`, the hazard added up over all bins, where
@@ -147,11 +148,11 @@ def moved(recipe: Recipe, path: Path) -> Recipe:
 
 
 @torch.no_grad()
-def embed(run: LoadedRun, data: Any, level: Level) -> Vectors:
+def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     """Vectors of all patients, in the model's own precision; each is what it would be alone.
 
     Args:
-        data: as of `data/events.py`.
+        data: the patients.
     """
     model = run.model
     assert isinstance(model, PredictsSets), "a run of patients"

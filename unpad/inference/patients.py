@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from unpad.data.once import every_micro, once_each, slots
+from unpad.data.patients import EventData
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import cumulative_hazard
@@ -60,12 +60,12 @@ class PatientPredictions:
 
 @torch.no_grad()
 def predict(
-    model: Model, data: Any, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> PatientPredictions:
     """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
 
     Args:
-        data: whose batches hold what is known of the outcomes, as of `data/events.py`.
+        data: patients, whose batches hold the known outcomes.
         seq_ids: (num_patients,).
     """
     assert isinstance(model, PredictsSets), "a model of patients"
@@ -83,7 +83,7 @@ def predict(
         num_sets[at] = sets.history.lengths().cpu().numpy()
         if batch.seq_labels is not None:
             labels[at] = batch.seq_labels.cpu().numpy()
-        if sets.durations is not None:
+        if sets.durations is not None and sets.observed is not None:
             durations[at] = sets.durations.cpu().numpy()
             observed[at] = sets.observed.cpu().numpy()
     assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
