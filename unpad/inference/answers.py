@@ -21,8 +21,12 @@ def answer(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[str]:
 
 
 def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The answers, the visual tokens of every row before any is removed, (num_rows,) int64, and those that entered each
-    block, (num_rows, blocks) int64; no blocks where there is one token per patch."""
+    """Answer questions as `answer` does, and count visual tokens.
+
+    Returns:
+        The answers; the visual tokens of every row before any is removed, (num_rows,) int64; and those that entered
+        each block, (num_rows, blocks) int64, without blocks if there is one token per patch.
+    """
     model = run.model
     assert isinstance(model, PrunesTokens), "a model of images and questions counts its visual tokens"
     answers: dict[int, str] = {}
@@ -37,14 +41,15 @@ def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[
 
 
 def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kept]:
-    """Answer questions about one image each, of a model that removes patches and merges none, with what it kept."""
+    """Answer questions about one image each, and show the patches that were kept; for models that remove patches and
+    merge none."""
     shown: dict[int, Kept] = {}
     model = run.model
     assert isinstance(model, VisionLanguage), "a model that removes patches"
     assert model.config.prune is not None, "of which kind it says"
     blocks = model.config.prune.layers
     for ids, found in _answered(run, data, seq_ids):
-        first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # patch of the batch where a row's begin
+        first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # index in the batch of each row's first patch
         counts = [model.kept[block + 1].tolist() for block in blocks]
         tokens = [model.kept_tokens[block + 1].numpy() for block in blocks]
         rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
@@ -58,7 +63,7 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
 
 
 def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tuple[list[int], list[str]]]:
-    """Rows and their answers, batch by batch; the model knows what it kept of the last one."""
+    """Yield rows and their answers, batch by batch; the model's counts are those of the latest batch."""
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
         ids = micro.seq_ids.tolist()

@@ -1,4 +1,4 @@
-"""A conversation with a model, at a terminal or through a pipe."""
+"""Conversation with a model, at a terminal or through a pipe."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def prompt_ids(
     """Encode the newest part of a conversation that leaves room for a reply, up to where the reply begins.
 
     Args:
-        turns: perhaps a system turn, then user and assistant in turns, a user turn last.
+        turns: optionally a system turn, then user and assistant alternating, a user turn last.
         longest: the model's context, in tokens.
-        reserve: tokens to leave for the reply; fewer remain when the last message alone is too long for that.
+        reserve: tokens to leave for the reply; a long last message alone may leave fewer.
 
     Raises:
         RecipeError: the last message alone exceeds the context.
@@ -49,7 +49,7 @@ def prompt_ids(
 def fit(
     turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
 ) -> tuple[list[int], int]:
-    """Return what `prompt_ids` does, and how many old turns were left out; a system turn always stays."""
+    """Encode as `prompt_ids` does, and count the old turns left out; a system turn always stays."""
     first = next(i for i, turn in enumerate(turns) if turn.role != "system")
     starts = [i for i in range(first, len(turns)) if turns[i].role == "user"]
     ids: list[int] = []
@@ -71,9 +71,9 @@ class Conversation:
     """Turns so far, and the model that replies.
 
     Args:
-        system: a first turn that stays through trimming and `clear`.
+        system: first turn, which trimming and `clear` leave in place.
 
-    `num_forgotten` counts the turns of the history that the last prompt had no room for.
+    `num_forgotten` counts the turns of the history that did not fit into the last prompt.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class Conversation:
     def reply(self, text: str) -> Generator[str, None, None]:
         """Yield the reply to a message as it appears.
 
-        Message and reply enter the history when the reply ends or is closed, as far as it got; an empty reply leaves
-        no trace. The reply ends where the model begins to speak for the user.
+        Message and reply enter the history when the reply ends or is closed, incomplete or not; an empty reply
+        leaves no trace. The reply ends when the model begins to speak for the user.
 
         Raises:
             RecipeError: the message alone exceeds the model's context.
@@ -139,7 +139,8 @@ class Conversation:
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Yield text up to where one of `stops` first occurs, across pieces; what may become a stop is held back."""
+    """Yield text up to the first occurrence of one of `stops`, also across pieces; a possible start of a stop is held
+    back."""
     held = ""
     for piece in pieces:
         held += piece
@@ -171,10 +172,10 @@ def chat(
     """Read messages and write replies until the input ends or /quit.
 
     Not interactive: every line of input is a conversation of its own and gets one line of reply, with line breaks
-    inside it as `\\n`; no prompts and no remarks. Commands work there too, and what they say is a line of its own.
+    inside it as `\\n`; no prompts and no remarks. Commands work there too, and print a line of their own.
 
     Args:
-        read_line: gives a line without its end when called with what to show before it; EOFError at the end: `input`.
+        read_line: shows its argument and returns a line without its end, or raises EOFError: `input`.
         write: shows text at once.
 
     Raises:
@@ -215,7 +216,7 @@ def _handle(conversation: Conversation, line: str, write: Callable[[str], None],
 
 
 def _command(conversation: Conversation, line: str, interactive: bool) -> str:
-    """Carry out a command and return what there is to say."""
+    """Carry out a command and return its message."""
     name, _, argument = line.partition(" ")
     if name == "/help":
         return "".join(f"{command:12}{what}\n" for command, what in COMMANDS.items())
@@ -234,7 +235,7 @@ def _command(conversation: Conversation, line: str, interactive: bool) -> str:
 def _answer(conversation: Conversation, line: str, write: Callable[[str], None]) -> None:
     """Write the reply as it appears; Ctrl-C ends it."""
     had_forgotten = conversation.num_forgotten > 0
-    with closing(conversation.reply(line)) as pieces:  # closed, it puts what was said into the history
+    with closing(conversation.reply(line)) as pieces:  # closing adds the partial reply to the history
         try:
             for piece in pieces:
                 write(piece)
@@ -246,7 +247,7 @@ def _answer(conversation: Conversation, line: str, write: Callable[[str], None])
 
 
 def chat_with_run(name: str, overrides: list[str]) -> None:
-    """Talk to a run at the terminal, or answer the lines of the standard input."""
+    """Chat with a run at the terminal, or answer the lines of the standard input."""
     run = load(name, overrides)
     chat(
         run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate,

@@ -1,4 +1,4 @@
-"""`unpad embed`: the vectors of patients, or of their sets, as a parquet file to work with elsewhere."""
+"""`unpad embed`: embeddings of patients or of their sets, as a parquet file."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Level = Literal["patient", "set"]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Rows in the order of the patients in the data, and of time within a patient.
+    """Embeddings, in the order of the patients in the data and of time within a patient.
 
     Args:
         patient: (num_rows,) int64, index of the patient in the data.
         embedding: (num_rows, dim) float32.
-        set_index: (num_rows,) int32, counted from 0 in every patient; None where a row is a patient.
-        days_from_landmark: (num_rows,) float32, not a number for a set of facts; beside `set_index`.
+        set_index: (num_rows,) int32, counted from 0 in every patient; None if rows are patients.
+        days_from_landmark: (num_rows,) float32, NaN for a set of facts; None with `set_index`.
     """
 
     patient: np.ndarray
@@ -44,16 +44,16 @@ class Vectors:
 
 
 def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> list[str]:
-    """Write the vectors of patients to a parquet file and say what is in it.
+    """Write the embeddings of patients to a parquet file and return its description.
 
     Its columns are the patient's id as the data has it, for sets `set_index` and `days_from_landmark` (null for facts),
     for patients what `predicted` adds, and `embedding`, a list of equally many fp32 numbers in every row.
 
     Args:
-        path: of the data, in the form that the run was trained on; None is the run's own.
+        path: data in the form that the run was trained on; None for the run's own.
 
     Raises:
-        RecipeError: the run is not one of patients, or `path` does not hold what it reads.
+        RecipeError: the run is not one of patients, or files are missing at `path`.
         SourceError: the data cannot be used.
     """
     if not isinstance(run.model, PredictsSets):
@@ -81,17 +81,16 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
 
 
 def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
-    """Columns of what the model says of every patient, and of what is known.
+    """Columns with predictions and labels of every patient.
 
-    `probability` of the outcome where the model learned to classify; `risk`, the hazard added up over all bins, where
-    it learned hazards; of the run's own data `split`, train or holdout, and `label`, 0, 1 or null where it is not
-    known.
+    `probability` of the outcome if the model learned to classify; `risk`, the hazard summed over all bins, if it
+    learned hazards; for the run's own data `split`, train or holdout, and `label`, 0, 1 or null if unknown.
 
     Args:
         known: whether the data is the run's own.
     """
     columns: dict[str, pa.Array] = {}
-    labels = run.recipe.events.labels  # without them a head has its weight and learns nothing all the same
+    labels = run.recipe.events.labels  # without labels a head learns nothing, whatever its weight
     classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     if classifies or has_hazards:
@@ -106,17 +105,17 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
 
 
 def _id_name(recipe: Recipe) -> str:
-    """The column that the recipe's first table has its ids in, where it says so."""
+    """Column of the ids in the recipe's first table, or "id"."""
     name = recipe.data.events[0].id
     return "id" if name == "auto" else name
 
 
 def moved(recipe: Recipe, path: Path) -> Recipe:
-    """The recipe reading other patients, who have no labels and all take part.
+    """Point the recipe at other patients, without labels and without a split.
 
     Args:
-        path: what stands for the one table or folder that the recipe reads, or a folder that holds all of those it
-            reads under their names.
+        path: replacement of the one table or folder that the recipe reads, or a folder that holds all files it reads
+            under their names.
 
     Raises:
         RecipeError: a file is missing.
@@ -149,7 +148,7 @@ def moved(recipe: Recipe, path: Path) -> Recipe:
 
 @torch.no_grad()
 def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
-    """Vectors of all patients, in the model's own precision; each is what it would be alone.
+    """Embed all patients, in the model's own precision; no embedding depends on the batch.
 
     Args:
         data: the patients.

@@ -1,7 +1,7 @@
 """Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
 
-A prompt gives the same tokens alone and among others: nothing is padded, each sequence draws from its own generator,
-and one that ends leaves the batch.
+A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from its own generator, and
+a finished sequence leaves the batch.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from unpad.nn.precision import Precision, autocast
 from unpad.recipes.training import GenerateSettings
 
 Finished = Literal["eos", "length", "context"]
-# Token ids, or a flat batch of them where images stand among the tokens.
+# Token ids, or a flat batch of them with images among the tokens.
 Prompts = Sequence[Sequence[int]] | RaggedBatch
 GREEDY_BELOW = 1e-4  # a temperature this low only overflows
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What followed a prompt: ids without EOS, their text, and why it ended.
+    """Continuation of a prompt: ids without EOS, their text, and the reason it ended.
 
-    finished: "eos", the model ended it; "length", max_new_tokens; "context", no position of the model was left.
+    finished: "eos", the model ended it; "length", max_new_tokens; "context", the model's positions ran out.
     """
 
     ids: list[int]
@@ -77,8 +77,8 @@ def generate(
 
     Args:
         prompts: token ids, none empty.
-        eos_id: the token that ends a sequence; it is not part of the result.
-        banned: ids that are never proposed.
+        eos_id: the token that ends a sequence; not part of the result.
+        banned: ids that are never generated.
         indices: seed each prompt's draws together with settings.seed; by default its position in `prompts`.
 
     Raises:
@@ -127,7 +127,7 @@ def stream(
 
 
 def token_lists(prompts: Prompts) -> Sequence[Sequence[int]]:
-    """The token ids of every prompt; where an image stands, its placeholders."""
+    """Token ids of every prompt; images as their placeholders."""
     if not isinstance(prompts, RaggedBatch):
         return prompts
     assert prompts.input_ids is not None, "prompts are made of tokens"
@@ -136,7 +136,7 @@ def token_lists(prompts: Prompts) -> Sequence[Sequence[int]]:
 
 
 def control_ids(tokenizer: Tokenizer) -> list[int]:
-    """Ids that stand before or around a text and never in it."""
+    """Ids of control tokens that are never generated (BOS, PAD)."""
     return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
 
 
@@ -157,7 +157,7 @@ def _running(model: Generates, precision: Precision, owner: object | None = None
     """Without gradients and dropout, products in `precision`; the model's mode is restored.
 
     Args:
-        owner: while it lives, the next entry finds the weights in `precision` that this one made.
+        owner: while it lives, later entries reuse the weights in `precision` that this one made.
     """
     was_training = model.training
     model.eval()
@@ -223,7 +223,7 @@ def _steps(
     banned: Sequence[int],
     indices: Sequence[int] | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield (positions in `prompts`, their next tokens) of each step, EOS left out. Checks its input at once."""
+    """Yield (positions in `prompts`, their next tokens) of each step, without EOS. Input is checked at once."""
     texts = token_lists(prompts)
     _check(model, texts, settings)
     if not len(texts):
@@ -300,12 +300,12 @@ def _sample_steps(
 
 
 def _most_tokens(prompts: Sequence[Sequence[int]], limits: np.ndarray) -> int:
-    """Tokens of the longest sequence that may have to be read; the last token of each is not."""
+    """Tokens of the longest sequence to read; the last token of a sequence is never read."""
     return int(max(len(prompt) + limit - 1 for prompt, limit in zip(prompts, limits.tolist(), strict=True)))
 
 
 class _Scores:
-    """Logits with banned ids out and the repetition penalty in.
+    """Logits without banned ids and with the repetition penalty.
 
     The penalty divides positive and multiplies negative logits of tokens that the prompt or the continuation holds
     (Keskar et al. 2019, arXiv 1909.05858, section 4.1).
@@ -339,7 +339,7 @@ class _Scores:
         return logits.index_fill_(-1, self._banned, -math.inf)
 
     def add(self, tokens: Tensor) -> None:
-        """Take in the token each row continues with, (num_rows,)."""
+        """Add the next token of each row, (num_rows,)."""
         if self._used is not None:
             self._used.scatter_(1, tokens.to(self._used.device)[:, None], True)
 
@@ -356,7 +356,7 @@ def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tenso
 
     Args:
         logits: (num_rows, vocab_size) fp64.
-        uniform: (num_rows,) fp64 in [0, 1), where in the cumulative distribution to draw.
+        uniform: (num_rows,) fp64 in [0, 1), places in the cumulative distribution.
 
     Returns:
         (num_rows,) int64.
@@ -395,7 +395,7 @@ class _Beams:
     Args:
         prompts: (num_live,) position of each in the caller's list.
         limits: (num_live,) most new tokens.
-        sums: (num_live, beams) fp64, log probability of each text; -inf where there is none.
+        sums: (num_live, beams) fp64, log probability of each text; -inf for a missing one.
         texts: (num_live, beams, num_steps) int64.
         best: (num_live,) fp64, highest log probability per token of a finished text, EOS counted.
         best_texts: (num_live, num_steps) int64, of which the first best_lengths (num_live,) count, EOS not counted.
@@ -416,7 +416,7 @@ class _Beams:
 def _beam_steps(
     model: Generates, prompts: Prompts, settings: GenerateSettings, eos_id: int, banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Search for the text of highest log probability per token; yield each prompt's once it is known.
+    """Search for the text of highest log probability per token; yield each prompt's as it becomes known.
 
     A prompt ends when no continuation can beat its best finished text: log probabilities are never positive, so
     a text's score never rises above its sum over the longest length allowed.
@@ -478,14 +478,14 @@ def _extend(beams: _Beams, log_probs: Tensor, step: int, eos_id: int) -> tuple[_
     beams = _with_best(beams, ending / step, texts, which, torch.full_like(beams.best_lengths, step - 1))
     going = torch.where(ends, -math.inf, sums)
     going, chosen = going.topk(width, -1)
-    # A text cut off at the limit stands beside the finished ones.
+    # A text cut off at the limit counts as a finished one.
     cut = torch.where(beams.limits == step, going[:, 0] / step, -math.inf)
     beams = _with_best(beams, cut, texts, chosen[:, 0], torch.full_like(beams.best_lengths, step))
     return replace(beams, sums=going, texts=_rows(texts, chosen)), parents.gather(1, chosen)
 
 
 def _with_best(beams: _Beams, score: Tensor, texts: Tensor, which: Tensor, lengths: Tensor) -> _Beams:
-    """Put in texts[:, which] (num_live, num_steps) where `score` (num_live,) beats the best so far."""
+    """Replace the best text by texts[:, which], (num_live, num_steps), if `score` (num_live,) beats the best so far."""
     better = score > beams.best
     candidates = _rows(texts, which[:, None])[:, 0]
     before = F.pad(beams.best_texts, (0, candidates.shape[1] - beams.best_texts.shape[1]))

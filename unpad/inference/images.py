@@ -29,14 +29,14 @@ from unpad.run.report.kept_patches import Kept, refuse_unshowable
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says of one image file.
+    """Prediction for one image file.
 
     Args:
-        top: classes with their probabilities, the likeliest first; empty where the file cannot be used.
-        text: the answer to a question about the image; None where none was asked.
-        fault: what is wrong with the file, or "".
-        notes: what was done about the file, such as taking its first frame.
-        shown: which patches the model went on with; where that was asked for.
+        top: classes with their probabilities, the likeliest first; empty for an unusable file.
+        text: the answer to a question about the image; None without a question.
+        fault: of the file, or "".
+        notes: corrections applied, such as reading the first frame only.
+        shown: the patches that the model kept, if requested.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class Answer:
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
-    """The files meant: a folder stands for the images in it and below, in natural order.
+    """List image files; a folder gives the images in it and below, in natural order.
 
     Raises:
         SourceError: a path does not exist, or a folder holds no image.
@@ -82,7 +82,7 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer]:
-    """Classify image files, in batches of the run's own size; an image gets what it would get alone.
+    """Classify image files, in batches of the run's own size; no result depends on the batch.
 
     Args:
         top: most classes per image.
@@ -117,11 +117,11 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     """Answer one question about each of several image files, greedily, in batches of the run's own size.
 
     Args:
-        show: also keep which patches were left of each image.
+        show: also return the patches that were kept of each image.
 
     Raises:
-        RecipeError: the run is not one of images and questions, or of one that removes no patches there is nothing to
-            show.
+        RecipeError: the run is not one of images and questions, or patches are to be shown and its model removes
+            none.
     """
     if not isinstance(run.model, VisionLanguage):
         fix = "leave --question out for classes, or use a run of `unpad train vqa`"

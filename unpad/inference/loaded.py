@@ -35,7 +35,7 @@ class LoadedRun:
     """A trained model with everything needed to use it.
 
     Args:
-        files: what the run kept of its data, by name, such as its tokenizer.
+        files: kept of the run's data, by name, such as its tokenizer.
         fingerprint: of the data it was trained on.
     """
 
@@ -79,7 +79,7 @@ class LoadedRun:
         """Continue plain texts, or answer questions when the run was trained on conversations.
 
         Args:
-            prompts: one text each; their lengths may differ, and each gets what it would get alone.
+            prompts: texts of any lengths; no continuation depends on the others.
             settings: fields of the recipe's `generate` section, such as temperature=0.8.
 
         Raises:
@@ -102,7 +102,7 @@ class LoadedRun:
         """The data of the run, read as it was for training.
 
         Raises:
-            SourceError: a file changed since; what was held out may have been trained on.
+            SourceError: a file changed since, so held-out data may have been trained on.
         """
         data = open_data(self.recipe, self.files)
         if data.fingerprint() != self.fingerprint:
@@ -114,13 +114,13 @@ class LoadedRun:
         return data
 
     def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
-        """Yield the continuation of one prompt as it is made, whole characters only."""
+        """Yield the continuation of one prompt as it is generated, whole characters only."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         return stream(self.generator, self.tokenizer, self.prompt_ids(prompt), chosen, generation_precision(chosen))
 
 
 def generation_precision(settings: GenerateSettings) -> Precision:
-    """What products of generation run in: bf16 decodes three times as fast where the processor has it."""
+    """Precision of products in generation: bf16 decodes three times as fast on a processor that multiplies it."""
     return choose_precision(settings.precision, torch.device("cpu"))[0]
 
 

@@ -14,20 +14,20 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import cumulative_hazard
 from unpad.recipes.training import PlanSettings
 
-UNKNOWN = -1  # the label of a patient whose outcome is not known
+UNKNOWN = -1  # label of an unknown outcome
 
 
 @dataclass(frozen=True)
 class PatientPredictions:
-    """What a model says of patients, each (num_patients, ...).
+    """Predictions of a model for patients, each (num_patients, ...).
 
     Args:
         log_p: (num_patients, 2) float64, log probabilities that the outcome does not come, and that it does.
-        labels: int64, 0, 1, or -1 where the outcome is not known.
-        risk: float64, higher where the outcome is expected sooner: the hazard added up over time where the model trains
-            hazards, else the log probability of the outcome.
-        durations: float64, days to the outcome or to the end of observation; not a number where not known.
-        observed: bool, whether it was the outcome; beside `durations`.
+        labels: int64, 0, 1, or -1 for an unknown outcome.
+        risk: float64, higher for an outcome expected sooner: the hazard summed over time if the model trains hazards,
+            else the log probability of the outcome.
+        durations: float64, days to the outcome or to the end of observation; NaN if unknown.
+        observed: bool, True if `durations` ends with the outcome.
         num_sets: int64.
     """
 
@@ -46,13 +46,13 @@ class PatientPredictions:
 
     @property
     def known(self) -> np.ndarray:
-        """Whether the outcome is known, (num_patients,) bool."""
+        """True for patients of known outcome, (num_patients,) bool."""
         known: np.ndarray = self.labels != UNKNOWN
         return known
 
     @property
     def nll(self) -> np.ndarray:
-        """Of the patients of known outcome, (num_known,) nats."""
+        """Negative log-likelihood of the known outcomes, (num_known,) nats."""
         log_p, labels = self.log_p[self.known], self.labels[self.known]
         nll: np.ndarray = -log_p[np.arange(len(labels)), labels]
         return nll
@@ -76,8 +76,8 @@ def predict(
         batch, at = data.load(micro).to(device), slot[micro.seq_ids]
         log_p[at] = model.classify(batch).double().log_softmax(-1).cpu().numpy()
         hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
-        # Orders patients as the probability of the outcome by the last edge does, and still tells them apart where that
-        # is 1 to all digits.
+        # Orders patients as the probability of the outcome by the last edge does, but still distinguishes patients for
+        # whom that rounds to 1.
         risk[at] = log_p[at, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1].cpu().numpy()
         sets = batch.require(EventSets)
         num_sets[at] = sets.history.lengths().cpu().numpy()
@@ -91,5 +91,5 @@ def predict(
 
 
 def trains(model: Model, term: str) -> bool:
-    """Whether the model trains on a loss term, at some time at least."""
+    """True if the model trains on a loss term at any time."""
     return bool(model.trained.get(term, 0))

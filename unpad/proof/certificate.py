@@ -39,7 +39,7 @@ from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
 
 SIDES: tuple[Side, Side] = ("left", "right")
-MOST_OUTPUTS = 4  # sequences whose outputs are followed back to inputs
+MOST_OUTPUTS = 4  # sequences whose outputs are traced back to inputs
 
 
 def prove(
@@ -52,11 +52,11 @@ def prove(
             terms of its `weights`, or one named cross_entropy, `count_targets(batch)`, and an `embed` module for
             tokens.
         batch: a flat run of token sequences.
-        precision: what training will run in.
-        device: where to compute; by default where the model is.
+        precision: of training.
+        device: of the computation; default the model's.
 
     Raises:
-        ProofError: the batch is padded, or holds no target; there would be nothing to prove.
+        ProofError: the batch is padded, or has no target.
     """
     if not isinstance(batch.layout, Layout) or batch.num_targets == 0:
         raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
@@ -82,11 +82,11 @@ def certify(
     Args:
         alone: the truth, every sequence as a batch of its own, straight from the data and not from any batch.
         variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
-        expected_kernels: attention kernels the run will use; one that no line ran is NOT PROVEN.
-        losses: the recipe's weights of loss terms; gradients are those of the sum that they make.
+        expected_kernels: attention kernels of the run; those that no line ran are NOT PROVEN.
+        losses: the recipe's weights of loss terms; gradients are of their weighted sum.
     """
     device = device or next(model.parameters()).device
-    if len(model.modes) > 1:  # the lines up to the last ones need an output for every token
+    if len(model.modes) > 1:  # all lines but `more_lines` need an output for every token
         model = copy.deepcopy(model)
         model.mode = ORIGIN
     claims = claims_of(model)
@@ -125,7 +125,7 @@ def _own_precision_lines(own: Subject, variant: Variant, precision: Precision) -
 
 
 def _labels_line(alone: list[RaggedBatch], variants: list[Variant]) -> Line:
-    """Count labels and positions that differ from those of the sequence alone, and labels where it has none."""
+    """Labels and positions equal those of the sequence alone, and no other place has a label."""
     wrong = 0
     for variant in variants:
         for batch, rows in zip(variant.micros, variant.rows, strict=True):
@@ -153,7 +153,7 @@ def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, posit
 
 
 def _crossing(batch: RaggedBatch) -> int:
-    """Labels at the ends of sequences, when all of them are the first token of the sequence that follows."""
+    """Count labels at the ends of sequences, if all of them are the first token of the next sequence."""
     if not isinstance(batch.layout, Layout) or batch.input_ids is None:
         return 0
     starts = [
@@ -185,7 +185,7 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
 
 @torch.no_grad()
 def _pad_contents_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
-    """Padding on the left is what a causal model could see; on the right what any other could."""
+    """Contents of padding change no output. A causal model could see padding on the left, any other on either side."""
     worst = 0.0
     for side in SIDES:
         zeros, ones = (claims.outputs(model, batch.pad(side, pad_id=fill)) or [] for fill in (0, 1))

@@ -24,10 +24,10 @@ class Case:
     """A model under proof and its sequences.
 
     Args:
-        model: as it was given, in mode origin.
+        model: in training's precision, in mode origin.
         alone: every sequence as a batch of its own, straight from the data.
         base: all of them in one run.
-        packed: the same as the data batches them.
+        packed: the same sequences as the data batches them.
         weights: of the loss terms.
     """
 
@@ -41,19 +41,19 @@ class Case:
 
 
 def no_lines(case: Case) -> list[Line]:
-    """The further lines of models that need none."""
+    """No further lines."""
     return []
 
 
 @dataclass(frozen=True)
 class Claims:
-    """How the certificate treats models of one kind of input.
+    """Functions of the certificate for models of one kind of input.
 
     Args:
         alone: the sequences of a flat run, each as a batch of its own.
-        outputs: what the model makes of every sequence of a batch.
-        leaves: the batch with inputs that gradients reach, and each such input with the sequence of each of its rows.
-        order_line: nothing that comes later changes an earlier output; for causal models.
+        outputs: hidden states of every sequence of a batch.
+        leaves: returns the batch with inputs that require gradients, and each such input with the sequence of each row.
+        order_line: later inputs never change an earlier output; for causal models.
         more_lines: further lines, at the end of the certificate.
     """
 
@@ -65,6 +65,6 @@ class Claims:
 
 
 def claims_of(model: Model) -> Claims:
-    """The claims that hold for a model."""
+    """Import the claims of a model."""
     claims: Claims = import_module(f"unpad.proof.{model.claims}").CLAIMS
     return claims

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """One claim of the certificate. `passed` is None for a kernel that nothing exercised: NOT PROVEN."""
+    """One claim of the certificate. `passed` is None for a kernel that no line exercised: NOT PROVEN."""
 
     name: str
     kernel: str

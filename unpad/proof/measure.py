@@ -23,10 +23,10 @@ EXACT = 1e-10
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
-NATIVE_ERROR = 1.2  # native kernels may be this much further from fp64 than torch's in the same precision
-MOST_CHANGED = 6  # sequences of a micro-batch that the line on isolation changes
+NATIVE_ERROR = 1.2  # most that native kernels' error may be of torch's in the same precision
+MOST_CHANGED = 6  # sequences of a micro-batch that the isolation line changes
 
-# Outputs of every sequence of a batch; None where a rectangle does not tell them from padding.
+# Reads the outputs of every sequence of a batch; returns None if a rectangle does not separate them from padding.
 Outputs = Callable[[Model, RaggedBatch], list[Tensor] | None]
 
 
@@ -44,8 +44,8 @@ class Measurement:
     """Outputs of all sequences, loss terms that have targets, and gradients; all on the processor.
 
     Args:
-        weights: of the terms whose gradients these are.
-        compared: False where the outputs could not be read, and are the truth's.
+        weights: of the terms in the gradients.
+        compared: False if the outputs could not be read; `outputs` are then the truth's.
     """
 
     outputs: list[Tensor]
@@ -71,7 +71,7 @@ def kernel_names(*chosen: Iterable[Kernel]) -> str:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under proof, and how it is compared with the truth.
+    """A model under proof, its truth, and the functions that compare both.
 
     Args:
         model: in evaluation mode, on `device`.
@@ -97,7 +97,7 @@ class Subject:
 def one_at_a_time(
     model: Model, alone: Sequence[RaggedBatch], weights: dict[str, float], outputs: Outputs
 ) -> Measurement:
-    """Each sequence as a batch of its own; the gradient of their losses, each over its count in all of them."""
+    """Measure each sequence as a batch of its own; each loss is divided by its count over all of them."""
     model.zero_grad()
     per_batch = [model.count_targets(batch) for batch in alone]
     counts = {name: sum(one[name] for one in per_batch) for name in per_batch[0]}
@@ -117,7 +117,7 @@ def one_at_a_time(
 
 
 def measure(subject: Subject, variant: Variant, precision: Precision) -> Measurement:
-    """What training computes for a variant, through the same `accumulate` that training uses."""
+    """Measure a variant through the same `accumulate` that training uses."""
     model, truth, device = subject.model, subject.truth, subject.device
     model.zero_grad()
     micros = [batch.to(device) for batch in variant.micros]
@@ -151,7 +151,7 @@ def per_sequence(values: Tensor, batch: RaggedBatch) -> list[Tensor]:
 
 
 def _error(got: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference relative to the norm of what is wanted; infinite when shapes differ or values are NaN."""
+    """Norm of the difference relative to the norm of `wanted`; infinite if shapes differ or values are NaN."""
     if got.shape != wanted.shape:
         return float("inf")
     difference = (got.double() - wanted.double()).norm()
@@ -187,7 +187,7 @@ def equal_line(subject: Subject, variant: Variant) -> Line:
 
 
 def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
-    """The same without native kernels, where the lines before ran with them."""
+    """The same without native kernels, if they are enabled."""
     if not library.enabled():
         return []
     with library.switched_off():
@@ -198,7 +198,7 @@ def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
 
 
 def in_own_precision(subject: Subject) -> Subject:
-    """The same subject with the weights in fp32, as training has them."""
+    """The same subject with weights in fp32, as in training."""
     return replace(subject, model=copy.deepcopy(subject.model).float().to(subject.device).eval())
 
 
@@ -208,7 +208,7 @@ def error_lines(
     """Outputs, loss terms and gradients are near fp64.
 
     Args:
-        terms: those to compare; default all.
+        terms: names of the terms to compare; default all.
     """
     kernels = subject.kernels(subject.model, variant, DTYPES[precision], subject.device)
     got, truth = (_of_terms(one, terms) for one in (measure(subject, variant, precision), subject.truth))
@@ -230,7 +230,7 @@ def native_lines(subject: Subject, variant: Variant, precision: Precision, gradi
     """Gradients of native kernels are about as near to fp64 as those of torch's.
 
     Args:
-        gradients: the line on them.
+        gradients: the line on the gradients of native kernels.
     """
     if gradients.measured is None or Kernel.NATIVE.value not in gradients.kernel:
         return []
@@ -285,7 +285,7 @@ def change_tokens(
 ) -> tuple[RaggedBatch, list[int]]:
     """Replace one token of every sequence, or of sequence `only`; return the batch and the places.
 
-    An image there is passed over: the next token of text is replaced, and none if no text follows.
+    Placeholders of images are skipped: the next token of text is replaced, and none if no text follows.
     """
     assert isinstance(batch.layout, Layout)
     bounds = batch.layout.cu_seqlens.tolist()
@@ -303,6 +303,6 @@ def change_tokens(
         embeds[places] += 1.0
         return replace(batch, inputs_embeds=embeds), places
     ids = batch.input_ids.clone()
-    # Token 0 or 1, whichever it is not: ids that every vocabulary has.
+    # Token 0 or 1, whichever differs: ids that every vocabulary has.
     ids[places] = (ids[places] == 0).to(ids.dtype)
     return replace(batch, input_ids=ids), places

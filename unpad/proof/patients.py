@@ -1,4 +1,4 @@
-"""Claims about models of patients, whose sequences are of sets of events."""
+"""Claims about models of patients, whose sequences consist of sets of events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unpad.proof.line import Line
 
 
 def alone(batch: RaggedBatch) -> list[RaggedBatch]:
-    """Every patient alone."""
+    """Every patient as a batch of its own."""
     return [batch.select([i]) for i in range(batch.num_seqs)]
 
 
@@ -27,7 +27,7 @@ def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
 
 
 def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
-    """The batch with values of events that gradients reach."""
+    """Let gradients reach the values of events."""
     assert isinstance(batch.layout, Layout), "certify has flat runs"
     sets = batch.require(EventSets)
     values = sets.values.detach().to(next(model.parameters()).dtype).requires_grad_()
@@ -36,7 +36,7 @@ def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Te
 
 @torch.no_grad()
 def order_line(model: Model, batch: RaggedBatch) -> Line:
-    """Change the last set of every patient: nothing that was predicted from the sets before may change."""
+    """Change the last set of every patient: no prediction from earlier sets may change."""
     assert isinstance(model, PredictsSets), "a model of patients"
     assert batch.input_ids is not None, "events have codes"
     sets = batch.require(EventSets)

@@ -1,4 +1,4 @@
-"""A user's own torch module, taken as a model of tokens."""
+"""Adapter that makes a user's torch module a model of tokens."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class _Attends(Protocol):
 
 
 class PlainModel(ReadsTokens):
-    """A module with the members of `Provable`; `embed`, `weights`, `config.causal` and `config.head_dim` count where it
-    has them."""
+    """Model around a module with the members of `Provable`, and perhaps `embed`, `weights`, `config.causal` and
+    `config.head_dim`."""
 
     def __init__(self, module: Provable) -> None:
         super().__init__()
@@ -79,5 +79,5 @@ class PlainModel(ReadsTokens):
 
 
 def as_model(model: Model | Provable) -> Model:
-    """The model itself, or a user's own module in the form of one."""
+    """Return the model itself, or a user's module as one."""
     return model if isinstance(model, Model) else PlainModel(model)

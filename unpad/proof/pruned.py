@@ -1,7 +1,7 @@
-"""Claims about models that make visual tokens fewer: those about tokens, and others for every further mode.
+"""Claims about models that merge or remove visual tokens: those about tokens, and further ones per mode.
 
-In every mode, what a batch has left is what each sample has left alone, computed in plain operations where nothing
-moves.
+In every mode, the tokens left of a batch equal those left of each sample alone, computed in plain operations that move
+nothing.
 """
 
 from __future__ import annotations
@@ -69,17 +69,17 @@ def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, fl
 
 
 def _own_precision_lines(own: Subject, case: Case, mode: str) -> list[Line]:
-    """Sequences are isolated; and where nothing is chosen, which a rounding could turn, results are near fp64."""
+    """Sequences are isolated; and results are near fp64, except in modes whose choices of tokens depend on rounding."""
     assert isinstance(own.model, VisionLanguage)
     near: list[Line] = []
     if mode == "soft" and own.model.config.merge is None:
-        # Terms of what is kept may be anything near 0, of which a rounding is any share.
+        # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
         near = error_lines(own, case.packed, case.precision, TASK)
     return [*near, isolation_line(own, case.packed, case.precision)]
 
 
 def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weights: dict[str, float]) -> Measurement:
-    """One sample after another by the reference, with the gradient of these terms' sum."""
+    """Compute one sample after another by the reference, with the gradient of the weighted terms."""
     model.zero_grad()
     passes = [plain_pass(model, one, mode) for one in alone]
     parts: dict[str, list[tuple[Tensor, int]]] = {}
@@ -99,8 +99,7 @@ def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weigh
 
 
 def left_rows(model: Model, batch: RaggedBatch) -> list[Tensor] | None:
-    """Hidden states of each sequence, of the tokens that are left; None where a rectangle does not tell them from
-    padding."""
+    """Hidden states of the tokens left of each sequence; None if a rectangle does not separate them from padding."""
     assert isinstance(model, PrunesTokens), "a model that counts what is left"
     hidden: Tensor = model(batch)
     lengths = left = batch.layout.lengths()

@@ -1,8 +1,8 @@
-"""What a pass with merged and pruned visual tokens is, one sample at a time in plain operations.
+"""Reference pass with merged and pruned visual tokens, one sample at a time in plain operations.
 
-The truth of the proof where visual tokens get fewer. Images are merged one by one, the row is put together token by
-token, and inside the language model nothing moves: a token that is removed stays where it is, and no query sees it. So
-it shares neither the making of shorter runs nor the kernels with what it judges.
+It is the truth of the proof for models that merge or remove visual tokens. Images are merged one by one, the row is
+assembled token by token, and inside the language model nothing moves: a removed token stays in place, and no query sees
+it. The reference therefore shares neither the shortening of runs nor the kernels with the code under proof.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ReferenceRow:
         batch: with embeddings of text and of visual tokens.
         visual: (total_tokens,) bool.
         question: (total_tokens,) bool, the text up to the token that predicts the first target.
-        source: (num_visual,) int64, the patch of the sample that each visual token is or stands for.
-        received: (num_patches,), what patches receive in the tower; None where nobody asks.
+        source: (num_visual,) int64, the patch of the sample that each visual token is or represents.
+        received: (num_patches,), attention that patches receive in the tower; None if no ranking reads it.
     """
 
     batch: RaggedBatch
@@ -63,16 +63,16 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
     """Compute one sample.
 
     Args:
-        model: a model of vision and language, as in `models/vision_language.py`, in evaluation.
+        model: in evaluation mode.
         sample: a flat run of one sequence.
-        mode: one of the model's.
+        mode: one of `model.modes`.
     """
     row = _row(model, sample, merges=model.config.merge is not None and mode != "origin")
     batch, decoder = row.batch, model.decoder
     total = batch.total_tokens
     there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
     rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
-    kept, weights = [], p[:0]  # before the first block nobody attends to anything
+    kept, weights = [], p[:0]  # before the first block there is no attention
     for index in range(BEFORE, len(decoder.blocks)):
         if index != BEFORE:
             kept.append(int((row.visual & there).sum()))
@@ -113,7 +113,7 @@ def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Te
     if rotary is not None:
         q, k = rotate(q, *rotary), rotate(k, *rotary)
     k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, 1) for y in (k, v))
-    # A removed token still sees itself, or its row would be NaN; nobody sees that row.
+    # A removed token still sees itself, or its row would be NaN; no token sees that row.
     visible = there | torch.eye(total, dtype=torch.bool)
     if attention.causal:
         visible = visible & torch.ones(total, total, dtype=torch.bool).tril()
@@ -123,7 +123,7 @@ def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Te
 
 
 def _needed(batch: RaggedBatch) -> Tensor:
-    """The tokens that something is predicted from, which stay: targets and the last one; (total_tokens,) bool."""
+    """Tokens that are never removed: those with a target, and the last one; (total_tokens,) bool."""
     return batch.loss_mask | (torch.arange(batch.total_tokens) == batch.total_tokens - 1)
 
 
@@ -265,7 +265,7 @@ def _put_together(
     images: list[tuple[Tensor, Tensor, Tensor]],
     received: Tensor | None,
 ) -> ReferenceRow:
-    """The row: text as it was, and every image's tokens where its first patch was."""
+    """Assemble the row: text in place, and every image's tokens at the place of its first patch."""
     x: list[Tensor] = []
     position_ids: list[int] = []
     labels: list[int] = []
@@ -295,7 +295,7 @@ def _put_together(
     batch = RaggedBatch(
         layout=build_layout(np.array([len(x)])),
         position_ids=torch.tensor(position_ids, dtype=torch.int64),
-        input_ids=torch.zeros(len(x), dtype=torch.int64),  # that this is text, whose positions are scaled
+        input_ids=torch.zeros(len(x), dtype=torch.int64),  # marks the batch as text, whose positions are scaled
         labels=torch.tensor(labels, dtype=torch.int64),
         loss_mask=loss_mask,
         target_index=loss_mask.nonzero().flatten(),

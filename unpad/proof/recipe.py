@@ -1,4 +1,4 @@
-"""`unpad prove`: the certificate on a user's own recipe and data, for every strategy the planner has."""
+"""`unpad prove`: the certificate of a recipe on its own data, for every strategy of the planner."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MAX_SEQUENCES = 16
 
 
 def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
-    """Prove a recipe on a sample of its own data, its longest and shortest sequence among them."""
+    """Prove a recipe on a sample of its own data that includes its longest and shortest sequence."""
     recipe = load_recipe(name, list(overrides))
-    recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # what is drawn anew has no truth to equal
+    recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
     setup = prepare_setup(recipe, Path(), None)
     setup.model.label_smoothing = recipe.train.label_smoothing
     sample = _sample(setup)
@@ -89,9 +89,9 @@ def _sample(setup: Setup) -> np.ndarray:
 
 
 def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tuple[int, int], int]]:
-    """Every piece of the sample as the data has it, and where (sequence, start) stands in that list.
+    """Every piece of the sample straight from the data, and the index in that list of each (sequence, start).
 
-    The pieces are cut by the planner; what they hold is read one sequence at a time, past all batching.
+    The planner cuts the pieces; their contents are read one sequence at a time, without any batching code.
     """
     truth: list[RaggedBatch] = []
     index: dict[tuple[int, int], int] = {}

@@ -17,7 +17,7 @@ from unpad.proof.measure import change_tokens, per_sequence
 
 
 def alone(batch: RaggedBatch) -> list[RaggedBatch]:
-    """Every sequence alone. Of text only the ids are believed: labels are the tokens that follow."""
+    """Every sequence as a batch of its own. Labels of text are recomputed from the ids; only the last is copied."""
     assert isinstance(batch.layout, Layout), "checked by prove"
     if batch.input_ids is None or batch.media is not None:
         return [batch.select([i]) for i in range(batch.num_seqs)]
@@ -32,7 +32,7 @@ def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
 
 
 def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
-    """The batch with embedded tokens and patches that gradients reach."""
+    """Let gradients reach embedded tokens and patches."""
     assert isinstance(batch.layout, Layout), "certify has flat runs"
     tokens = _embedded(model, batch).requires_grad_()
     found = [(tokens, batch.layout.seq_of_token())]
@@ -46,7 +46,7 @@ def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Te
 
 
 def _embedded(model: Model, batch: RaggedBatch) -> Tensor:
-    """What a model computes with in place of tokens, in the dtype of its weights, (total_tokens, dim)."""
+    """Embeddings of a batch, in the dtype of the model's weights, (total_tokens, dim)."""
     if batch.inputs_embeds is not None:
         return batch.inputs_embeds.detach().to(next(model.parameters()).dtype)
     assert isinstance(model, ReadsTokens), "a batch of tokens is for a model that reads them"
@@ -57,7 +57,7 @@ def _embedded(model: Model, batch: RaggedBatch) -> Tensor:
 
 @torch.no_grad()
 def order_line(model: Model, batch: RaggedBatch) -> Line:
-    """Change the last token of every sequence: nothing before it may change."""
+    """Change the last token of every sequence: no earlier output may change."""
     changed, ends = change_tokens(batch, lambda a, b: b - 1)
     before, after = model(batch), model(changed)
     keep = torch.ones(batch.total_tokens, dtype=torch.bool)
