@@ -60,16 +60,17 @@ class PixelConfig(PatchConfig, Protocol):
 
 
 class Model(nn.Module, ABC):
-    """A model of one or more `kind`s of sequences.
+    """Base of every model; abstract.
 
     Attributes:
         config: validated `model` section of the recipe.
         additions: name patterns (fnmatch) of parameters that may be missing in the weights of another run that training
             starts from.
-        label_smoothing: set by training; share of the label's probability spread over all classes.
+        label_smoothing: share of a label's probability that is spread over all classes; set by training.
         causal: whether the output of a token depends on earlier tokens and itself alone.
         head_dim: channels of an attention head; None without attention.
-        claims: file of `unpad/proof/` with the claims about its inputs and outputs.
+        weights: default weight of every loss term that can train.
+        claims: name of the file of `unpad/proof/` with the claims about the model's inputs and outputs.
     """
 
     config: ModelConfig
