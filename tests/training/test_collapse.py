@@ -133,7 +133,7 @@ def stage_of(
 
 
 class Run:
-    """The part of a training loop that the detector sees: update, read, act, save; KL at `kl` in the end."""
+    """The part of a training loop that the detector sees: step, read, act, save; KL at `kl` in the end."""
 
     def __init__(self, model: TopicVae, settings: CollapseSettings, folder: Path, kl: float = 0.1) -> None:
         self.model, self.settings, self.folder, self.kl = model, settings, folder, kl

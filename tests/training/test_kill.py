@@ -67,7 +67,7 @@ def in_child(action: Callable[[], object]) -> int:
 
 
 def watch(seen: Callable[[str], None]) -> None:
-    """Have this process call `seen` before every storage operation and before every update of the weights."""
+    """Have this process call `seen` before every storage operation and before every step."""
     update = LOOP.train_step
 
     def watched_step(*args: object, **options: object) -> object:
