@@ -31,9 +31,9 @@ def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[
     assert isinstance(model, PrunesTokens), "a model of images and questions counts its visual tokens"
     answers: dict[int, str] = {}
     counts: dict[int, np.ndarray] = {}
-    for ids, found in _answered(run, data, seq_ids):
+    for ids, texts in _answered(run, data, seq_ids):
         rows = np.stack([one.numpy() for one in (model.given, *model.kept)], 1)
-        answers |= dict(zip(ids, found, strict=True))
+        answers |= dict(zip(ids, texts, strict=True))
         counts |= dict(zip(ids, rows, strict=True))
     order = seq_ids.tolist()
     table = np.stack([counts[seq] for seq in order])
@@ -48,12 +48,12 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
     assert isinstance(model, VisionLanguage), "a model that removes patches"
     assert model.config.prune is not None, "of which kind it says"
     blocks = model.config.prune.layers
-    for ids, found in _answered(run, data, seq_ids):
+    for ids, texts in _answered(run, data, seq_ids):
         first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # index in the batch of each row's first patch
         counts = [model.kept[block + 1].tolist() for block in blocks]
         tokens = [model.kept_tokens[block + 1].numpy() for block in blocks]
         rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
-        for place, (seq, text) in enumerate(zip(ids, found, strict=True)):
+        for place, (seq, text) in enumerate(zip(ids, texts, strict=True)):
             stays = {block: np.zeros(data.num_patches[seq], np.bool_) for block in blocks}
             for block, of_rows in zip(blocks, rows, strict=True):
                 stays[block][of_rows[place] - first[place]] = True
@@ -67,5 +67,5 @@ def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tu
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     for micro in every_micro(run.model, data, seq_ids, run.recipe.plan):
         ids = micro.seq_ids.tolist()
-        found = complete(run.generator, run.tokenizer, data.prompts(ids), settings)
-        yield ids, [one.text for one in found]
+        completions = complete(run.generator, run.tokenizer, data.prompts(ids), settings)
+        yield ids, [one.text for one in completions]

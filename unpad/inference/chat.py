@@ -141,20 +141,20 @@ class Conversation:
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
     """Yield text up to the first occurrence of one of `stops`, also across pieces; a possible start of a stop is held
     back."""
-    held = ""
+    waiting = ""
     for piece in pieces:
-        held += piece
-        found = [at for at in (held.find(stop) for stop in stops) if at >= 0]
-        if found:
-            if held[: min(found)]:
-                yield held[: min(found)]
+        waiting += piece
+        places = [at for at in (waiting.find(stop) for stop in stops) if at >= 0]
+        if places:
+            if waiting[: min(places)]:
+                yield waiting[: min(places)]
             return
-        keep = max((n for stop in stops for n in range(1, len(stop)) if held.endswith(stop[:n])), default=0)
-        ready, held = held[: len(held) - keep], held[len(held) - keep :]
+        keep = max((n for stop in stops for n in range(1, len(stop)) if waiting.endswith(stop[:n])), default=0)
+        ready, waiting = waiting[: len(waiting) - keep], waiting[len(waiting) - keep :]
         if ready:
             yield ready
-    if held:
-        yield held
+    if waiting:
+        yield waiting
 
 
 def chat(

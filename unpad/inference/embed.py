@@ -60,23 +60,23 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
     data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files))
-    found = embed(run, data, level)
+    vectors = embed(run, data, level)
     name = _id_name(run.recipe)
-    columns = {name: pa.array(data.ids[found.patient])}
-    if found.set_index is not None:
-        columns["set_index"] = pa.array(found.set_index)
-        columns["days_from_landmark"] = pa.array(found.days_from_landmark, from_pandas=True)
+    columns = {name: pa.array(data.ids[vectors.patient])}
+    if vectors.set_index is not None:
+        columns["set_index"] = pa.array(vectors.set_index)
+        columns["days_from_landmark"] = pa.array(vectors.days_from_landmark, from_pandas=True)
     else:
         columns |= predicted(run, data, known=path is None)
-    flat = pa.array(found.embedding.reshape(-1))
-    columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, found.embedding.shape[1])
+    flat = pa.array(vectors.embedding.reshape(-1))
+    columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.embedding.shape[1])
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
     storage.write_atomic(out, sink.getvalue().to_pybytes())
-    num, held, size = len(data.table.positions), len(np.unique(found.patient)), found.embedding.shape[1]
-    rows = f"{num:,} patients" if level == "patient" else f"{len(found.patient):,} sets of {held:,} patients"
+    num, with_sets, size = len(data.table.positions), len(np.unique(vectors.patient)), vectors.embedding.shape[1]
+    rows = f"{num:,} patients" if level == "patient" else f"{len(vectors.patient):,} sets of {with_sets:,} patients"
     lines = [f"{rows}, {size} numbers each: {out}"]
-    without = num - held
+    without = num - with_sets
     return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
 
 
@@ -94,9 +94,10 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
     classifies = labels is not None and bool(labels.label or labels.horizon) and trains(run.model, "classification")
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     if classifies or has_hazards:
-        found = predict(run.model, data, np.arange(len(data.table.positions)), run.recipe.plan, torch.device("cpu"))
-        columns |= {"probability": pa.array(found.p)} if classifies else {}
-        columns |= {"risk": pa.array(found.risk)} if has_hazards else {}
+        ids = np.arange(len(data.table.positions))
+        predictions = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+        columns |= {"probability": pa.array(predictions.p)} if classifies else {}
+        columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:
         columns["split"] = pa.array(np.where(data.table.split == Split.HOLDOUT, "holdout", "train"))
         if data.labels is not None:

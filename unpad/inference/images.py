@@ -57,8 +57,8 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         top = [{"class": name, "probability": p} for name, p in self.top]
-        found: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
-        return {"image": str(self.path), **found, "fault": self.fault, "notes": list(self.notes)}
+        result: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
+        return {"image": str(self.path), **result, "fault": self.fault, "notes": list(self.notes)}
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
@@ -67,18 +67,18 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     Raises:
         SourceError: a path does not exist, or a folder holds no image.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = sorted((p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES), key=natural_key)
             if not inside:
                 raise SourceError("the folder holds no image", where=str(path), fix="name a file, or another folder")
-            found += inside
+            files += inside
         elif path.exists():
-            found.append(path)
+            files.append(path)
         else:
             raise SourceError("there is no such file or folder", where=str(path), fix="check the path")
-    return found
+    return files
 
 
 def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer]:
@@ -139,14 +139,14 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
             texts, shown = [one.answer for one in kept], [*kept]
         else:
             texts = answer(run, data, rows)
-    found = {
+    answers = {
         image.path: Answer(image.path, text=text, notes=image.notes, shown=kept_of)
         for image, text, kept_of in zip(images, texts, shown, strict=True)
     }
     for path, image in looked.items():
         if not isinstance(image, ImageExample):
-            found[path] = Answer(path, fault=f"{image.code} {image.what}; {image.fix}")
-    return [found[path] for path in paths]
+            answers[path] = Answer(path, fault=f"{image.code} {image.what}; {image.fix}")
+    return [answers[path] for path in paths]
 
 
 def to_csv(answers: Sequence[Answer]) -> str:

@@ -101,11 +101,11 @@ def one_at_a_time(
     model.zero_grad()
     per_batch = [model.count_targets(batch) for batch in alone]
     counts = {name: sum(one[name] for one in per_batch) for name in per_batch[0]}
-    found: list[Tensor] = []
+    hidden: list[Tensor] = []
     sums: dict[str, float] = {}
     for batch, present in zip(alone, per_batch, strict=True):
         with torch.no_grad():
-            found += outputs(model, batch) or []
+            hidden += outputs(model, batch) or []
         if any(present[name] for name in weights):
             terms = model.losses(batch)
             trained = [weight * terms[name][0] / counts[name] for name, weight in weights.items() if counts[name]]
@@ -113,7 +113,7 @@ def one_at_a_time(
             sums = {name: sums.get(name, 0.0) + float(value[0].detach()) for name, value in terms.items()}
     counts = {name: counts[name] for name in sums if counts[name]}
     means = {name: sums[name] / count for name, count in counts.items()}
-    return Measurement([one.cpu() for one in found], means, counts, weights, gradients(model))
+    return Measurement([one.cpu() for one in hidden], means, counts, weights, gradients(model))
 
 
 def measure(subject: Subject, variant: Variant, precision: Precision) -> Measurement:
@@ -127,11 +127,11 @@ def measure(subject: Subject, variant: Variant, precision: Precision) -> Measure
     outputs, compared = [torch.zeros(0)] * len(truth.outputs), True
     with torch.no_grad(), autocast(precision, device):
         for batch, rows in zip(micros, variant.rows, strict=True):
-            found = subject.outputs(model, batch)
-            if found is None:
+            hidden = subject.outputs(model, batch)
+            if hidden is None:
                 compared = False
                 continue
-            for row, output in zip(rows, found, strict=True):
+            for row, output in zip(rows, hidden, strict=True):
                 if row >= 0:
                     outputs[row] = output.cpu()
     return Measurement(outputs if compared else truth.outputs, terms, counts, truth.weights, gradients(model), compared)

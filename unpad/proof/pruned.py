@@ -86,8 +86,8 @@ def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weigh
     for one in passes:
         for name, part in one.terms.items():
             parts.setdefault(name, []).append(part)
-    counts = {name: sum(count for _, count in found) for name, found in parts.items()}
-    means = {name: torch.stack([total for total, _ in found]).sum() / counts[name] for name, found in parts.items()}
+    counts = {name: sum(count for _, count in sums) for name, sums in parts.items()}
+    means = {name: torch.stack([total for total, _ in sums]).sum() / counts[name] for name, sums in parts.items()}
     torch.stack([weight * means[name] for name, weight in weights.items() if name in means]).sum().backward()
     return Measurement(
         outputs=[one.hidden.detach() for one in passes],

@@ -101,8 +101,8 @@ def _pruning(model: VisionLanguage) -> PruneConfig:
 
 def batch_dtype(model: VisionLanguage) -> torch.dtype:
     """The dtype of a model's weights."""
-    found: torch.dtype = next(model.parameters()).dtype
-    return found
+    dtype: torch.dtype = next(model.parameters()).dtype
+    return dtype
 
 
 def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,9 +214,9 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
     if sample.media is not None and sample.media_index is not None:
         assert isinstance(sample.media.layout, Layout)
         places = sample.media_index.split(sample.media.layout.lengths().tolist())
-        for image, own in enumerate(places):
-            owner[own] = image
-        for image, own in enumerate(places):
+        for image, patches in enumerate(places):
+            owner[patches] = image
+        for image, patches in enumerate(places):
             one, seen = sample.media.select([image]), None
             if model.config.ranks_in_tower:
                 features, seen = model.tower.look(one)
@@ -227,7 +227,7 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
             if merges:
                 question = text[(owner < 0) & _asks(sample.loss_mask)]
                 features, stands = _merged(model, features, seen, question)
-            images.append((model.projector(features), stands, own))
+            images.append((model.projector(features), stands, patches))
     return _put_together(sample, text, owner, images, torch.cat(received) if received else None)
 
 

@@ -105,12 +105,12 @@ def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tu
 
 
 def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
-    made = plan(
+    planned = plan(
         setup.data.table.positions, _settings(setup, strategy),
         seed=setup.recipe.train.seed, epoch=0, max_tokens=setup.model.config.longest,
         seq_ids=sample, targets=setup.data.count_targets,
     )  # fmt: skip
-    return [micro for step in range(made.num_steps) for micro in made.step(step)]
+    return [micro for step in range(planned.num_steps) for micro in planned.step(step)]
 
 
 def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[int, int], int]) -> Variant:

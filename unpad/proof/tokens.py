@@ -35,14 +35,14 @@ def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Te
     """Let gradients reach embedded tokens and patches."""
     assert isinstance(batch.layout, Layout), "certify has flat runs"
     tokens = _embedded(model, batch).requires_grad_()
-    found = [(tokens, batch.layout.seq_of_token())]
+    inputs = [(tokens, batch.layout.seq_of_token())]
     if batch.media is None:
-        return replace(batch, inputs_embeds=tokens), found
+        return replace(batch, inputs_embeds=tokens), inputs
     assert isinstance(batch.media.layout, Layout)
     assert batch.media_seqs is not None
     patches = _embedded(model, batch.media).requires_grad_()
-    found.append((patches, batch.media_seqs[batch.media.layout.seq_of_token()]))
-    return replace(batch, inputs_embeds=tokens, media=replace(batch.media, inputs_embeds=patches)), found
+    inputs.append((patches, batch.media_seqs[batch.media.layout.seq_of_token()]))
+    return replace(batch, inputs_embeds=tokens, media=replace(batch.media, inputs_embeds=patches)), inputs
 
 
 def _embedded(model: Model, batch: RaggedBatch) -> Tensor:
