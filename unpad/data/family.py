@@ -25,7 +25,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
-    """Facts about the sequences of a run that plans and stages need, one row per sequence; `sequence_table` makes it.
+    """Facts that plans and stages need about the sequences of a run, one row per sequence; see `sequence_table`.
 
     Arrays are (num_sequences,), integers.
 
@@ -37,8 +37,8 @@ class SequenceTable:
         source: index into `weights`.
         weights: epochs of each source per epoch of the run.
         file_hashes: (path, sha256) of every source file.
-        attended: vectors that attend to each other, where their number differs from `positions`; otherwise None. The
-            model's context is then a mere bound, and a plan cannot count the cells of attention.
+        attended: number of vectors that attend to each other, if it differs from `positions`, otherwise None. The
+            model's context is then only a bound, and a plan cannot count the cells of attention.
     """
 
     positions: np.ndarray
@@ -80,7 +80,7 @@ def sequence_table(
 
 
 class Data(ABC):
-    """The sequences of a run.
+    """Sequences of a run.
 
     Attributes:
         family: name of the file in `data/` and in `evaluation/`.
@@ -179,10 +179,10 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
     """Read a recipe's data.
 
     Args:
-        kept: what an earlier run of the same kind kept; None makes them from the data.
+        kept: files of an earlier run of the same kind; None makes them from the data.
 
     Raises:
-        RecipeError: the recipe names data that its model does not read, or a stage uses such.
+        RecipeError: the recipe or a stage names data that its model does not read.
         SourceError: the data cannot be used.
     """
     family = family_of(recipe)

@@ -1,7 +1,7 @@
-"""Images with a class each, as runs of patches.
+"""Images with a class each, as sequences of patches.
 
-How many patches an image has is known from its header; its pixels are decoded when a batch needs them, in the loader's
-thread and a few more, and kept in memory while they fit.
+The header of an image determines its number of patches. Pixels are decoded when a batch needs them, in the loader's
+thread and a few more, and stay in memory while they fit.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ UNITS = ("images", "patches")
 CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
-DECODERS = 4  # threads: decoding and resizing leave the interpreter's lock
+DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 WITH_OPACITY = 4  # channels
-CHUNK = 64  # images whose sizes a thread finds at a time
+CHUNK = 64  # images per task of a thread that finds sizes
 
 
 @dataclass(eq=False)
 class PixelCache:
-    """What was made of images before, patches or pixels, until it takes `most_bytes`."""
+    """Cache of patches or pixels of images, up to `most_bytes`."""
 
     most_bytes: int
     used: int = 0
@@ -57,7 +57,7 @@ class PixelCache:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def get(self, image: int, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """What was made of an image; makes it if it is not there."""
+        """Return the cached values of an image; `make` them if they are missing."""
         known = self.made.get(image)
         if known is not None:
             return known
@@ -71,15 +71,15 @@ class PixelCache:
 
 @dataclass(frozen=True, eq=False)
 class ImageData(Data):
-    """The images of a run. A sequence is an image, a position one of its patches.
+    """Images of a run. A sequence is an image, a position one of its patches.
 
     Args:
-        examples: where every image is.
+        examples: place and header of every image.
         labels: (num_images,) int64, index into `classes`.
         grids: (num_images, 2) int64, rows and columns of patches.
         patch: side of a patch, in pixels.
         channels: of a pixel, 4 with opacity.
-        read_rows: images looked at; bad: those that cannot be used; left_out: those of a split named test.
+        read_rows: images read; bad: images that cannot be used; left_out: images of a split named test.
     """
 
     table: SequenceTable
@@ -112,13 +112,13 @@ class ImageData(Data):
     def drawn_grids(self, ids: np.ndarray, epoch_seed: tuple[int, int]) -> np.ndarray:
         """Rows and columns of images at the sizes that an epoch draws, (num_ids, 2) int64.
 
-        An image to train on has its own size times a factor from 1 / (1 + scale) to 1 + scale, small factors as often
-        as large ones; what is held out keeps its size.
+        A training image has its own size times a factor from 1 / (1 + scale) to 1 + scale, small factors as often as
+        large ones; a held-out image keeps its size.
         """
         if not self.settings.draws_sizes:
             own: np.ndarray = self.grids[ids]
             return own
-        # Other numbers than those that change the pixels of an image: images are numbered below this.
+        # A stream of its own: the changes of pixels draw from the number of an image, which is smaller.
         drawn = np.random.default_rng([*epoch_seed, len(self.examples)]).uniform(-1, 1, len(self.examples))[ids]
         factors = np.where(self.table.split[ids] == Split.TRAIN, (1 + self.settings.scale) ** drawn, 1.0).tolist()
         grids = [
@@ -179,21 +179,21 @@ class ImageData(Data):
         return pixels_of(self.examples[image], self.channels == WITH_OPACITY)
 
     def _changed(self, epoch_seed: tuple[int, int], image: int, grid: Grid) -> np.ndarray:
-        """The patches of an image, changed as this epoch draws where the image is one to train on."""
+        """Patches of an image; those of a training image are changed as this epoch draws."""
         patches = self._patches(image, grid)
         if not self.settings.augments or self.table.split[image] != Split.TRAIN:
             return patches
         return augment(patches, grid, self.patch, self.settings, np.random.default_rng([*epoch_seed, image]))
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
-        """The patches of an image, (num_patches, channels * patch * patch) float32."""
+        """Patches of an image, (num_patches, channels * patch * patch) float32."""
         if self.settings.draws_sizes and self.table.split[image] == Split.TRAIN:
             pixels = self.cache.get(image, lambda: self._shrunk(self._pixels(image)))
             return prepare(pixels, grid, self.patch, self.settings)
         return self.cache.get(image, lambda: prepare(self._pixels(image), grid, self.patch, self.settings))
 
     def _shrunk(self, pixels: np.ndarray) -> np.ndarray:
-        """An image at the largest size that any epoch draws, or as it is where that is larger still."""
+        """Shrink an image to the largest size that any epoch draws, if it is larger."""
         height, width = pixels.shape[:2]
         rows, columns = scaled_grid(width, height, 1 + self.settings.scale, self.patch, self.settings)
         return resize(pixels, min(height, rows * self.patch), min(width, columns * self.patch))
@@ -207,13 +207,13 @@ def image_batch(
     labels: np.ndarray | None = None,
     seq_ids: np.ndarray | None = None,
 ) -> RaggedBatch:
-    """One flat run of the patches of several images.
+    """Build a flat batch of the patches of several images.
 
     Args:
-        patches: per image (rows * columns, num_values) float32, row by row, as `prepare` made them.
+        patches: per image (rows * columns, num_values) float32, row by row, from `prepare`.
         grids: (num_images, 2) int, rows and columns.
         sizes: height and width of every image in pixels.
-        labels: (num_images,) class of every image, None where none is known.
+        labels: (num_images,) class of every image; None if they are unknown.
     """
     assert [len(one) for one in patches] == grids.prod(1).tolist(), "a row for every patch"
     return replace(
@@ -227,7 +227,7 @@ def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
     """Decode a listed image, (height, width, 3) uint8, or 4 channels with opacity.
 
     Raises:
-        ImageError: its coded pixels are damaged, which only decoding shows; names the file.
+        ImageError: the coded pixels are damaged, which only decoding reveals; names the file.
     """
     try:
         return decode(read_bytes(example), opacity).pixels
@@ -241,7 +241,7 @@ def num_outputs(files: dict[str, bytes]) -> int:
 
 
 def next_command(recipe: Recipe, run: str) -> str:
-    """What to type to use a run of it."""
+    """Command that uses a trained run."""
     return f"unpad infer {run} --image FILE"
 
 
@@ -251,11 +251,11 @@ def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
-    """List the images of a recipe, split them by content, and find how many patches each has.
+    """List the images of a recipe, split them by content, and count the patches of each.
 
     Raises:
-        SourceError: a file is missing or unusable, bad images are refused, there is nothing to train on, or an image
-            has a class that the run does not know.
+        SourceError: a file is missing or unusable, bad images are refused, there is no image to train on, or an image
+            has a class that is unknown to the run.
     """
     files = expand(recipe.data.images, partial(resolve_path, recipe.data))
     found = [read_all(file, recipe.data) for file in files]
@@ -324,7 +324,7 @@ def _largest_grids(examples: list[ImageExample], patch: int, settings: ImageSett
 
 
 def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
-    """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes need a look at the pixels."""
+    """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes depend on the pixels."""
 
     def grid(example: ImageExample) -> tuple[int, int]:
         content = detail(pixels_of(example)) if settings.size == "adaptive" else None

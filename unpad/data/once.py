@@ -14,7 +14,7 @@ from unpad.recipes.training import PlanSettings
 
 
 def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """One target for every whole sequence, with a label or without, (n,) int64."""
+    """Count one target for every whole sequence, labelled or not, (n,) int64."""
     targets: np.ndarray = (np.asarray(starts) == 0).astype(np.int64)
     return targets
 
@@ -27,11 +27,11 @@ def every_micro(
     overflow: str = "error",
     targets: TargetCount | None = None,
 ) -> Iterator[Micro]:
-    """Micro-batches that hold every sequence with a target once; the model is in evaluation mode meanwhile.
+    """Yield micro-batches with every sequence that has a target, once each; the model is in evaluation mode meanwhile.
 
     Args:
-        settings: the recipe's plan section; its sizes and its stride hold.
-        overflow: what happens to sequences beyond the model's context.
+        settings: the recipe's plan section; its sizes and its stride apply.
+        overflow: `plan.overflow` for sequences beyond the model's context.
         targets: counts targets inside spans; default those of the data.
     """
     fields = {
@@ -40,21 +40,21 @@ def every_micro(
         "strategy": "pack",
         "tokens_per_step": settings.tokens_per_micro,
     }
-    made = plan(
+    epoch = plan(
         data.table.positions, settings.model_copy(update=fields), seed=0, epoch=0,
         max_tokens=model.config.longest, seq_ids=seq_ids, targets=targets or data.count_targets,
     )  # fmt: skip
     was_training = model.training
     model.eval()
     try:
-        for step in range(made.num_steps):
-            yield from made.step(step)
+        for step in range(epoch.num_steps):
+            yield from epoch.step(step)
     finally:
         model.train(was_training)
 
 
 def slots(data: Data, seq_ids: np.ndarray) -> np.ndarray:
-    """Where each sequence stands in `seq_ids`, (num_sequences,) int64; -1 for the others."""
+    """Place of each sequence in `seq_ids`, (num_sequences,) int64; -1 for other sequences."""
     slot = np.full(len(data.table.positions), -1, np.int64)
     slot[seq_ids] = np.arange(len(seq_ids))
     return slot

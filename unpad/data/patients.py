@@ -45,16 +45,16 @@ NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {r
 
 @dataclass(frozen=True, eq=False)
 class EventData(Data):
-    """The patients of a run.
+    """Patients of a run.
 
     Args:
-        ids: (num_patients,) of each patient as the tables have it, int64 or str; in no message.
-        known: the codes.
+        ids: (num_patients,) as the tables have them, int64 or str; never in a message.
+        known: names and scales of the codes.
         code: (num_events,) int32, row of the code embedding.
-        values: (num_events,) float32 in standard deviations from the mean of the code, nan where there is none.
-        sets: where patients and sets begin, and the times of sets.
+        values: (num_events,) float32 in standard deviations from the mean of the code, nan without a value.
+        sets: starts of patients and sets, and times of sets.
         cohort: labels, landmarks and split of the patients.
-        places: (num_patients,) str, a row of each patient's.
+        places: (num_patients,) str, a row of each patient.
         code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None.
     """
 
@@ -73,12 +73,12 @@ class EventData(Data):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Names of the codes, row by row of the code embedding; row 0 is that of unknown ones."""
+        """Names of the codes, row by row of the code embedding; row 0 is for unknown codes."""
         return self.known.names
 
     @property
     def labels(self) -> np.ndarray | None:
-        """(num_patients,) int64, 0, 1, or -1 where it is not known; None where the recipe has none."""
+        """(num_patients,) int64, 0, 1, or -1 if unknown; None if the recipe has no labels."""
         return self.cohort.label
 
     @property
@@ -161,10 +161,10 @@ class EventData(Data):
     def _batch(
         self, ids: np.ndarray, events: np.ndarray, members: np.ndarray, history: np.ndarray, times: np.ndarray
     ) -> RaggedBatch:
-        """One flat run of patients.
+        """Build a flat batch of patients.
 
         Args:
-            events: (num_events,) int64, their events.
+            events: (num_events,) int64, events of these patients.
             members: (num_sets,) events of each set; history: (num_seqs,) sets of each patient.
             times: (num_sets,) float32.
         """
@@ -186,7 +186,7 @@ class EventData(Data):
 
 
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """The whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
+    """Whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
     lengths = stops - starts
     ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
     return ranges
@@ -198,7 +198,7 @@ def num_outputs(files: dict[str, bytes]) -> int:
 
 
 def next_command(recipe: Recipe, run: str) -> str:
-    """What to type to use a run of it."""
+    """Command that uses a trained run."""
     return f"unpad embed {run} --out vectors.parquet"
 
 
@@ -209,7 +209,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
     """Read the patients of a recipe.
 
     Raises:
-        SourceError: a table is missing or unusable, bad rows are refused, or there is nobody to train on.
+        SourceError: a table is missing or unusable, bad rows are refused, or there is no patient to train on.
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
     refuse_empty(len(recipe.data.events), "events", [])
@@ -280,7 +280,7 @@ def _per_source(tables: PatientTables, events: Events) -> np.ndarray:
 
 
 def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
-    """One per patient who has something to learn from: a label, the time to the outcome, or events; (num,) int64."""
+    """One target per patient with a label, a time to the outcome, or events; (num_patients,) int64."""
     if cohort.duration is not None:
         return np.ones(len(cohort.person), np.int64)
     learned = np.diff(sets.events_of) > 0
@@ -290,7 +290,7 @@ def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
 
 
 def _places(tables: PatientTables, histories: Histories) -> list[str]:
-    """A row of every patient: of the table of labels, or else of the first event."""
+    """Place of a row of every patient: in the table of labels, or else of the first event."""
     rows, labels, cohort, sets = tables.rows, tables.labels, tables.cohort, histories.sets
     files = {file.owner: file.shown for part in rows.parts for file in part.table.files if file.owner is not None}
     places = []
@@ -306,7 +306,7 @@ def _places(tables: PatientTables, histories: Histories) -> list[str]:
 
 
 def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], ...]:
-    """Every file that was read, as messages name it, and its sha256."""
+    """Name in messages and sha256 of every file that was read."""
     settings = recipe.events
     more = [settings.labels.path if settings.labels else None, settings.split, settings.code_embeddings]
     paths = [resolve_path(recipe.data, path) for path in more if path is not None]

@@ -1,7 +1,7 @@
-"""Images, questions and answers -> a batch for a vision-language model, and where in each sample its parts stand.
+"""Batches for a vision-language model from images, questions and answers, with the positions of their parts.
 
-Every sample has spans of its own, so questions and images of any lengths share a batch; `aligned` asks for the strict
-rule of code that has one span for all.
+Every sample has its own spans, so questions and images of any lengths share a batch; `aligned` demands equal spans, for
+code that has one span for all samples.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Prepared:
         batch: with `media`, one visual token per patch; `seq_ids` are the sample ids.
         vision_spans: per sample and image, the positions of its visual tokens.
         answer_spans: per sample, the positions that predict the answer, its end included: their labels are the answer.
-            None without answers; nothing is predicted then, and the last token of every prompt is part of the batch.
-        raw_features: (total_patches, vision width), what the tower made of the patches; None unless asked for.
+            None without answers; then nothing is predicted, and the last token of every prompt is in the batch.
+        raw_features: (total_patches, vision width), output of the tower; None without `tower`.
     """
 
     batch: RaggedBatch
@@ -73,10 +73,10 @@ def preprocess(
     Args:
         images: per sample, its images in the order of their markers; a sample may have none.
         questions: prompts, up to where the answer begins.
-        answers: what follows; only their tokens, and the end after them, count in the loss.
-        sample_ids: name samples in errors; by default their positions.
-        aligned: refuse samples whose images stand at other positions than the first sample's.
-        tower: gives `raw_features`, without gradient.
+        answers: only their tokens and the EOS after them count in the loss.
+        sample_ids: names of samples in errors; by default their positions.
+        aligned: refuse samples whose images are at other positions than the first sample's.
+        tower: computes `raw_features`, without gradient.
 
     Raises:
         SourceError: names the sample: lists of different lengths, a question without tokens, no marker or another
@@ -114,7 +114,7 @@ def _check_lengths(
     answers: Sequence[str] | None,
     sample_ids: Sequence[int] | None,
 ) -> list[int]:
-    """The ids of the samples, when every list has one entry for each."""
+    """Return the ids of the samples; refuse lists of different lengths."""
     lists: dict[str, Sequence[object]] = {"images": images, "questions": questions}
     lists |= {} if answers is None else {"answers": answers}
     lists |= {} if sample_ids is None else {"sample_ids": sample_ids}
@@ -134,7 +134,7 @@ def _check_lengths(
 def _prompt(
     vocabulary: Vocabulary, question: str, images: Sequence[Image], where: str
 ) -> tuple[list[int], tuple[PositionSpan, ...]]:
-    """Token ids of a question, each marker repeated to one placeholder per patch, and where these are."""
+    """Token ids of a question, with each marker repeated once per patch, and the spans of these placeholders."""
     ids = np.array([*([] if vocabulary.bos is None else [vocabulary.bos]), *vocabulary.encode(question)], np.int64)
     if not ids.size:
         raise SourceError("the question is empty", where=where, fix="give it a text, or drop the sample")
@@ -200,7 +200,7 @@ def _listed(values: Sequence[object]) -> str:
 
 
 def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id: int) -> RaggedBatch:
-    """Give a batch of text its images, whose placeholders stand in the same order."""
+    """Add images to a batch of text, whose placeholders are in the same order."""
     flat = [image for own in images for image in own]
     if not flat:
         return batch

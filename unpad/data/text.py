@@ -1,4 +1,4 @@
-"""Texts and conversations as tokens."""
+"""Texts and conversations as sequences of tokens."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def num_outputs(files: dict[str, bytes]) -> int:
 
 
 def next_command(recipe: Recipe, run: str) -> str:
-    """What to type to use a run of it."""
+    """Command that uses a trained run."""
     return f"unpad chat {run}" if recipe.data.chat else f"unpad generate {run} --prompt TEXT"
 
 

@@ -1,9 +1,9 @@
-"""Questions about images as token sequences with the patches of the images among them.
+"""Questions about images, as sequences of tokens and patches.
 
     BOS prefix images question prefix answer EOS        loss on the answer and its EOS
 
-An image stands for as many positions as it has patches; what is read there is no token but what the model makes of the
-patch. Images are never cut, and a row may have none.
+An image takes one position per patch; the model reads its embedding of the patch there instead of a token. Images are
+never cut, and a row may have none.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rows:
 
     Args:
         tokens: (num_tokens,) ids, BOS and EOS included.
-        counts: (num_tokens,) bool, where predicting this token counts.
+        counts: (num_tokens,) bool, True where predicting this token counts.
         offsets: (num_rows + 1,) int64.
         place: tokens before the images of a row.
     """
@@ -82,11 +82,11 @@ def count_patches(examples: Sequence[VqaExample], grids: np.ndarray) -> np.ndarr
 
 @dataclass(frozen=True, eq=False)
 class VqaData(Data):
-    """The questions of a run.
+    """Questions of a run.
 
     Args:
         grids: (num_images, 2) int64, rows and columns of patches.
-        bad: rows that cannot be used; left_out: those of a split named test.
+        bad: rows that cannot be used; left_out: rows of a split named test.
     """
 
     table: SequenceTable
@@ -131,7 +131,7 @@ class VqaData(Data):
         return self._batch([seq_id], patches, answered=True)
 
     def prompts(self, seq_ids: Sequence[int]) -> RaggedBatch:
-        """Rows up to where the answer begins, for generation."""
+        """Build a batch of rows up to their answers, for generation."""
         patches = [self._patches(image) for seq in seq_ids for image in self.examples[seq].images]
         return self._batch(seq_ids, patches, answered=False)
 
@@ -174,7 +174,7 @@ class VqaData(Data):
     # ----------------------------------------------------------------------- batches
 
     def _batch(self, seq_ids: Sequence[int], patches: Sequence[np.ndarray], answered: bool) -> RaggedBatch:
-        """One flat run of rows with the patches of their images, in order; up to the answer, or with it."""
+        """Build a flat batch of rows with the patches of their images, in order, with or without the answers."""
         rows = [self._row(seq, answered) for seq in seq_ids]
         ids, counts, numbers = [ids for ids, _ in rows], [mask for _, mask in rows], np.array(seq_ids, np.int64)
         batch = from_sequences(ids, counts, numbers) if answered else from_prompts(ids, numbers)
@@ -191,7 +191,7 @@ class VqaData(Data):
         )
 
     def _row(self, seq: int, answered: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a row with placeholders for its patches, and which of them count in the loss."""
+        """Tokens of a row with placeholders for its patches, and True for the tokens that count in the loss."""
         start, stop = self.rows.offsets[seq : seq + 2].tolist()
         ids, counts = self.rows.tokens[start:stop].astype(np.int64), self.rows.counts[start:stop]
         if not answered:
@@ -205,7 +205,7 @@ class VqaData(Data):
         )
 
     def _changed(self, patches: np.ndarray, seq: int, image: int, epoch_seed: tuple[int, int]) -> np.ndarray:
-        """The patches of an image, changed as this epoch draws for this row where the row is one to train on."""
+        """Patches of an image; for a training row they are changed as this epoch draws."""
         if not self.settings.augments or self.table.split[seq] != Split.TRAIN:
             return patches
         rows, columns = self.grids[image].tolist()
@@ -216,7 +216,7 @@ class VqaData(Data):
         return self.cache.get(image, lambda: self._decode(image))
 
     def _decode(self, image: int) -> np.ndarray:
-        """The patches of an image, (num_patches, 3 * patch * patch) float32."""
+        """Patches of an image, (num_patches, 3 * patch * patch) float32."""
         rows, columns = self.grids[image].tolist()
         return prepare(pixels_of(self.images[image]), (rows, columns), self.patch, self.settings)
 
@@ -227,18 +227,18 @@ def num_outputs(files: dict[str, bytes]) -> int:
 
 
 def next_command(recipe: Recipe, run: str) -> str:
-    """What to type to use a run of it."""
+    """Command that uses a trained run."""
     return f"unpad infer {run} --image FILE --question TEXT"
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
-    """Read the questions of a recipe and look at their images.
+    """Read the questions of a recipe and list their images.
 
-    Rows about the same pictures share a side, whatever their files are called; a picture that stands alone in one row
-    and beside others in another may be on both sides.
+    Rows with the same set of pictures share a split, whatever the names of their files; a picture that is alone in one
+    row and beside others in another may be in both splits.
 
     Raises:
-        SourceError: a file is missing or unusable, bad rows are refused, there is nothing to train on.
+        SourceError: a file is missing or unusable, bad rows are refused, or there is no row to train on.
         RecipeError: a row does not fit the model's context and would be cut.
     """
     examples, images, source, bad, weights = _read(recipe)
@@ -283,7 +283,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
 
 
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
-    """One question about each of several images, for `VqaData.prompts`; there is no answer to train on."""
+    """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
     config, settings = model_config(recipe.model), recipe.images
     assert isinstance(config, PatchConfig), "a model of images says what its patches are"
     examples = [VqaExample(image.where, (i,), question, ("?",), None, False) for i, image in enumerate(images)]
@@ -318,7 +318,7 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
 
 
 def _content_key(example: VqaExample, images: list[ImageExample]) -> int:
-    """64-bit hash of a row's pictures, or of its question where it has none."""
+    """64-bit hash of a row's pictures, or of its question without pictures."""
     content = "\0".join(images[image].sha256 for image in example.images) or example.question
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 

@@ -14,11 +14,11 @@ MAX_SHOWN = 20
 
 
 def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "") -> None:
-    """Refuse bad rows as the recipe says; returning means that they are set aside.
+    """Refuse bad rows unless the recipe says that they are quarantined.
 
     Args:
         num_rows: rows read, good and bad.
-        checked: what `unpad data check` is to be called with; default the file of the first bad row.
+        checked: argument of `unpad data check` in the fix; default the file of the first bad row.
 
     Raises:
         SourceError: the policy is `stop` and there is a bad row, or more than `data.max_bad` of the rows are bad.

@@ -17,7 +17,7 @@ ROLES: dict[object, Role] = {
     "system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
 }  # fmt: skip
 
-# A string keeps to the language it begins with, so that "User:" in a Chinese reply is no new turn.
+# A string keeps the language it begins with, so that "User:" in a Chinese reply does not begin a turn.
 _MARKERS = (re.compile(r"(系统|用户|助手)[：:]"), re.compile(r"(?<![^\W_])(System|User|Assistant)[:：]"))
 _MARKED: dict[str, Role] = {
     "系统": "system", "用户": "user", "助手": "assistant", "System": "system", "User": "user", "Assistant": "assistant",
@@ -31,10 +31,10 @@ def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
-    """Yield each conversation of a file, or the row that cannot be one.
+    """Yield each conversation of a file, or its bad row.
 
-    A conversation begins with a system message or none, then user and assistant take turns; at least one reply is
-    needed. Contents of messages are kept exactly; those of strings lose white space around them.
+    A conversation may begin with a system message; then user and assistant take turns, with at least one reply.
+    Contents of messages are kept exactly; turns of a string lose the white space around them.
     """
     fields = (file.field,) if file.field else FIELDS
 
@@ -51,7 +51,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
 
 
 def looks_like_chat(value: object) -> bool:
-    """Whether a row, well-formed or not, is meant as a conversation."""
+    """Guess whether a row, well-formed or not, is meant as a conversation."""
     if isinstance(value, dict):
         return "messages" in value or "conversations" in value or looks_like_chat(value.get("text"))
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)

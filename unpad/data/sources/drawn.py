@@ -1,7 +1,7 @@
-"""A small set of pictures drawn by code: shapes in colours, of every size and aspect, with questions about them.
+"""Small set of pictures drawn by code: shapes in colours, of every size and aspect, with questions about them.
 
-It is what the packaged image recipes train on where no data is given. Drawing is a pure function of the number below,
-so the set is the same everywhere.
+The packaged image recipes train on it by default. Drawing is a pure function of the number below, so the set is the
+same everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from unpad import storage
 
 NUM_IMAGES = 1500
-VERSION = 1  # of what is drawn; a change makes a new folder
+VERSION = 1  # of the drawing; a change makes a new folder
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 COLORS = {
     "red": (205, 45, 40), "green": (40, 150, 70), "blue": (45, 85, 200), "yellow": (235, 200, 50),
@@ -29,9 +29,9 @@ CHINESE = {
 
 
 def drawn_folder() -> Path:
-    """The folder of the set, drawn if it is not there: shapes.jsonl, shapes_vqa.jsonl and the pictures.
+    """Return the folder of the set (shapes.jsonl, shapes_vqa.jsonl and the pictures); draw it if it is missing.
 
-    The manifests are written last, so a folder that was left half drawn is drawn again.
+    The manifests are written last, so a partial folder is drawn again.
     """
     folder = storage.cache_folder() / f"drawn-{VERSION}"
     if not (folder / "shapes_vqa.jsonl").is_file():
@@ -60,7 +60,7 @@ def _draw_all(folder: Path) -> None:
 
 
 def draw(shape: str, color: str, width: int, height: int, rng: np.random.Generator) -> Image.Image:
-    """One shape at a random place and size on a pale ground with a little noise."""
+    """Draw a shape at a random place and size on a pale ground with a little noise."""
     ground = rng.integers(200, 256, 3)
     noise = rng.integers(-6, 7, (height, width, 3))
     picture = Image.fromarray(np.clip(ground + noise, 0, 255).astype(np.uint8))
@@ -86,7 +86,7 @@ def draw(shape: str, color: str, width: int, height: int, rng: np.random.Generat
 
 
 def _questions(shape: str, color: str, width: int, height: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Two of the questions about a picture, of very unequal lengths."""
+    """Choose two questions about a picture, of very unequal lengths."""
     known = [
         ("Which shape?", shape),
         ("图里是什么形状？", CHINESE[shape]),

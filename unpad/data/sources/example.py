@@ -1,4 +1,4 @@
-"""What a source file yields: examples, and rows that cannot be one."""
+"""Records of source files: examples and bad rows."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,10 +21,10 @@ class Example:
     Args:
         where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
         turns: the messages in order. At least one, none empty.
-        split: the split the row itself declares, or None to let the seed decide.
+        split: split that the row declares, or None to let the seed decide.
         group: rows that share a non-empty group are phrasings of one fact; a group held out on purpose is declared,
             not leaked.
-        keywords: words a right reply must contain; used by evaluation only.
+        keywords: words that a correct reply must contain; used by evaluation only.
     """
 
     where: str
@@ -36,7 +36,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used: where it is, a stable code such as E_UTF8, what is wrong, and the fix."""
+    """A row that cannot be used: its place, a stable code such as E_UTF8, the fault, and the fix."""
 
     where: str
     code: str

@@ -1,4 +1,4 @@
-"""Which files a recipe's sources mean, in natural order, and what each of them holds."""
+"""Files of a recipe's sources, in natural order, and their formats."""
 
 import codecs
 import glob
@@ -15,7 +15,7 @@ Format = Literal["text", "json", "jsonl", "parquet"]
 
 FORMATS: dict[str, Format] = {".json": "json", ".jsonl": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet"}
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
-HEAD_BYTES = 1 << 16  # enough of a file to tell its encoding
+HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
 BOM = codecs.BOM_UTF8
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -50,7 +50,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
     """List the files of `sources`: a file, a folder (recursive) or a glob each, in natural order within a source.
 
     Raises:
-        SourceError: a path does not exist, or means no usable file.
+        SourceError: a path does not exist, or has no usable file.
     """
     return [
         SourceFile(path, FORMATS.get(path.suffix.lower(), "text") if source.format == "auto" else source.format,
@@ -68,7 +68,7 @@ def natural_key(path: Path) -> list[tuple[list[str | int], str]]:
 
 
 def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[Path]:
-    """The files that a path means: itself, all in the folder whose suffix is one of these, or those of the pattern.
+    """List the files of a path: a file, the files of a folder with one of these suffixes, or the matches of a pattern.
 
     Raises:
         SourceError: there is none.
@@ -101,14 +101,14 @@ def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[P
 
 
 def guess_encoding(head: bytes) -> str | None:
-    """Name what the beginning of a file seems to be when it is not UTF-8 text; None when it may well be."""
+    """Guess the encoding of a file that is not UTF-8 text from its beginning; None if it may be UTF-8."""
     for magic, name in MAGIC.items():
         if head.startswith(magic):
             return name
     if len(head) >= 4 and (head[0] == head[2] == 0 or head[1] == head[3] == 0) and head[:4].count(0) == 2:
         return "UTF-16"
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut off at the end is no fault
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut off at the end is not a fault
         return None
     except UnicodeDecodeError:
         pass

@@ -40,11 +40,10 @@ class ImageExample:
     """One labelled image, as its header describes it.
 
     Args:
-        where: the image file in a folder, else "file:row" of the manifest or parquet file, rows from 1.
-        split: what the row itself declares, or None to let the seed decide. "test" belongs to neither side: who
-            trains leaves it out and counts it.
+        where: the image file in a folder, otherwise "file:row" of the manifest or parquet file, rows from 1.
+        split: split that the row declares, or None to let the seed decide; "test" is left out of a run and counted.
         width: pixels after EXIF orientation; `height` likewise.
-        notes: keys of `images.decode.NOTES`.
+        notes: keys of `pixels.decode.NOTES`.
         sha256: of the image's bytes, in hex.
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
@@ -67,7 +66,7 @@ def content_key(example: ImageExample) -> int:
 
 
 def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[SourceFile]:
-    """List what `sources` mean: a folder of classes is one entry; files and globs are as in `files.expand`.
+    """List the files of `sources`: a folder of classes is one entry; files and globs are as in `files.expand`.
 
     Raises:
         SourceError: a path does not exist, or a folder has no sub-folders.
@@ -89,7 +88,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow]:
-    """Yield each image of a folder, manifest or parquet file in order, or the row that cannot be one.
+    """Yield each image of a folder, manifest or parquet file in order, or its bad row.
 
     A manifest has the fields `image` (or the source's own), a path that stays within the manifest's folder, `label`,
     and may have `split`, `width`, `height` and `sha256`, which must agree with the file. Columns of parquet are the
@@ -125,10 +124,10 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], 
 
 
 def read_bytes(example: ImageExample) -> bytes:
-    """Return the bytes of an image again.
+    """Read the bytes of a listed image again.
 
     Raises:
-        ImageError: E_MISSING, or E_CHANGED when they are not those that were listed.
+        ImageError: E_MISSING, or E_CHANGED if they differ from the listed ones.
     """
     if example.row is None:
         content = _file_bytes(example.path)
@@ -160,12 +159,12 @@ def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row before its image is looked at.
+    """A row whose image is still to be examined.
 
     Args:
-        root: the real folder that the image may not lie outside of.
-        declared: what the row says of width, height and sha256; None where it says nothing.
-        content: the image's bytes when they stand in the row.
+        root: the real folder that must contain the image.
+        declared: width, height and sha256 of the row; None for each that is missing.
+        content: the image's bytes, if they are in the row.
     """
 
     where: str
@@ -202,7 +201,7 @@ def _contained_bytes(path: Path, root: str) -> bytes:
 def _file_bytes(path: Path) -> bytes:
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer
             raise ImageError("E_MISSING", "it is not a file", "name an image file")
         if status.st_size > MAX_BYTES:
             raise ImageError("E_PIXELS", f"the file has {status.st_size:,} bytes, more than {MAX_BYTES:,}")
@@ -225,7 +224,7 @@ def _check_unchanged(declared: tuple[int | None, int | None, str | None], info: 
 
 
 def _in_folder(root: Path) -> Iterator[Found | BadRow]:
-    """Every visible file below a sub-folder, which is its class; images beside the sub-folders have none."""
+    """Yield every visible file below a sub-folder, which is its class; images beside the sub-folders have none."""
     real = os.path.realpath(root)
     for path in sorted(_visible(root), key=lambda path: natural_key(path.relative_to(root))):
         label, *inside = path.relative_to(root).parts
@@ -237,7 +236,7 @@ def _in_folder(root: Path) -> Iterator[Found | BadRow]:
 
 
 def _visible(root: Path) -> Iterator[Path]:
-    """Files at any depth whose path has no hidden part, and links to folders, which are not followed."""
+    """Yield files at any depth whose path has no hidden part, and links to folders, which are not followed."""
     for folder, names, inside in os.walk(root, onerror=_fail):
         names[:] = [name for name in names if not name.startswith(".")]
         links = [name for name in names if os.path.islink(os.path.join(folder, name))]
@@ -251,7 +250,7 @@ def _fail(error: OSError) -> None:
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file begins as an image does."""
+    """Check that a file begins like an image."""
     if not path.is_file():
         return False
     with path.open("rb") as handle:
@@ -321,7 +320,7 @@ def _parquet_row(
 
 
 def _image_of(value: object) -> bytes:
-    """The bytes of a parquet cell: bytes, or an object that holds them as `bytes`."""
+    """Return the bytes of a parquet cell: bytes, or an object with them as `bytes`."""
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
         raise ImageError("E_MISSING", "the row holds no bytes of an image", "write the images into the parquet file")
@@ -332,11 +331,11 @@ def _image_of(value: object) -> bytes:
 
 
 def checked_path(text: str) -> str:
-    """Refuse a path that is an address, absolute, or climbs; links are looked at when the file is."""
+    """Refuse a path that is an address, absolute, or leaves the folder; links are checked when the file is opened."""
     fix = "write a path that starts at the manifest's folder and stays in it"
     if "://" in text or text.startswith(("file:", "data:")):
         raise RowFault("E_PATH", "the path is an address; only files are read", fix)
-    windows = PureWindowsPath(text)  # which takes / and \ for separators
+    windows = PureWindowsPath(text)  # Windows takes / and \ for separators
     if PurePosixPath(text).is_absolute() or windows.drive or windows.root:
         raise RowFault("E_PATH", "the path is absolute", fix)
     if ".." in windows.parts:
@@ -365,7 +364,7 @@ def declared_split(row: dict[str, Any]) -> SplitName | None:
 
 
 def _declared(row: dict[str, Any]) -> tuple[int | None, int | None, str | None]:
-    """What a row says of width, height and sha256."""
+    """Read width, height and sha256 of a row."""
     for name, kind in (("width", int), ("height", int), ("sha256", str)):
         value = row.get(name)
         if value is not None and type(value) is not kind:

@@ -1,7 +1,7 @@
 """Strict JSON, line by line or element by element: every fault has a place and a code.
 
-The standard decoder accepts duplicate keys, NaN, numbers that do not fit and lone surrogates. Here each of them is a
-bad row, found by hooks that cost little or by a look at rows that contain the suspicious characters at all.
+The standard decoder accepts duplicate keys, NaN, numbers out of range and lone surrogates. Here each of them is a bad
+row, found by cheap hooks, or by a check of only the rows that contain suspicious characters.
 """
 
 import json
@@ -45,7 +45,7 @@ _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
 
 
 class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadRow, never seen by users
-    """Why a row cannot be used."""
+    """Fault of a row that cannot be used."""
 
     def __init__(self, code: str, what: str, fix: str = "") -> None:
         super().__init__(code, what)
@@ -57,7 +57,7 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
 
 
 def excerpt(content: object) -> str:
-    """At most 80 printable characters of a row; anything else in it is escaped."""
+    """Return at most 80 printable characters of a row; other characters are escaped."""
     if isinstance(content, bytes):
         content = content[: 4 * MAX_EXCERPT].decode("utf-8", "backslashreplace")
     elif not isinstance(content, str):
@@ -96,7 +96,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
 
 
 def count_blank_lines(path: Path) -> int:
-    """Number of lines that hold white space only."""
+    """Count the lines of white space only."""
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
         handle.seek(0)
@@ -127,7 +127,7 @@ def _parse_line(raw: bytes, offset: int, decoder: json.JSONDecoder, faults: list
 
 
 def _not_lines(head: bytes) -> RowFault | None:
-    """The fault of a whole file that is not JSON lines at all."""
+    """Return the fault of a file that is not JSON lines."""
     if wrong := wrong_encoding(head):
         return wrong
     body = head.removeprefix(BOM).lstrip()
@@ -137,7 +137,7 @@ def _not_lines(head: bytes) -> RowFault | None:
     if rest.strip():
         try:
             json.loads(first)
-            return None  # a row that is an array, not a file that is one
+            return None  # the row is an array, not the file
         except (ValueError, RecursionError):
             pass
     return RowFault(
@@ -146,7 +146,7 @@ def _not_lines(head: bytes) -> RowFault | None:
 
 
 def wrong_encoding(head: bytes) -> RowFault | None:
-    """The fault of a file that is not UTF-8, with a guess of what it is."""
+    """Return the fault of a file that is not UTF-8, with a guess of its encoding."""
     guess = guess_encoding(head)
     if guess is None:
         return None
@@ -162,7 +162,7 @@ def wrong_encoding(head: bytes) -> RowFault | None:
 def read_array(path: Path) -> Iterator[tuple[int, Any] | BadRow]:
     """Read a JSON array; yield (index from 0, element) or the bad row.
 
-    A fault inside an element names the element; broken syntax names the line, and nothing after it can be read.
+    A fault inside an element names the element; broken syntax names the line and ends the reading.
     """
     raw = path.read_bytes()
     if wrong := wrong_encoding(raw[:HEAD_BYTES]):
@@ -233,7 +233,7 @@ def _skip_space(text: str, position: int) -> int:
 
 
 def _strict_decoder() -> tuple[json.JSONDecoder, list[RowFault]]:
-    """Return a decoder and the list to which it adds what it found wrong in a value it could decode."""
+    """Return a decoder, and the list to which it adds the faults of values that it could decode."""
     faults: list[RowFault] = []
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _strict_decoder() -> tuple[json.JSONDecoder, list[RowFault]]:
 
 
 def _check(text: str, start: int, end: int, value: object, faults: list[RowFault]) -> None:
-    """Raise the first fault of a decoded value that stands in text[start:end]."""
+    """Raise the first fault of a decoded value, text[start:end]."""
     if faults:
         raise faults[0]
     if end - start > MAX_DEPTH and _depth(text, start, end) > MAX_DEPTH:
@@ -278,7 +278,7 @@ def _check(text: str, start: int, end: int, value: object, faults: list[RowFault
 
 
 def _depth(text: str, start: int, end: int) -> int:
-    """Nesting depth, or a number that is no smaller when the brackets are few."""
+    """Return the nesting depth, or an upper bound of it for few brackets."""
     brackets = text.count("[", start, end) + text.count("{", start, end)
     if brackets <= MAX_DEPTH:
         return brackets
@@ -298,7 +298,7 @@ def _bad_utf8(error: UnicodeDecodeError, offset: int) -> RowFault:
 
 
 def _explain(error: json.JSONDecodeError, start: int) -> RowFault:
-    """Say what is wrong with broken JSON in words; `start` is where its line begins."""
+    """Describe the fault of broken JSON; `start` is the beginning of its line."""
     text, position = error.doc, error.pos
     line, rest = text[start:].lstrip(" \t"), text[position:].lstrip()
     place = f"column {error.colno}"
@@ -333,6 +333,6 @@ def _char_name(char: str) -> str:
 
 
 def type_name(value: object) -> str:
-    """A value's JSON type with its article."""
+    """JSON type of a value, with its article."""
     names = {str: "a string", list: "a list", dict: "an object", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")

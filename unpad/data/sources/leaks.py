@@ -17,12 +17,12 @@ FILTER_BITS = 24
 
 @dataclass(frozen=True, slots=True)
 class LeakReport:
-    """How much of the held-out part also stands in the training part.
+    """Overlap of the held-out documents with the training documents.
 
     Args:
         num_exact: held-out documents that are equal to a training document.
         num_near: others with at least half of their 8-character windows in training documents.
-        num_declared: held-out documents of a group that is also trained, on purpose; in none of the other counts.
+        num_declared: held-out documents of a group that is also trained on, on purpose; not in the other counts.
         worst: (index of the document, share of its windows in training), largest first, exact and near ones only.
     """
 
@@ -42,13 +42,13 @@ class LeakReport:
 
 
 def report(texts: Sequence[str], split: NDArray[np.uint8], groups: Sequence[str], seed: int) -> LeakReport:
-    """Compare every held-out document with the whole training part.
+    """Compare every held-out document with all training documents.
 
     A document shorter than a window counts only when it equals a training document: any short phrase occurs somewhere.
 
     Args:
         texts: one text per document.
-        split: 0 training, 1 held out, (num_documents,).
+        split: (num_documents,) of `Split`.
         groups: group of each document, or "".
         seed: draws the hash; the result depends on it only through 64-bit collisions.
     """
@@ -72,10 +72,10 @@ def report(texts: Sequence[str], split: NDArray[np.uint8], groups: Sequence[str]
 
 
 def _shares(held: Sequence[str], trained: Sequence[str], seed: int) -> NDArray[np.float64]:
-    """Share of each held-out text's windows that occur in the trained texts, (num_held,); 0 for short texts."""
+    """Share of each held-out text's windows that occur in the training texts, (num_held,); 0 for short texts."""
     multipliers = np.random.default_rng(seed).integers(0, 2**63, 4).astype(np.uint64) * np.uint64(2) + np.uint64(1)
     wanted = np.unique(np.concatenate([grams for grams, _ in _windows(held, multipliers)] or [np.empty(0, np.uint64)]))
-    # Most training windows occur in no held-out document. A table of the hashes' top bits lets only the few others
+    # Most training windows are in no held-out document. A table of the hashes' top bits lets only the few others
     # through to the exact comparison.
     table = np.zeros(1 << FILTER_BITS, bool)
     shift = np.uint64(64 - FILTER_BITS)

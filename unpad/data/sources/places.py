@@ -1,4 +1,4 @@
-"""Where the paths of a recipe lead on this machine."""
+"""Paths of a recipe on this machine."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from unpad.data.sources.simulated import simulated_folder
 from unpad.recipes.data import DataSettings
 
 PACKAGE = Path(__file__).parents[2]
-MADE = {"drawn:": drawn_folder, "simulated:": simulated_folder}  # sets that the program makes itself
+MADE = {"drawn:": drawn_folder, "simulated:": simulated_folder}  # sets that the program draws itself
 
 
 def resolve_path(data: DataSettings, path: str) -> Path:
-    """Turn a path of the recipe into one of this machine.
+    """Resolve a path of the recipe.
 
-    `unpad:` starts inside the package; `drawn:shapes.jsonl` is a small set of pictures, `simulated:patients` one of
-    patients, each made when it is first asked for.
+    `unpad:` starts inside the package. `drawn:shapes.jsonl` is a small set of pictures and `simulated:patients` one of
+    patients; both are drawn at the first use.
     """
     for prefix, folder in MADE.items():
         if path.startswith(prefix):

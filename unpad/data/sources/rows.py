@@ -33,7 +33,7 @@ def rows(file: SourceFile, data: DataSettings, fields: tuple[str, ...]) -> Itera
     """Yield (where, value) or the bad row: an object, a string of a JSON array, or a document of plain text.
 
     Args:
-        fields: the names under which an object may hold what is wanted, best first.
+        fields: names that the wanted field of an object may have, best first.
     """
     if file.format == "text":
         yield from _documents(file, data.separator)
@@ -92,7 +92,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def _documents(file: SourceFile, separator: str) -> Iterator[Row | BadRow]:
-    r"""Split plain text at the separator; line ends become \n, blank documents are none."""
+    r"""Split plain text at the separator; line ends become \n, blank documents are skipped."""
     raw = file.path.read_bytes()
     if wrong := wrong_encoding(raw[:HEAD_BYTES]):
         yield wrong.at(f"{file.path}:1", raw)
@@ -157,7 +157,7 @@ def _parquet(file: SourceFile, fields: tuple[str, ...]) -> Iterator[Row | BadRow
 def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowFault]:
     try:
         yield from batch.to_pylist()
-    except UnicodeDecodeError:  # raised before any row is given out, so each is tried alone
+    except UnicodeDecodeError:  # raised before any row is returned, so each is tried alone
         for index in range(batch.num_rows):
             try:
                 yield batch.slice(index, 1).to_pylist()[0]
@@ -169,17 +169,17 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowFault]:
 
 
 def missing(fields: tuple[str, ...], present: list[str], kind: str = "field") -> RowFault:
-    """The fault of a row without any of `fields`."""
+    """Return the fault of a row without any of `fields`."""
     wanted = " or ".join(f'"{name}"' for name in fields)
     found = ", ".join(f'"{name[:40]}"' for name in present[:20]) or "none"
     return RowFault("E_MISSING", f"no {kind} {wanted}; there is {found}")
 
 
 def require_text(value: object, name: str) -> str:
-    """Return `value` when it is a text that says something.
+    """Return `value` if it is a text with content.
 
     Raises:
-        RowFault: null, no string, empty, or with a NUL inside.
+        RowFault: it is null, not a string, blank, or contains a NUL.
     """
     if type(value) is not str:
         if value is None:
@@ -197,7 +197,7 @@ def optional_fields(row: dict[str, Any]) -> tuple[SplitName | None, str, tuple[s
     """Return a row's own split, group (also called fact) and keywords; null is the same as absent.
 
     Raises:
-        RowFault: a value that cannot be one.
+        RowFault: a value has the wrong type.
     """
     split, keywords = row.get("split"), row.get("keywords")
     if split not in (None, "train", "holdout"):

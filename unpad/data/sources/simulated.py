@@ -1,8 +1,7 @@
-"""A small set of patients drawn by code, whose outcome depends on what happened to them, how much of it, and in which
-order.
+"""Small set of patients drawn by code, whose outcome depends on kind, number and order of their events.
 
-It is what the packaged recipe of events trains on where no data is given. Drawing is a pure function of the number
-below, so the set is the same everywhere. Names are those of real measurements, numbers are not.
+The packaged recipe of events trains on it by default. Drawing is a pure function of the number below, so the set is the
+same everywhere. The names are of real measurements, the numbers are not.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import pyarrow.parquet as pq
 from unpad import storage
 
 NUM_PATIENTS = 800
-VERSION = 1  # of what is drawn; a change makes a new folder
+VERSION = 1  # of the drawing; a change makes a new folder
 HORIZON = 365  # days after the landmark, day 0
 # name -> mean and standard deviation of the patients' own levels
 MEASURED = {"creatinine": (90.0, 25.0), "hemoglobin": (135.0, 15.0), "pressure": (130.0, 18.0), "weight": (78.0, 14.0)}
@@ -24,9 +23,9 @@ NOISE = 0.5  # of one measurement, in standard deviations
 
 
 def simulated_folder() -> Path:
-    """The folder of the set, drawn if it is not there: patients/events.parquet and patients/patients.parquet.
+    """Return the folder of the set (patients/events.parquet, patients/patients.parquet); draw it if it is missing.
 
-    The second is written last, so a folder that was left half drawn is drawn again.
+    The second file is written last, so a partial folder is drawn again.
     """
     folder = storage.cache_folder() / f"simulated-{VERSION}"
     if not (folder / "patients" / "patients.parquet").is_file():
@@ -44,7 +43,7 @@ def draw_patients(num: int, rng: np.random.Generator) -> tuple[pa.Table, pa.Tabl
     """Draw patients with visits before and after day 0.
 
     Returns:
-        events: `id, days, code, value`, null for what has no value; patients: `id, age, sex, died, days`, the last day
+        events: `id, days, code, value`, null without a value; patients: `id, age, sex, died, days`, the last day
         of observation and whether that was of death.
     """
     events: list[tuple[int, int, str, float | None]] = []
@@ -75,10 +74,10 @@ def draw_patients(num: int, rng: np.random.Generator) -> tuple[pa.Table, pa.Tabl
 def _visits(
     level: dict[str, float], diabetes: bool, rng: np.random.Generator
 ) -> tuple[list[tuple[int, str, float | None]], bool]:
-    """What happens at a patient's visits, and whether the last infection before day 0 was left without antibiotic.
+    """Draw the events of a patient's visits, and whether the last infection before day 0 remained without antibiotic.
 
-    About one in twelve has no visit before day 0, and antibiotics are as common without an infection before them: only
-    the order tells.
+    About one patient in twelve has no visit before day 0. Antibiotics are as common without an infection before them,
+    so only the order is informative.
     """
     num = 0 if rng.random() < 1 / 12 else int(rng.geometric(0.12))
     days = np.sort(rng.integers(-1500, 0, num)).tolist()

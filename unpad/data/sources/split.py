@@ -28,12 +28,12 @@ _BY_NAME = {None: Split.UNDECLARED, "train": Split.TRAIN, "holdout": Split.HOLDO
 
 
 def declared_splits(names: Iterable[SplitName | None]) -> NDArray[np.int8]:
-    """Splits that rows declare by name, (num_names,) int8 of `Split`."""
+    """Turn the names that rows declare into splits, (num_names,) int8 of `Split`."""
     return np.array([_BY_NAME[name] for name in names], np.int8)
 
 
 def describe_split(split: NDArray[np.uint8]) -> str:
-    """Number of sequences on each side, as text."""
+    """Describe the number of sequences of each split."""
     num_train, num_holdout = (int((split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT))
     return f"{num_train:,} to train on, {num_holdout:,} held out"
 
@@ -49,9 +49,9 @@ def assign(
 ) -> NDArray[np.uint8]:
     """Choose a split for every document, TRAIN or HOLDOUT.
 
-    A document's side depends on its key and the seed alone, so other documents move nobody. Equal documents share a
-    side: copies of a declared one follow it, to training where the declarations disagree. Only when a side would stay
-    empty does the undeclared content with the smallest hash move to the held-out side, or the largest to training.
+    A document's split depends on its key and the seed alone, and never on other documents. Equal documents share a
+    split: copies of a declared one follow it, to training if the declarations disagree. Only if a split would be
+    empty, the undeclared content with the smallest hash moves to HOLDOUT, or with the largest to TRAIN.
 
     Args:
         content_keys: `content_key` of each document, (num_documents,) uint64.
