@@ -332,7 +332,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=r"events\.labels|events"):
             Recipe(events={"labels": {"path": "a.parquet", **labels}, "landmark": landmark})
-    with pytest.raises(ValueError, match="needs labels"):
+    with pytest.raises(ValueError, match=r"needs events\.labels"):
         Recipe(events={"landmark": "day"})
 
 

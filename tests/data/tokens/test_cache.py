@@ -94,6 +94,11 @@ def test_every_other_length_is_noticed(folder: Path) -> None:
         assert reason, len(data)
 
 
+def test_the_key_of_the_code_covers_reading_splitting_and_encoding() -> None:
+    names = {f"{path.parent.name}/{path.name}" for path in cache.code_files()}
+    assert {"sources/rows.py", "sources/chat.py", "sources/split.py", "tokens/encode.py", "tokens/words.py"} <= names
+
+
 def test_a_shard_under_another_name_is_refused(folder: Path) -> None:
     write_shard(folder, KEY, make_shard())
     other = make_key("other")

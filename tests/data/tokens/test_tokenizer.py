@@ -211,7 +211,7 @@ def test_training_is_the_same_in_another_process() -> None:
         "from unpad.data.tokens.tokenizer import train_tokenizer\n"
         "texts = json.load(sys.stdin)\n"
         "for kind in ('words', 'bpe'):\n"
-        "    made = train_tokenizer(recipe_data.Tokenizer(kind=kind, vocab_size=400), texts, ['用户：'])\n"
+        "    made = train_tokenizer(recipe_data.TokenizerSettings(kind=kind, vocab_size=400), texts, ['用户：'])\n"
         "    print(hashlib.sha256(made.to_bytes()).hexdigest())\n"
     )
     prints = [

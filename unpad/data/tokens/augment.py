@@ -1,8 +1,8 @@
 """Chinese text augmentation: synonyms, deletion, function words and clause order, seeded by the example itself.
 
 A copy depends on the seed, the example's content and the number of the copy alone, so neither order nor the number of
-processes changes it. In conversations only what users say is changed: replies stay exact. Role markers and special
-tokens that stand in a text stay, in their places; the text between them is changed stretch by stretch.
+processes changes it. In conversations only users' turns are changed; replies stay exact. Role markers and special
+tokens in a text keep their places; the text between them is changed stretch by stretch.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from unpad.errors import SourceError
 from unpad.recipes.data import AugmentSettings
 
 PACKAGED_SYNONYMS = Path(__file__).with_name("synonyms.txt")
-MAX_SPAN = 4  # segments a dictionary word may be cut into and still be found
+MAX_SPAN = 4  # most segments of a dictionary word that is still found
 
-# Kept as they are where they occur in a text: <|eos|> and its like, and the words that mark who speaks.
+# Markers that stay as they are in a text: special tokens such as <|eos|>, and the words before a speaker's turn.
 _MARKER = re.compile(
     r"(<\|[^<>|\s]{1,40}\|>|</?s>|\[(?:PAD|UNK|CLS|SEP|MASK)\]"
     r"|(?:用户|助手|系统|问|答)[：:]|\b(?:User|Assistant|System|Human)[：:])"
@@ -40,7 +40,7 @@ def with_copies(
     """Return the examples as they are, then `multiplier` rounds of changed copies: n * (1 + multiplier) in all.
 
     Args:
-        examples: of the training part only; held-out examples are never augmented.
+        examples: training examples only; held-out examples are never augmented.
     """
     copies = range(1, settings.multiplier + 1)
     return [*examples, *(augment(e, settings, words, synonyms, seed, copy) for copy in copies for e in examples)]
@@ -56,7 +56,7 @@ def augment(
 ) -> Example:
     """Return changed copy number `copy` (from 1) of an example, named `where#copy`.
 
-    Roles, assistant and system turns, keywords, group and split are those of the original; no turn becomes empty.
+    Roles, assistant and system turns, keywords, group and split stay the same; no turn becomes empty.
     """
     content = [[turn.role, turn.content] for turn in example.turns]
     key = json.dumps([seed, copy, content], ensure_ascii=True).encode()
@@ -73,11 +73,11 @@ def augment(
 def load_synonyms(path: Path | None) -> dict[str, tuple[str, ...]]:
     """Read the packaged synonym groups and the user's; a word of the user's file has only the synonyms given there.
 
-    A file holds one group of at least two words per line, space between; empty lines and lines that start with #
-    are left out.
+    A file has one group of at least two words per line, separated by spaces; empty lines and lines that start with #
+    are skipped.
 
     Raises:
-        SourceError: the file cannot be read, or has lines that are no group; each such line is named.
+        SourceError: the file cannot be read, or has lines without a group; the error names each of them.
     """
     synonyms = _read_groups(PACKAGED_SYNONYMS)
     if path is not None:
@@ -150,7 +150,7 @@ def _change_text(
 
 
 def _reorder(text: str, draws: random.Random) -> str:
-    """Put the clauses in another order; what ends them stays where it is."""
+    """Shuffle the clauses; the punctuation at their ends stays in place."""
     parts = _CLAUSE_END.split(text)
     places = [place for place in range(0, len(parts), 2) if parts[place].strip()]
     if len(places) < 2:
@@ -186,9 +186,9 @@ def _replace(
 def _survivors(
     units: Sequence[str], fixed: Sequence[bool], rate: float, draws: random.Random
 ) -> list[tuple[str, bool]]:
-    """Leave out words at `rate`, never the last one; return (unit, whether a function word may follow).
+    """Drop words at `rate`, never the last one; return (unit, whether a function word may follow).
 
-    Punctuation, spaces, numbers and markers are no words.
+    Punctuation, spaces, numbers and markers do not count as words.
     """
     is_word = [not marker and any(map(str.isalpha, unit)) for unit, marker in zip(units, fixed, strict=True)]
     heights = [draws.random() if word else 1.0 for word in is_word]

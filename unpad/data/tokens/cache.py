@@ -1,14 +1,14 @@
 """Token shards: a source file is encoded once, checked every time it is opened, and shared by processes.
 
-A file of the cache is named by the hash of all it was made from, so it never goes stale, and it starts with the sha256
-of all that follows:
+The name of a cache file is the hash of all its inputs, so it never goes stale, and the file starts with the sha256 of
+its content:
 
     8 bytes    magic
     32 bytes   sha256 of the rest
     the rest   a shard: 8 bytes header length, JSON header, arrays at multiples of 64; or any other bytes
 
-It is read and checked before it is mapped: a file cut short under a mapping would kill the process. Nothing in the
-cache is ever changed in place.
+A file is read and checked before it is mapped: a file cut short under a mapping would kill the process. Files of the
+cache are never changed in place.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from unpad.data.sources.example import BadRow
 from unpad.errors import DiskError
 from unpad.storage import clean_leftovers, make_folder, sha256, sha256_file, write_atomic
 
-PACKAGE = Path(__file__).parents[2]
-CODE = ("sources/*.py", "tokens/*.py")  # all that decides what tokens a file becomes
+DATA = Path(__file__).parents[1]
+CODE = ("sources/*.py", "tokens/*.py")  # code that determines the tokens of a file
 LIBRARIES = ("numpy", "pyarrow", "rjieba", "tokenizers")
 MAGIC = b"unpadtk1"
-SEALED = len(MAGIC) + 32  # bytes before what the sha256 covers
+SEALED = len(MAGIC) + 32  # bytes before the hashed content
 ALIGN = 64
 WRITE_TRIES = 3
-# Smaller shards are read into memory: a mapping holds a file descriptor, and a folder may hold more files than those.
+# Smaller shards are read into memory: a mapping needs a file descriptor, and a folder may have more files than those.
 MAP_FROM = 256 << 10
 DTYPES = {
     "offsets": "<i8", "loss_mask": "|b1", "content_key": "<u8", "declared": "|i1", "copy": "|u1", "num_targets": "<i4",
@@ -53,9 +53,13 @@ def make_key(*parts: object) -> str:
 
 @cache
 def code_key() -> str:
-    """Hash of the code and the libraries that turn files into tokens: another version never meets old shards."""
-    files = sorted(path for pattern in CODE for path in PACKAGE.glob(pattern))
-    return make_key([version(name) for name in LIBRARIES], [[path.name, sha256_file(path)] for path in files])
+    """Hash of the code and the libraries that turn files into tokens: another version does not read old shards."""
+    return make_key([version(name) for name in LIBRARIES], [[path.name, sha256_file(path)] for path in code_files()])
+
+
+def code_files() -> list[Path]:
+    """Files of the package that turn files into tokens."""
+    return sorted(path for pattern in CODE for path in DATA.glob(pattern))
 
 
 # --------------------------------------------------------------------------- sealed files
@@ -75,7 +79,7 @@ def write_sealed(path: Path, payload: bytes) -> None:
             write_atomic(path, data)
             return
         except DiskError as error:
-            # On a cache that machines share, one may take the other's unfinished file for a leftover.
+            # In a cache that machines share, one may delete another's unfinished file as a leftover.
             if tries_left and isinstance(error.__cause__, FileNotFoundError):
                 continue
             fix = "free some space, or set UNPAD_CACHE to a folder that can be written"
@@ -83,7 +87,7 @@ def write_sealed(path: Path, payload: bytes) -> None:
 
 
 def read_sealed(path: Path) -> tuple[bytes | None, str]:
-    """Read bytes of `write_sealed`: (bytes, ""), (None, "") where there is no file, (None, what is wrong with it)."""
+    """Read bytes of `write_sealed`: (bytes, ""), (None, "") without a file, or (None, fault of the file)."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -102,19 +106,19 @@ def read_sealed(path: Path) -> tuple[bytes | None, str]:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """All documents of one source file, encoded. Rows are documents; the arrays are read-only.
+    """Encoded documents of one source file. Rows are documents; the arrays are read-only.
 
     Args:
         tokens: (num_tokens,) uint16 or uint32, BOS and EOS included.
         loss_mask: (num_tokens,) bool, True where predicting this token counts.
-        offsets: (rows + 1,) int64, where each row starts in `tokens`.
-        content_key: (rows,) uint64, equal for equal content; an augmented copy has its original's.
-        declared: (rows,) int8, the split the row declares: -1 none, 0 train, 1 holdout.
-        copy: (rows,) uint8, 0 for an original, else the number of the augmented copy.
+        offsets: (rows + 1,) int64, start of each row in `tokens`.
+        content_key: (rows,) uint64, equal for equal content; that of the original for an augmented copy.
+        declared: (rows,) int8, the `Split` that the row declares.
+        copy: (rows,) uint8, 0 for an original, otherwise the number of the augmented copy.
         num_targets: (rows,) int32, tokens that carry loss.
         target_chars, target_bytes: (rows,) int32, characters and UTF-8 bytes of the text that carries loss.
         num_chars: (rows,) int32, characters of all the row's text.
-        details, bad: (bytes,) uint8, JSON that is parsed when asked for.
+        details, bad: (bytes,) uint8, JSON that is parsed at its first use.
     """
 
     tokens: np.ndarray
@@ -140,7 +144,7 @@ class Shard:
         return details
 
     def where(self, row: int) -> str:
-        """The place of the row within its file, such as ":12"; the file's name is not part of its content."""
+        """Place of the row within its file, such as ":12", without the file's name, which is not part of a shard."""
         place: str = self._details["where"][row]
         return place
 
@@ -152,14 +156,14 @@ class Shard:
         return tuple(self._details["keywords"].get(str(row), ()))
 
     def bad_rows(self, path: str) -> list[BadRow]:
-        """The rows of the file that could not be used; `path` is the file's name today."""
+        """Bad rows of the file; `path` is the file's current name."""
         if not self.bad.size:
             return []
         return [BadRow(path + place, *rest) for place, *rest in json.loads(self.bad.tobytes())]
 
 
 def pack_details(where: Iterable[str], groups: Iterable[str], keywords: Iterable[tuple[str, ...]]) -> np.ndarray:
-    """JSON of what only reports and evaluation read, (bytes,) uint8. `where` is the place within the file."""
+    """Pack fields that only reports and evaluation read as JSON, (bytes,) uint8; `where` is within the file."""
     details = {
         "where": list(where),
         "group": {str(row): group for row, group in enumerate(groups) if group},
@@ -169,7 +173,7 @@ def pack_details(where: Iterable[str], groups: Iterable[str], keywords: Iterable
 
 
 def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
-    """JSON of a file's bad rows without the file's name, (bytes,) uint8; empty when there are none."""
+    """Pack a file's bad rows without the file's name as JSON, (bytes,) uint8; empty without bad rows."""
     rows = [[row.where.removeprefix(path), row.code, row.what, row.fix, row.excerpt] for row in bad]
     return _json_bytes(rows) if rows else np.zeros(0, np.uint8)
 
@@ -183,7 +187,7 @@ def shard_path(folder: Path, key: str) -> Path:
 
 
 def write_shard(folder: Path, key: str, shard: Shard) -> None:
-    """Write a shard under its key. A kill leaves nothing visible; two writers leave the same bytes.
+    """Write a shard under its key. A killed writer leaves nothing visible; two writers leave the same bytes.
 
     Raises:
         DiskError: the cache cannot be written.
@@ -210,7 +214,7 @@ def open_shard(folder: Path, key: str) -> tuple[Shard | None, str]:
     """Open a shard after checking its size, sha256 and key.
 
     Returns:
-        (shard, ""); (None, "") where the cache has none; (None, what is wrong) for one that must be built anew.
+        (shard, ""); (None, "") if the cache has none; (None, fault) for a shard that must be rebuilt.
     """
     try:
         with shard_path(folder, key).open("rb") as file:
@@ -242,7 +246,7 @@ def _open_checked(file: BinaryIO, key: str) -> tuple[Shard | None, str]:
 
 
 def _parse(data: bytes | mmap.mmap, key: str) -> tuple[Shard | None, str]:
-    """Lay arrays over bytes whose sha256 was right; it can then only be a shard of another name."""
+    """View bytes with a valid sha256 as arrays; they may still be a shard with another key."""
     try:
         base = SEALED + 8 + int.from_bytes(data[SEALED : SEALED + 8], "little")
         header = json.loads(data[SEALED + 8 : base])

@@ -1,7 +1,7 @@
-"""Sources + tokenizer + cache -> one TokenSet.
+"""Encoded corpus of a recipe: sources, tokenizer and cache -> one TokenSet.
 
-Every file is hashed; what the cache holds for that hash is opened, the rest is read, judged as a whole (bad rows, empty
-corpus, split), and only then encoded. Nothing is encoded twice, and a warm start reads no row.
+Every file is hashed. Files in the cache are opened; the others are read, judged together (bad rows, empty corpus,
+split), and then encoded. No file is encoded twice, and a warm start reads no row.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ __all__ = ["CorpusReport", "TokenSet", "prepare"]
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What `prepare` read, used, quarantined, encoded and found.
+    """Report of `prepare`: rows read, used and quarantined, documents encoded, and leaks.
 
     Args:
         rows_read: rows_used + rows_quarantined.
-        encoded_documents: documents given to the tokenizer this time, augmented copies included.
+        encoded_documents: documents encoded this time, augmented copies included.
         tokens, characters: of all documents, copies included.
-        leaks: None when nothing is held out.
-        leak_places: where the worst leaks of the report are, in its order.
-        events: what was damaged and built again.
+        leaks: None without held-out documents.
+        leak_places: places of the worst leaks of the report, in its order.
+        events: damaged files that were rebuilt.
         seconds: per stage; the stages add up to the whole.
     """
 
@@ -98,7 +98,7 @@ class CorpusReport:
 
 @dataclass(frozen=True)
 class _File:
-    """A source file; `key` is the hash of everything that decides which examples it yields."""
+    """A source file; `key` is the hash of everything that determines its examples."""
 
     kind: str
     file: SourceFile
@@ -109,7 +109,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What a file holds; content_key, declared and copy are columns of a Shard."""
+    """Rows of a file; content_key, declared and copy are columns of a Shard."""
 
     examples: list[Example]
     bad: list[BadRow]
@@ -120,7 +120,7 @@ class _Rows:
 
 @dataclass
 class _Work:
-    """What `prepare` knows so far; `shards` holds the originals of each file, None until opened or built."""
+    """State of `prepare`; `shards` has the originals of each file, None until opened or built."""
 
     recipe: Recipe
     folder: Path
@@ -151,15 +151,15 @@ def prepare(
     kinds: Sequence[str] = TEXT_KINDS,
     cache: Path | None = None,
 ) -> tuple[TokenSet, Tokenizer, CorpusReport]:
-    """Read, split, tokenize and encode a recipe's data, or open what an earlier call left in the cache.
+    """Read, split, tokenize and encode a recipe's data, or open it in the cache.
 
     Args:
-        tokenizer: used as it is; None opens or builds the recipe's, from the training parts of all `kinds`.
+        tokenizer: used as it is; None opens the recipe's, or builds it from the training documents of all `kinds`.
         kinds: some of TEXT_KINDS.
         cache: folder of the cache; default `cache_folder()`.
 
     Raises:
-        SourceError: a file is missing or unusable, bad rows are refused, there is no example or none to train on.
+        SourceError: a file is missing or unusable, bad rows are refused, or there is no example or none to train on.
         RecipeError: the tokenizer file is missing.
         DiskError: the cache cannot be written.
     """
@@ -247,7 +247,7 @@ def _read(work: _Work, index: int) -> _Rows:
     """Read a file, once.
 
     Raises:
-        SourceError: its bytes are no longer those that were hashed.
+        SourceError: the file changed since it was hashed.
     """
     if index not in work.read:
         file = work.files[index]
@@ -280,7 +280,7 @@ def _judge_rows(work: _Work) -> tuple[list[BadRow], int]:
 
 
 def _split(work: _Work) -> list[np.ndarray]:
-    """Give every document its side, kind by kind, so that whatever kinds a stage uses, something is held out."""
+    """Give every document its split, kind by kind, so that every kind has held-out documents."""
     rows = [_read(work, index) if shard is None else shard for index, shard in enumerate(work.shards)]
     sides: dict[int, np.ndarray] = {}
     for kind in TEXT_KINDS:
@@ -300,7 +300,7 @@ def _split(work: _Work) -> list[np.ndarray]:
 
 
 def _stored_tokenizer(work: _Work) -> Tokenizer | None:
-    """The recipe's tokenizer file, or the one built from this very corpus before."""
+    """Open the recipe's tokenizer file, or the tokenizer that was built from this corpus before."""
     if work.recipe.tokenizer.path is not None:
         return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
     data, damage = read_sealed(_tokenizer_path(work))
@@ -318,7 +318,7 @@ def _build_tokenizer(work: _Work) -> Tokenizer:
         for turn in example.turns
     )
     tokenizer = train_tokenizer(work.recipe.tokenizer, texts, reserved_texts(work.recipe.data.template))
-    # What runs is what a later run will open.
+    # Use the bytes that a later run will open.
     stored = tokenizer.to_bytes()
     write_sealed(_tokenizer_path(work), stored)
     return load_tokenizer(stored)
@@ -331,7 +331,7 @@ def _tokenizer_path(work: _Work) -> Path:
 
 
 def _corpus_key(work: _Work) -> list[object]:
-    """Everything that decides the examples and their split, as JSON."""
+    """Everything that determines the examples and their split, as JSON."""
     return [[file.key for file in work.files], work.recipe.data.holdout, work.recipe.train.seed]
 
 
@@ -339,7 +339,7 @@ def _corpus_key(work: _Work) -> list[object]:
 
 
 def _open_originals(work: _Work, tokenizer: Tokenizer) -> None:
-    """Open the shards that the cache holds for this tokenizer."""
+    """Open the shards of this tokenizer in the cache."""
     settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json")]
     work.keys = [make_key("originals", file.key, settings) for file in work.files]
     work.shards = [_open(work, index, key) for index, key in enumerate(work.keys)]
@@ -356,7 +356,7 @@ def _originals(work: _Work, tokenizer: Tokenizer) -> list[Part]:
 
 
 def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
-    """Augmented copies of the training originals; a held-out document has none, whatever the settings."""
+    """Build augmented copies of the training originals; held-out documents never have copies."""
     augment, seed = work.recipe.augment, work.recipe.train.seed
     if not augment.multiplier:
         return []
@@ -365,7 +365,7 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
     settings = [augment.model_dump(mode="json", exclude={"synonyms_file"}), sorted(synonyms.items()), seed]
     parts = []
     for index, file in enumerate(work.files):
-        # Which side a document is on may hang on other files, so the sides are part of the name.
+        # A document's split may depend on other files, so the splits are part of the name.
         key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
         shard = _open(work, index, key)
         if shard is None:
@@ -397,7 +397,7 @@ def _open(work: _Work, index: int, data_key: str) -> Shard | None:
 
 
 def _store(work: _Work, data_key: str, shard: Shard) -> Shard:
-    """Write a shard and open it as a later run will: mapped, so that its memory can be given back."""
+    """Write a shard and open it like a later run: mapped, so that its memory can be released."""
     work.misses += 1
     work.encoded += shard.num_rows
     key = make_key(code_key(), data_key)

@@ -1,10 +1,10 @@
-"""Example -> tokens and loss mask, by one rule for texts, conversations and prompts.
+"""Encoding of examples as tokens and a loss mask, by one rule for texts, conversations and prompts.
 
     text   BOS text EOS                                   loss on the text and its EOS
     chat   BOS prefix message [separator prefix message]  EOS after every reply; loss on replies and their EOS
 
-Prefixes, separators and messages are encoded apart from each other, so no tokenizer can merge across them, and special
-ids are placed here alone: text that looks like a special token is ordinary text.
+Prefixes, separators and messages are encoded separately, so no tokenizer can merge across them. Only this module adds
+special ids: text that looks like a special token is ordinary text.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from unpad.errors import OutOfMemoryError
 from unpad.recipes.data import Template
 
 LOSS_ROLES = ("text", "assistant")
-EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of the arrays they become; of long ones fewer:
+EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of their arrays; fewer for long examples:
 CHARS_AT_ONCE = 500_000
-THREADS = 2  # one part is in the tokenizer's hands, where it leaves the interpreter's lock, as another becomes arrays
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent is gone
-WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has begun
+THREADS = 2  # the tokenizer encodes one part, without the interpreter's lock, while another becomes arrays
+PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
+WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has started
 
-ExampleSpan = tuple[int, int]  # first example of a part, and the one past its last
+ExampleSpan = tuple[int, int]  # first example of a part, and the end of the part
 Encoded = tuple[np.ndarray, np.ndarray, list[int]]  # tokens, loss_mask and the length of every example
 
 
 @dataclass(frozen=True)
 class _Job:
-    """What every part is encoded with."""
+    """Inputs that the encoding of every part shares."""
 
     examples: Sequence[Example]
     tokenizer: Tokenizer
@@ -50,18 +50,18 @@ class _Job:
     fixed: dict[str, list[int]]
 
 
-_inherited: _Job | None = None  # in a process that encodes, since it was forked
+_inherited: _Job | None = None  # set in a process that encodes, when it is forked
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest type that holds every id."""
+    """Smallest type for every id."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
 def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, template: Template
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Encode examples; every message is given to the tokenizer once.
+    """Encode examples, every message once.
 
     Returns:
         tokens (num_tokens,) uint16 or uint32; loss_mask (num_tokens,) bool, True where predicting this token counts;
@@ -77,7 +77,7 @@ def encode_examples(
 
 
 def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Template) -> list[int]:
-    """Encode a conversation up to where the next reply begins, exactly as training shows it."""
+    """Encode a conversation up to the beginning of the next reply, exactly as in training."""
     fixed = _encode_fixed(tokenizer, template)
     ids: list[int] = []
     contents = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
@@ -91,18 +91,18 @@ def _encode_fixed(tokenizer: Tokenizer, template: Template) -> dict[str, list[in
 
 
 def reserved_texts(template: Template) -> list[str]:
-    """The template's strings that a tokenizer may give ids of their own; a single character stays what it is."""
+    """Strings of the template that may have an id of their own; single characters never do."""
     return [text for text in template_texts(template) if len(text) > 1]
 
 
 def template_texts(template: Template) -> list[str]:
-    """The strings that a conversation holds besides its messages; none empty."""
+    """Strings of a conversation besides its messages, without empty ones."""
     texts = (template.system, template.user, template.assistant, template.separator)
     return [text for text in dict.fromkeys(texts) if text]
 
 
 def _spans(examples: Sequence[Example]) -> tuple[list[ExampleSpan], int]:
-    """First example and the one past the last of every part, and the characters of all."""
+    """Return the first example and the end of every part, and the number of characters."""
     chars = np.cumsum([sum(len(turn.content) for turn in example.turns) for example in examples], dtype=np.int64)
     total = int(chars[-1]) if len(chars) else 0
     by_size = np.searchsorted(chars, np.arange(0, total, CHARS_AT_ONCE), "right")
@@ -112,8 +112,8 @@ def _spans(examples: Sequence[Example]) -> tuple[list[ExampleSpan], int]:
 
 @contextmanager
 def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[ExampleSpan], Encoded]]]:
-    """What encodes a part: up to so many processes where they can be forked, which share neither the interpreter's lock
-    nor the library's; else threads."""
+    """Executor that encodes parts: processes if they can be forked, which share neither the interpreter's lock nor the
+    library's, otherwise threads."""
     num = min(len(os.sched_getaffinity(0)), most) if sys.platform == "linux" and _may_run_beside_others() else 1
     if num < 2:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="unpad-tokenizer") as pool:
@@ -150,7 +150,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _begin_process(job: _Job) -> None:
-    # Forked, so that nothing of the job went through a pipe. The parent tells of an interrupt; killed, it takes its
+    # Forked, so that the job is not copied through a pipe. The parent handles interrupts; if killed, it takes its
     # processes along.
     global _inherited
     _inherited = job
@@ -177,7 +177,7 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
 
 
 def _encode_contents(tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]) -> Iterator[list[int]]:
-    """Encode messages; one that equals a role's prefix is spelled, or it would get the prefix's own id."""
+    """Encode messages; a message equal to a role's prefix is spelled out, so that it does not get the prefix's id."""
     encoded = tokenizer.encode_batch(texts)
     for position, text in enumerate(texts):
         if text in fixed:

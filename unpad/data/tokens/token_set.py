@@ -1,4 +1,4 @@
-"""TokenSet: the encoded sequences of a run, read from mapped shards by number."""
+"""Encoded sequences of a run, read from mapped shards by number."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Part:
     """One shard as a corpus uses it.
 
     Args:
-        path: the source file today.
-        data_key: hash of what the shard was made from, code apart.
+        path: current path of the source file.
+        data_key: hash of the shard's inputs without the code.
         kind: index into TEXT_KINDS of `sources/read.py`.
         source: index into the weights of the corpus.
-        split: (rows,) uint8, 0 training, 1 held out.
+        split: (rows,) uint8 of `Split`.
     """
 
     shard: Shard
@@ -35,20 +35,20 @@ class Part:
 class TokenSet:
     """All sequences of a run: texts and conversations, training and held-out, originals before augmented copies.
 
-    A sequence is one document, or after `joined` several. Arrays are (num_sequences,), integers.
+    A sequence is one document, or several after `joined`. Arrays are (num_sequences,), integers.
 
     Args:
         lengths: tokens, BOS and EOS included; a sequence of n tokens has n - 1 positions.
         kind: index into TEXT_KINDS of `sources/read.py`.
         source: index into `weights`.
-        split: 0 training, 1 held out.
-        copy: 0 for an original, else the number of the augmented copy.
+        split: TRAIN or HOLDOUT of `Split`.
+        copy: 0 for an original, otherwise the number of the augmented copy.
         num_targets: tokens that carry loss.
         target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
         weights: epochs of each source per epoch of the run: the recipe's texts, then its conversations.
         parts: the shards; their rows, one part after the other, are the documents.
         documents: (num_documents,) int64, documents in the order of the sequences.
-        first_document: (num_sequences + 1,) int64, where each sequence starts in `documents`.
+        first_document: (num_sequences + 1,) int64, start of each sequence in `documents`.
         file_hashes: (path, sha256) of every source file.
         split_settings: holdout and seed.
     """
@@ -108,11 +108,11 @@ class TokenSet:
         return self._whole(i)[0]
 
     def loss_mask(self, i: int) -> np.ndarray:
-        """Which tokens of a sequence carry loss, (length,) bool."""
+        """True for the tokens of a sequence that carry loss, (length,) bool."""
         return self._whole(i)[1]
 
     def joined(self) -> TokenSet:
-        """Return the documents of each kind, split and source as one long sequence, BOS and EOS kept between them."""
+        """Join the documents of each kind, split and source to one long sequence, with BOS and EOS between them."""
         assert self.documents.size == len(self), "joined already"
         groups = np.stack([self.kind, self.split, self.source]).astype(np.int64)
         order = np.lexsort(groups[::-1])
@@ -140,22 +140,22 @@ class TokenSet:
     # ----------------------------------------------------------------------- names
 
     def where(self, i: int) -> str:
-        """The sequence's place in its file; for joined documents the first and the last."""
+        """Place of a sequence in its file; for joined documents the first and the last place."""
         first, last = self.documents[self.first_document[i]], self.documents[self.first_document[i + 1] - 1]
         return self._place(first) if first == last else f"{self._place(first)} to {self._place(last)}"
 
     def group(self, i: int) -> str:
-        """The group of the sequence's first document, or ""."""
+        """Group of the sequence's first document, or ""."""
         part, row = self._part_row(self.documents[self.first_document[i]])
         return part.shard.group(row)
 
     def keywords(self, i: int) -> tuple[str, ...]:
-        """The words that a right reply to the sequence's first document must contain."""
+        """Words that a correct reply to the sequence's first document must contain."""
         part, row = self._part_row(self.documents[self.first_document[i]])
         return part.shard.keywords(row)
 
     def fingerprint(self) -> str:
-        """sha256 that changes with the data, the tokenizer, what makes tokens of them, and the split."""
+        """sha256 of the data, the tokenizer, the encoding settings and the split."""
         return make_key([[part.data_key, part.kind, part.source] for part in self.parts], self.split_settings)
 
     # ----------------------------------------------------------------------- documents within parts
@@ -183,19 +183,19 @@ class TokenSet:
 
     @cached_property
     def _document_start(self) -> np.ndarray:
-        """Where each document starts within the tokens of its part, (num_documents,) int64."""
+        """Start of each document within the tokens of its part, (num_documents,) int64."""
         starts: np.ndarray = rows_of([part.shard.offsets[:-1] for part in self.parts], np.int64)[self.documents]
         return starts
 
     @cached_property
     def _document_ends(self) -> np.ndarray:
-        """Tokens of the sequences' documents, counted through, (num_documents + 1,) int64."""
+        """Running total of the tokens of the sequences' documents, (num_documents + 1,) int64."""
         lengths = rows_of([np.diff(part.shard.offsets) for part in self.parts], np.int64)[self.documents]
         return np.concatenate([[0], np.cumsum(lengths)])
 
     @cached_property
     def _target_ends(self) -> np.ndarray:
-        """Tokens with loss, counted as `_document_ends` counts tokens."""
+        """Running total of the tokens with loss, like `_document_ends`."""
         counts = rows_of([part.shard.num_targets for part in self.parts], np.int64)[self.documents]
         return np.concatenate([[0], np.cumsum(counts)])
 
@@ -260,5 +260,5 @@ def build_token_set(
 
 
 def rows_of(arrays: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
-    """The arrays end to end; no array at all is (0,)."""
+    """Concatenate arrays; (0,) without any."""
     return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype)
