@@ -1,4 +1,4 @@
-"""Changes of training images that leave their class as it is: mirrored, moved, zoomed, recoloured, a part hidden."""
+"""Augmentation of training images: mirroring, shifts, zoom, colour, and erased rectangles."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from unpad.recipes.data import ImageSettings
 def augment(
     patches: NDArray[np.float32], grid: Grid, patch: int, settings: ImageSettings, rng: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Change one image as `rng` draws; its size stays.
+    """Change one image as `rng` draws; its size stays the same.
 
-    What a shift or a smaller zoom lays bare repeats the pixels at the edge. Hue, saturation and brightness change so
-    that white, black and greys stay free of colour: the ground of a drawing remains what it was. What is erased is a
-    rectangle of one random colour (Zhong et al. 2017, arXiv 1708.04896).
+    A shift or a smaller zoom fills uncovered areas with the pixels at the edge. Changes of hue, saturation and
+    brightness keep white, black and greys free of colour, so the ground of a drawing stays the same. The erased
+    rectangle has one random colour (Zhong et al. 2017, arXiv 1708.04896).
 
     Args:
-        patches: (rows * columns, channels * patch * patch), as `patches.prepare` made them; not written to.
+        patches: (rows * columns, channels * patch * patch), from `patches.prepare`; not modified.
 
     Returns:
         The same shape.
@@ -30,7 +30,7 @@ def augment(
     cut = patches.reshape(rows, columns, -1, patch, patch)
     pixels: NDArray[np.float32]  # (channel, y, x)
     pixels = cut.transpose(2, 0, 3, 1, 4).reshape(-1, rows * patch, columns * patch)
-    # Everything is drawn whatever is asked for, so that one setting changes nothing of another.
+    # All numbers are drawn in any case, so that one setting does not affect another.
     mirrored, places, tint = rng.random() < settings.flip, rng.uniform(-1, 1, 2), rng.uniform(-1, 1, 3)
     factor, erased = (1 + settings.zoom) ** rng.uniform(-1, 1), rng.random(7)
     if mirrored:
@@ -49,11 +49,11 @@ def augment(
 def _move(pixels: NDArray[np.float32], axis: int, shift: float, factor: float) -> NDArray[np.float32]:
     """Shift and zoom (channels, height, width) along one axis.
 
-    A new pixel is linear between two old ones where the image grows, a triangle over all that fall together where it
-    shrinks; what is only shifted moves by whole pixels.
+    Enlarging interpolates linearly between two old pixels; shrinking averages with a triangle over all that fall
+    together; a mere shift moves by whole pixels.
 
     Args:
-        shift: as a share of the size; factor: above 1 the middle of the axis fills all of it.
+        shift: share of the size; factor: zoom, above 1 for an enlarged middle of the axis.
     """
     size = pixels.shape[axis]
     middle, narrow = (size - 1) / 2, min(factor, 1)

@@ -1,9 +1,9 @@
-"""Image files nobody vouches for: their size from the header alone, their pixels, or a fault with a code.
+"""Untrusted image files: their size from the header alone, their pixels, or a fault with a code.
 
-The parts of a file are read here; Pillow receives only those that hold pixels. So text and colour profiles are never
-unpacked, a second header never replaces the one whose size was checked, and Pillow has nothing to warn about. A process
-that decodes one image at a time needs at most 512 MiB beside the file. This module needs neither torch nor the rest of
-the package, so that such a process can be small. What libtiff says about damaged TIFFs it writes to stderr by itself.
+This module parses the files; Pillow receives only the parts with pixels. So text and colour profiles are never
+unpacked, a second header never replaces the one whose size was checked, and Pillow has no reason to warn. A process
+that decodes one image at a time needs at most 512 MiB besides the file. This module needs neither torch nor the rest of
+the package, so that such a process can be small. libtiff writes its messages about damaged TIFFs to stderr by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 from unpad.errors import SourceError
 
 MAX_PIXELS = 40_000_000
-MAX_WEBP_PIXELS = 25_000_000  # libwebp and Pillow together hold four copies of the canvas
+MAX_WEBP_PIXELS = 25_000_000  # libwebp and Pillow together have four copies of the canvas
 MAX_SIDE = 16_384
 MAX_BYTES = 1 << 28
 MAX_METADATA = 1 << 24  # bytes of text, profiles and thumbnails in one file; profiles of printers have about 3 MB
@@ -44,12 +44,12 @@ NOTES = {
 
 
 class ImageError(SourceError):
-    """An image that cannot be used: a stable code such as E_TRUNCATED, what is wrong, and the fix."""
+    """An image that cannot be used: a stable code such as E_TRUNCATED, the fault, and the fix."""
 
     def __init__(self, code: str, what: str, fix: str = "", where: str = "") -> None:
         super().__init__(what, where=where, fix=fix or FIXES[code])
         self.code = code
-        self.args = (code, what, self.fix, where)  # what a worker process sends back is made from these
+        self.args = (code, what, self.fix, where)  # a worker process sends these back
 
     def __str__(self) -> str:
         return super().__str__().replace(": ", f": {self.code} ", 1)
@@ -57,7 +57,7 @@ class ImageError(SourceError):
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What the header of an image says: its size in pixels after EXIF orientation, format, and keys of NOTES."""
+    """Header of an image: its size in pixels after EXIF orientation, format, and keys of NOTES."""
 
     width: int
     height: int
@@ -67,9 +67,9 @@ class ImageInfo:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An image as the eye sees it: pixels (height, width, 3) uint8 RGB, upright, on white; and keys of NOTES.
+    """Decoded image: pixels (height, width, 3) uint8 RGB, upright, on white; and keys of NOTES.
 
-    Where opacity was asked for it is a fourth channel, 255 for opaque.
+    With opacity there is a fourth channel, 255 for opaque.
     """
 
     pixels: NDArray[np.uint8]
@@ -79,8 +79,8 @@ class Decoded:
 def probe(data: bytes) -> ImageInfo:
     """Read the size of an image and check that the file is whole, without decoding pixels.
 
-    Walking the parts of a PNG, JPEG or WebP to the end finds one that is cut off, and of a GIF the first frame. A BMP
-    or TIFF that is cut off shows when it is decoded, as damage inside coded pixels does.
+    The parts of a PNG, JPEG or WebP are read to the end, and those of a GIF to the end of the first frame, so truncated
+    ones are found. A truncated BMP or TIFF is found by decoding, like damage inside coded pixels.
 
     Raises:
         ImageError: E_EMPTY, E_FORMAT, E_TRUNCATED, E_PIXELS, E_METADATA, or E_DECODE: the header contradicts itself.
@@ -91,15 +91,15 @@ def probe(data: bytes) -> ImageInfo:
 
 
 def decode(data: bytes, opacity: bool = False) -> Decoded:
-    """Decode an image to RGB: the first frame, turned by its EXIF orientation, whatever is transparent on white.
+    """Decode an image to RGB: the first frame, upright by its EXIF orientation, transparent pixels on white.
 
     Samples of 16 bits keep their high byte. CMYK is converted without a colour profile.
 
     Args:
-        opacity: return it as a fourth channel; colours are the same with it.
+        opacity: return it as a fourth channel; the colours stay the same.
 
     Raises:
-        ImageError: what `probe` raises, E_TRUNCATED or E_DECODE when the coded pixels are damaged.
+        ImageError: as `probe`; E_TRUNCATED or E_DECODE if the coded pixels are damaged.
     """
     header = _read_header(data)
     try:
@@ -120,13 +120,13 @@ def decode(data: bytes, opacity: bool = False) -> Decoded:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What the parts of a file say.
+    """Header data of a file.
 
     Args:
         width: pixels as stored, before EXIF orientation; `height` likewise.
         parts: the bytes that Pillow needs, in order; joined they are a file without metadata.
         orientation: EXIF, 1 to 8.
-        bits: per sample, where that is told.
+        bits: per sample, if known.
     """
 
     format: str
@@ -151,7 +151,7 @@ _REFUSED = (
 
 
 def sniff(head: bytes) -> str | None:
-    """Name the format of an image by its first 18 bytes; None when it is not one that is read."""
+    """Name the format of an image by its first 18 bytes; None for other formats."""
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "PNG"
     if head.startswith(b"\xff\xd8\xff"):
@@ -249,8 +249,8 @@ def _png(data: bytes) -> _Header:
 
 # --------------------------------------------------------------------------- JPEG
 
-# What begins a segment, or ends the image. In coded pixels FF is followed by 00 or a restart, D0 to D7; 01 and a
-# second beginning, D8, stand alone.
+# Markers that begin a segment or end the image. In coded pixels FF is followed by 00 or a restart, D0 to D7; 01 and a
+# second beginning, D8, have no segment.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END, _SCAN = 0xD9, 0xDA
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -258,7 +258,7 @@ _APPLICATION = frozenset((*range(0xE0, 0xF0), 0xFE))
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield (marker, start, end) of every segment, the end of the image last; coded pixels stand between segments."""
+    """Yield (marker, start, end) of every segment, the end of the image last; coded pixels are between segments."""
     position = 2
     while marker := _MARKER.search(data, position):
         start, code = marker.start(), data[marker.start() + 1]
@@ -286,7 +286,7 @@ def _jpeg(data: bytes) -> _Header:
             metadata += end - start
         if name == b"Exif\0\0" and not orientation:
             orientation = _orientation(data[start + 10 : end])
-        # JFIF and Adobe say which colours the samples are.
+        # JFIF and Adobe define the colours of the samples.
         if not scan and (code not in _APPLICATION or name.startswith((b"JFIF", b"Adobe"))):
             parts.append(view[start:end])
     if not scan:
@@ -324,7 +324,7 @@ def _gif_palette(flags: int) -> int:
 
 
 def _gif_blocks(data: bytes, position: int) -> int:
-    """Where a run of blocks, each led by its length, ends."""
+    """Return the end of a run of blocks, each of which begins with its length."""
     while data[position]:
         position += data[position] + 1
     return position + 1
@@ -373,12 +373,12 @@ _Entry = tuple[int, int, bytes]  # type, number of values, and the value or wher
 _ORIENTATION = 274
 _TIFF_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 _TIFF_SINGLE = frozenset((256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323))
-_TIFF_TAGS = _TIFF_SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 530, 532}  # those that pixels depend on
+_TIFF_TAGS = _TIFF_SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 530, 532}  # tags that the pixels depend on
 _TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32773, 32946)  # none, CCITT, LZW, JPEG, deflate, PackBits
 
 
 def _directory(data: bytes, order: str) -> tuple[dict[int, _Entry], bool]:
-    """The entries of the first directory by tag, and whether another directory follows."""
+    """Read the entries of the first directory by tag, and whether another directory follows."""
     (start,) = struct.unpack_from(order + "I", data, 4)
     (num_entries,) = struct.unpack_from(order + "H", data, start)
     end = start + 2 + 12 * num_entries
@@ -390,7 +390,7 @@ def _directory(data: bytes, order: str) -> tuple[dict[int, _Entry], bool]:
 
 
 def _first_value(data: bytes, entry: _Entry, order: str) -> int:
-    """The first value of an entry of whole numbers; 0 for other types."""
+    """Return the first value of an entry of whole numbers; 0 for other types."""
     kind, count, field = entry
     layout = order + {1: "B", 3: "H", 4: "I"}.get(kind, "0s")
     if layout.endswith("s"):
@@ -401,7 +401,7 @@ def _first_value(data: bytes, entry: _Entry, order: str) -> int:
 
 
 def _orientation(exif: bytes) -> int:
-    """EXIF orientation; 1, upright, where there is none or it is damaged."""
+    """EXIF orientation; 1, upright, if it is missing or damaged."""
     try:
         order = _BYTE_ORDERS[exif[:4]]
         value = _first_value(exif, _directory(exif, order)[0][_ORIENTATION], order)
@@ -411,7 +411,7 @@ def _orientation(exif: bytes) -> int:
 
 
 def _tiff(data: bytes) -> _Header:
-    """The first page, behind a new directory of the tags that its pixels depend on."""
+    """Return the first page, behind a new directory of the tags that its pixels depend on."""
     order = _BYTE_ORDERS[data[:4]]
     entries, more_pages = _directory(data, order)
     kept = {tag: entries[tag] for tag in sorted(entries.keys() & _TIFF_TAGS) if entries[tag][0] in _TIFF_TYPE_BYTES}
@@ -433,7 +433,7 @@ def _tiff(data: bytes) -> _Header:
 
 
 def _check_tiff(data: bytes, order: str, kept: dict[int, _Entry], value: dict[int, int]) -> None:
-    """Refuse what Pillow or libtiff would read in another way, warn about, or spend memory on."""
+    """Refuse files that Pillow or libtiff would read differently, warn about, or spend much memory on."""
     total = 0
     for tag, (kind, count, field) in kept.items():
         size = count * _TIFF_TYPE_BYTES[kind]
@@ -475,7 +475,7 @@ def _load(header: _Header, opacity: bool) -> NDArray[np.uint8]:
 
 
 def _in_8_bits(transparency: object, mode: str, bits: int) -> object:
-    """The transparent grey or colour on the scale of the pixels; Pillow leaves it in the bits of the file."""
+    """Scale the transparent grey or colour to the pixels; Pillow leaves it in the bits of the file."""
     if mode == "L" and bits < 8 and isinstance(transparency, int):
         return transparency * 255 // (2**bits - 1)
     if mode == "RGB" and bits == 16 and isinstance(transparency, tuple):
@@ -484,7 +484,7 @@ def _in_8_bits(transparency: object, mode: str, bits: int) -> object:
 
 
 def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
-    """Pixels (height, width, channels) of an image of any mode, strip by strip."""
+    """Convert an image of any mode to pixels (height, width, channels), strip by strip."""
     if image.mode == "I":  # signed, or of 32 bits
         raise ImageError("E_DECODE", "it holds numbers of no stated range", "save it with 8 or 16 bits per sample")
     width, height = image.size
@@ -499,7 +499,7 @@ def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
 
 
 def _strip(image: Image.Image) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | int]:
-    """Colours on white, (height, width, 3 or 1), and how opaque they were, (height, width, 1) or one number for all."""
+    """Colours on white, (height, width, 3 or 1), and their opacity, (height, width, 1) or one number for all."""
     if image.mode.startswith("I;16"):
         values = np.asarray(image)[:, :, None]  # uint16
         grey = (values >> 8).astype(np.uint8)
@@ -518,7 +518,7 @@ def _strip(image: Image.Image) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | i
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn and mirror pixels (height, width, channels) as EXIF orientation 1 to 8 says."""
+    """Rotate and mirror pixels (height, width, channels) by EXIF orientation 1 to 8."""
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):

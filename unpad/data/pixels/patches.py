@@ -1,4 +1,4 @@
-"""Pixels to the patches a model reads, and back to a picture."""
+"""Conversion of pixels to patches, and back to a picture."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def prepare(pixels: NDArray[np.uint8], grid: Grid, patch: int, settings: ImageSe
 
     Args:
         pixels: (height, width, channels) uint8: RGB, and opacity where it is the fourth.
-        grid: rows and columns of patches, as `sizes.grid_of` chose them.
+        grid: rows and columns of patches, from `sizes.grid_of`.
         patch: side of a patch, in pixels.
 
     Returns:
-        (rows * columns, channels * patch * patch) float32, in a patch ordered (channel, y, x), as the weights of a
-        convolution over patches are.
+        (rows * columns, channels * patch * patch) float32, ordered (channel, y, x) within a patch, like the weights of
+        a convolution over patches.
     """
     rows, columns = grid
     height, width, channels = rows * patch, columns * patch, pixels.shape[2]
-    # What letterbox leaves empty has the mean colour, which is zero here, and no opacity.
+    # Empty areas of letterbox have the mean colour, which is zero here, and no opacity.
     normalised = np.zeros((height, width, channels), np.float32)
     normalised[:, :, 3:] = -1
     top, left, inner_height, inner_width = 0, 0, height, width
@@ -40,10 +40,10 @@ def prepare(pixels: NDArray[np.uint8], grid: Grid, patch: int, settings: ImageSe
 
 
 def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
-    """Change the size of (old height, old width, channels) by Lanczos over the whole of each target pixel.
+    """Resize (old height, old width, channels) by Lanczos over the whole of each target pixel.
 
-    An image that has its size already keeps its pixels. Opacity changes on its own: colours are on white already, and
-    must not be weighted by it once more.
+    An image of that size keeps its pixels. Opacity is resized separately: colours are on white already, and must not be
+    weighted by it again.
     """
     parts = [pixels[:, :, :3]] + [pixels[:, :, channel] for channel in range(3, pixels.shape[2])]
     resized = [Image.fromarray(part).resize((width, height), Image.Resampling.LANCZOS) for part in parts]
@@ -51,13 +51,13 @@ def resize(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uin
 
 
 def unpatch(patches: NDArray[np.float32], grid: Grid, patch: int, settings: ImageSettings) -> NDArray[np.uint8]:
-    """Put patches together to a picture, the inverse of `prepare` but for the resizing and for opacity.
+    """Join patches to a picture, the inverse of `prepare` except for resizing and opacity.
 
     Args:
         patches: (rows * columns, channels * patch * patch).
 
     Returns:
-        (rows * patch, columns * patch, 3) uint8; values that no colour has are cut off.
+        (rows * patch, columns * patch, 3) uint8; values outside the range of colours are clipped.
     """
     rows, columns = grid
     scale, shift = _scale_and_shift(settings, 3)

@@ -1,4 +1,4 @@
-"""How large an image reaches the model: rows x columns of square patches."""
+"""Sizes of images for the model: rows x columns of square patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unpad.errors import RecipeError
 from unpad.recipes.data import ImageSettings
 
 COPY_SIDE = 64  # pixels of the grey copy whose detail is measured
-EDGE = 16.0  # grey levels between neighbours; a smaller step is shading or noise more than a line
+EDGE = 16.0  # grey levels between neighbours; a smaller step is shading or noise rather than a line
 
 Grid = tuple[int, int]  # rows, columns
 
@@ -22,13 +22,13 @@ def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail
 
     native: the nearest whole number of patches at the image's own scale, or with nearly the same aspect ratio fewer or
     more so that min_tokens <= rows * columns <= max_tokens (Dehghani et al. 2023, "Patch n' Pack", arXiv 2307.06304);
-    where no whole numbers near the aspect ratio lie between the two, a few less. adaptive: native's
-    number times the square root of `detail`, room for min_tokens at least, no more than native; the root because what a
-    small size loses no model brings back. square and letterbox: `square` pixels a side.
+    a few less if no whole numbers near the aspect ratio are between the two. adaptive: native's number
+    times the square root of `detail`, with room for min_tokens at least, and no more than native; the root because no
+    model can restore what a small size loses. square and letterbox: `square` pixels a side.
 
     Args:
         width: pixels; `height` and `patch` likewise.
-        detail: of this image's pixels, in [0, 1]; adaptive needs it.
+        detail: of this image's pixels, in [0, 1]; required for adaptive.
 
     Raises:
         RecipeError: `square` is not a multiple of the patch.
@@ -53,12 +53,12 @@ def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail
 
 
 def scaled_grid(width: int, height: int, factor: float, patch: int, settings: ImageSettings) -> Grid:
-    """The grid of an image shown `factor` times its size."""
+    """Grid of an image at `factor` times its size."""
     return grid_of(max(1, round(width * factor)), max(1, round(height * factor)), patch, settings)
 
 
 def _fit(width: int, height: int, patch: int, max_tokens: int) -> Grid:
-    """The native grid, or of the grids near the exact one of `max_tokens` patches that nearest to the aspect ratio."""
+    """Choose the native grid, or, of those near the exact one of `max_tokens` patches, that nearest in aspect ratio."""
     native = max(1, (2 * height + patch) // (2 * patch)), max(1, (2 * width + patch) // (2 * patch))
     if native[0] * native[1] <= max_tokens:
         return native
@@ -67,14 +67,14 @@ def _fit(width: int, height: int, patch: int, max_tokens: int) -> Grid:
     columns = min(native[1], max(1, math.isqrt(max_tokens * width // height)))
     around = [(rows, columns), (rows + 1, columns), (rows, columns + 1)]
     legal = [grid for grid in around if grid[0] <= native[0] and grid[1] <= native[1] and math.prod(grid) <= max_tokens]
-    # A strip thinner than a patch has one row, and as many columns as there may be.
+    # A strip thinner than a patch has one row, and the most columns.
     legal = legal or [(min(rows, max_tokens), min(columns, max_tokens))]
     return min(legal, key=lambda grid: (abs(math.log(grid[0] * width / (grid[1] * height))), -math.prod(grid)))
 
 
 def _enlarge(width: int, height: int, settings: ImageSettings) -> Grid:
-    """Of the grids near the exact one of `min_tokens` patches those that have as many, and of them that nearest to the
-    aspect ratio; none has more than `max_tokens`."""
+    """Choose, of the grids near the exact one of `min_tokens` patches that have as many, the nearest to the aspect
+    ratio; none has more than `max_tokens`."""
     least, most = settings.min_tokens, settings.max_tokens
     # rows / columns = height / width and rows * columns = min_tokens, then each of them rounded up or down.
     rows, columns = (min(most, max(1, math.isqrt(least * a // b))) for a, b in ((height, width), (width, height)))
@@ -84,14 +84,14 @@ def _enlarge(width: int, height: int, settings: ImageSettings) -> Grid:
 
 
 def detail(pixels: NDArray[np.uint8]) -> float:
-    """How much there is to see in an image: 0 for one plain colour, near 1 for noise.
+    """Share of an image with visible detail: 0 for one plain colour, near 1 for noise.
 
     The mean over a small grey copy of e / (e + EDGE ** 2), where e is the energy of the gradient: the square of the
-    step to the pixel on the right plus that to the pixel below. So it is the share of the picture that has lines, a
-    sharp line counting no more than a clear one, and shading or faint noise little.
+    step to the pixel on the right plus that to the pixel below. So it is the share of the picture with lines: a
+    sharp line counts no more than a clear one, and shading or faint noise counts little.
 
     Args:
-        pixels: (height, width, 3) uint8; opacity as a fourth channel changes nothing.
+        pixels: (height, width, 3) uint8; a fourth channel of opacity has no effect.
     """
     height, width = pixels.shape[:2]
     scale = max(width, height, COPY_SIDE) / COPY_SIDE

@@ -1,7 +1,7 @@
 """Tokenizers: built from the training texts (words, byte-level BPE) or read from any tokenizer.json.
 
-Whatever the kind, a text becomes ordinary ids only: no special id is added, and a text that spells a special token
-stays text. Special ids are put in by those who build sequences.
+A text becomes ordinary ids only: no special id is added, and a text that spells a special token stays text.
+`encode.py` adds the special ids.
 """
 
 import codecs
@@ -22,9 +22,9 @@ from unpad.recipes import data as recipe_data
 
 MAX_TOKENIZER_BYTES = 1 << 28
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
-CHARS_PER_CALL = 500_000  # texts handed to the library at once; its own records take about 100 bytes per token
+CHARS_PER_CALL = 500_000  # texts per call of the library, whose own records take about 100 bytes per token
 
-# Names a tokenizer.json may use, the most specific first. Where none occurs the first is added.
+# Names in a tokenizer.json, the most specific first. If it has none, the first is added.
 EOS_NAMES = (
     "<|eos|>", "<eos>", "[EOS]", "</s>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
     "<|endoftext|>", "[SEP]", "<EOS>",
@@ -37,7 +37,7 @@ PAD_NAMES = ("<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|padding|>", "<|finetune_ri
 
 
 class Tokenizer(Protocol):
-    """Texts to ids and back. `vocab_size` is the largest id plus one."""
+    """Conversion of texts to ids and back. `vocab_size` is the largest id plus one."""
 
     @property
     def kind(self) -> str: ...
@@ -51,11 +51,11 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int: ...
     @property
     def pieces(self) -> tuple[bytes, ...] | None:
-        """The bytes each id stands for, b"" for a special one; None where they depend on the neighbours."""
+        """Bytes of each id, b"" for a special one; None if they depend on the neighbours."""
 
     @property
     def added(self) -> list[str]:
-        """Names of pad, bos and eos tokens that a file lacked and that were added after its vocabulary."""
+        """Names of pad, bos and eos tokens that were missing in a file and added after its vocabulary."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text; no special id is added or comes from the text."""
@@ -64,7 +64,7 @@ class Tokenizer(Protocol):
         """Return the text of the ids; special ids are skipped."""
 
     def to_bytes(self) -> bytes:
-        """Return what a run saves as tokenizer.json: equal tokenizers give equal bytes."""
+        """Return the tokenizer.json of a run: equal tokenizers give equal bytes."""
 
 
 def train_tokenizer(
@@ -74,7 +74,7 @@ def train_tokenizer(
 
     Args:
         settings: kind words or bpe; a file is opened by `open_tokenizer_file`.
-        reserved: the template's strings. Kind words gives each one id, used where a text to encode equals it.
+        reserved: the template's strings. Kind words gives each one id, for texts that are equal to it.
 
     Raises:
         SourceError: a text is not valid Unicode.
@@ -83,7 +83,7 @@ def train_tokenizer(
         return train_words(texts, settings.vocab_size, settings.min_count, reserved)
     assert settings.kind == "bpe", "a file is opened, not trained"
     library = tokenizers.Tokenizer(models.BPE())
-    # GPT-2's pattern keeps letters (a whole run of Chinese), digits, punctuation and white space apart.
+    # GPT-2's pattern separates letters (a whole run of Chinese), digits, punctuation and white space.
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     library.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -99,10 +99,10 @@ def train_tokenizer(
 
 
 def load_tokenizer(data: bytes) -> Tokenizer:
-    """Read what `to_bytes` wrote, or a tokenizer.json of another project.
+    """Load the output of `to_bytes`, or a tokenizer.json of another project.
 
     Raises:
-        SourceError: the bytes are neither.
+        SourceError: the bytes are not a tokenizer.
     """
     try:
         fields = json.loads(data)
@@ -139,7 +139,7 @@ class LibraryTokenizer:
         library: its added tokens include pad, bos and eos, all marked special.
         fields: the JSON object it was read from.
         pad, bos, eos: names of those tokens.
-        added: which of the three the file lacked; their ids come after the vocabulary.
+        added: those of the three that were missing in the file; their ids come after the vocabulary.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class LibraryTokenizer:
         self.vocab_size = max(vocabulary.values()) + 1
         special = {token["content"] for token in fields["added_tokens"] if token["special"]}
         self.special_ids = frozenset(vocabulary[name] for name in special)
-        # The unknown token is special too, but is what some files make of a text they cannot spell.
+        # The unknown token is special too, but some files use it for texts that they cannot spell.
         self._control = {name: vocabulary[name] for name in special - {_unknown_token(fields["model"])}}
         self.pieces: tuple[bytes, ...] | None = None
         self.byte_ids: frozenset[int] = frozenset()
@@ -182,7 +182,7 @@ class LibraryTokenizer:
         return encoded
 
     def _encode_apart(self, text: str, control: frozenset[int]) -> list[int]:
-        """Encode a text whose special strings the model itself, a word list for example, knows: cut in their middle."""
+        """Encode a text with special strings that the model itself knows, such as a word list, cut in their middle."""
         pattern = "|".join(map(re.escape, sorted(self._control, key=len, reverse=True)))
         cuts = [0, *((match.start() + match.end() + 1) // 2 for match in re.finditer(pattern, text)), len(text)]
         for parts in ([text[a:b] for a, b in pairwise(cuts)], list(text)):
@@ -195,7 +195,7 @@ class LibraryTokenizer:
         raise SourceError(f"the tokenizer makes its special token {name} of ordinary text", fix="use another tokenizer")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of the ids; special ids are skipped, bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of the ids; special ids are skipped, bytes that are not UTF-8 become U+FFFD."""
         if self.pieces is not None:
             return b"".join(map(self.pieces.__getitem__, ids)).decode("utf-8", errors="replace")
         with _library_errors("the tokenizer fails on its own ids"):
@@ -206,11 +206,11 @@ class LibraryTokenizer:
 
 
 class DecodeStream:
-    """Turns ids into text one by one; the parts joined are `decode` of all ids.
+    """Incremental decoder of ids; its parts joined are `decode` of all ids.
 
-    A part never ends within a character and is never taken back. One `push` costs the same after a million ids as at
-    the start. Where pieces are None it holds for decoders that look no further than one token back, and runs of byte
-    tokens are held until they end, because one bad byte changes the whole run.
+    A part never ends within a character and is never revised. One `push` costs the same after a million ids as at the
+    start. If `pieces` is None, this holds for decoders that look at most one token back, and runs of byte tokens are
+    buffered until they end, because one bad byte changes the whole run.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -220,7 +220,7 @@ class DecodeStream:
         self._pending: list[int] = []
 
     def push(self, id: int) -> str:
-        """Take one id and return the text that it settles, perhaps none."""
+        """Add one id and return the text that it completes, perhaps none."""
         pieces = self._tokenizer.pieces
         if pieces is not None:
             return self._utf8.decode(pieces[id])
@@ -231,7 +231,7 @@ class DecodeStream:
         return "" if id in self._tokenizer.byte_ids else self._settle()
 
     def flush(self) -> str:
-        """Return what is left at the end; an unfinished character becomes U+FFFD."""
+        """Return the rest of the text; an unfinished character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True) + (self._settle() if self._pending else "")
 
     def _settle(self) -> str:
@@ -249,7 +249,7 @@ def _open_library(data: bytes) -> LibraryTokenizer:
     with _library_errors("not a tokenizer.json that the tokenizers library can read"):
         fields = json.loads(data)
         vocabulary = tokenizers.Tokenizer.from_str(data.decode()).get_vocab(with_added_tokens=True)
-        fields["truncation"] = fields["padding"] = None  # neither cut nor filled up behind the plan's back
+        fields["truncation"] = fields["padding"] = None  # the plan alone truncates and pads
         eos = _first(EOS_NAMES, vocabulary)
         bos = _first(BOS_NAMES, vocabulary)
         pad = _first([name for name in PAD_NAMES if name not in (eos, bos)], vocabulary)
@@ -271,11 +271,11 @@ def _open_library(data: bytes) -> LibraryTokenizer:
 
 @contextmanager
 def _library_errors(what: str) -> Iterator[None]:
-    """Turn what the library raises, panics of its Rust code included, into a SourceError."""
+    """Turn errors of the library, panics of its Rust code included, into a SourceError."""
     try:
         yield
     except BaseException as error:
-        # A panic is no Exception, and its class cannot be imported.
+        # A panic is not an Exception, and its class cannot be imported.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         detail = (str(error).splitlines() or [type(error).__name__])[0][:160]
@@ -324,7 +324,7 @@ _BYTES = _byte_alphabet()
 
 
 def _token_bytes(token: str) -> bytes:
-    """Bytes of a byte-level token; one with any other character, an added token, is its own UTF-8."""
+    """Bytes of a byte-level token; an added token, with any other character, is its own UTF-8."""
     if all(character in _BYTES for character in token):
         return bytes(_BYTES[character] for character in token)
     return token.encode()

@@ -1,7 +1,7 @@
 """Words of Chinese text: segmentation, and the tokenizer whose vocabulary is the words of the training texts.
 
 Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run
-of latin letters or digits, or a single character. Joining the segments gives the text back, whatever it holds.
+of latin letters or digits, or a single character. Joining the segments gives the text back.
 Unknown words are spelled in characters and unknown characters in UTF-8 bytes; every string comes back from its ids.
 """
 
@@ -28,7 +28,7 @@ def segment(text: str) -> list[str]:
     """Cut a text into words, spaces and punctuation; joined they are the text.
 
     Raises:
-        SourceError: the text holds a lone surrogate, which is no character and has no UTF-8.
+        SourceError: the text has a lone surrogate, which is not a character and has no UTF-8.
     """
     try:
         return list(rjieba.cut(text, hmm=False))
@@ -44,10 +44,10 @@ def surrogate_error(text: str, position: int) -> SourceError:
 
 
 class WordTokenizer:
-    """Ids: 4 specials, 256 bytes, the reserved strings, then `tokens`. ASCII characters are their bytes.
+    """Tokenizer of words: 4 special ids, 256 bytes, the reserved strings, then `tokens`. ASCII characters are bytes.
 
-    Encoding is serial: rjieba holds the interpreter's lock, so threads gain nothing, and taking back the ids from
-    another process costs half of what making them does. Instances may be shared by threads.
+    Encoding is serial: rjieba holds the interpreter's lock, so threads gain nothing, and transferring the ids from
+    another process costs half of computing them. Threads may share an instance.
     """
 
     kind = "words"
@@ -56,7 +56,7 @@ class WordTokenizer:
     def __init__(self, tokens: Sequence[str], reserved: Sequence[str] = ()) -> None:
         first = FIRST_TOKEN + len(reserved)
         self.tokens, self.reserved = tuple(tokens), tuple(reserved)
-        self.added: list[str] = []  # nothing is ever missing
+        self.added: list[str] = []  # no byte is ever missing
         self.vocab_size = first + len(self.tokens)
         self.pieces: tuple[bytes, ...] = (
             *(b"" for _ in SPECIALS),
@@ -69,8 +69,8 @@ class WordTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text, no special id among them.
 
-        A text that *is* a reserved string becomes its one id. Inside a longer text that string is spelled in ordinary
-        words, so nothing a user writes becomes a role marker.
+        A text equal to a reserved string becomes its one id. Inside a longer text that string is spelled in ordinary
+        words, so no text of a user becomes a role marker.
         """
         return [self._encode(text) for text in texts]
 
@@ -80,7 +80,7 @@ class WordTokenizer:
         return list(chain.from_iterable(map(self._spelling.__getitem__, segment(text))))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Join the texts of the ids; special ids are skipped, bytes that are no UTF-8 become U+FFFD."""
+        """Join the texts of the ids; special ids are skipped, bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.pieces.__getitem__, ids)).decode("utf-8", errors="replace")
 
     def to_bytes(self) -> bytes:
@@ -89,7 +89,7 @@ class WordTokenizer:
 
 
 class _Spelling(dict[str, tuple[int, ...]]):
-    """Segment -> ids; what is not in the vocabulary is spelled when first met and remembered."""
+    """Map of segments to ids; a segment outside the vocabulary is spelled at its first use and cached."""
 
     def __init__(self, tokens: Sequence[str], first: int) -> None:
         super().__init__((token, (first + i,)) for i, token in enumerate(tokens))
@@ -107,10 +107,10 @@ class _Spelling(dict[str, tuple[int, ...]]):
 
 
 def parse_words(fields: dict[str, Any]) -> WordTokenizer:
-    """Build the tokenizer whose JSON object `to_bytes` wrote.
+    """Load the tokenizer from the JSON object of `to_bytes`.
 
     Raises:
-        ValueError: the object is not such a one.
+        ValueError: the object is not a tokenizer of words.
     """
     tokens, reserved = fields.get("tokens"), fields.get("reserved")
     for name, texts in (("tokens", tokens), ("reserved", reserved)):
@@ -118,17 +118,17 @@ def parse_words(fields: dict[str, Any]) -> WordTokenizer:
             raise ValueError(f'"{name}" is not a list of words')
         if len(set(texts)) != len(texts):
             raise ValueError(f'a word occurs twice in "{name}"')
-        "".join(texts).encode()  # a lone surrogate is a ValueError as well
+        "".join(texts).encode()  # a lone surrogate raises a ValueError too
     return WordTokenizer(tokens or [], reserved or [])
 
 
 def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved: Sequence[str]) -> WordTokenizer:
-    """Build a vocabulary: reserved strings, then characters, then words, each by falling count and then by text.
+    """Build a vocabulary: reserved strings, then characters, then words, each by descending count and then by text.
 
     Args:
         vocab_size: upper limit of ids, specials and bytes included.
-        min_count: words seen less often are left out; characters never are, they are what words are spelled in.
-        reserved: strings that a text may consist of and that then are one id.
+        min_count: rarer words are left out; characters never are, since words are spelled in them.
+        reserved: strings that become one id if a text consists of one.
     """
     words: Counter[str] = Counter()
     for text in texts:
@@ -138,7 +138,7 @@ def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved:
         for character in word:
             characters[character] += count
     ranked = chain(
-        (character for character in _by_count(characters) if not character.isascii()),  # those are bytes already
+        (character for character in _by_count(characters) if not character.isascii()),  # ASCII: bytes already
         (word for word in _by_count(words) if len(word) > 1 and words[word] >= min_count),
     )
     kept = list(dict.fromkeys(text for text in reserved if text))
