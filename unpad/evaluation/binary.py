@@ -1,8 +1,8 @@
-"""What the predicted probability of an outcome is worth: ranking, calibration, survival.
+"""Measures of a predicted probability of an outcome: ranking, calibration, survival.
 
-Every measure takes weights (..., num), how often each patient counts, and returns (...): one value without weights, and
+Every measure takes weights (..., num), the count of each patient, and returns (...): one value without weights, and
 one per resample of the bootstrap, which reads a block of resamples in one pass over the sorted scores. All in fp64;
-equal scores count as equal. Where a measure does not exist, as AUROC among patients of one class, it is not a number.
+equal scores count as equal. A measure that does not exist, as AUROC among patients of one class, is not a number.
 """
 
 from __future__ import annotations
@@ -43,12 +43,11 @@ def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
 def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False) -> Metric:
     """The value of a measure with its 95 % percentile interval over patients (Efron 1979).
 
-    Resamples in which it does not exist, for want of one of the classes, are left out of the interval.
+    The interval leaves out resamples in which the measure does not exist because a class is missing.
 
     Args:
-        biased: the measure adds up sizes of differences, which chance only makes larger, so that its resamples lie
-            above its value. Then the interval is their spread about their own mean, laid around the value, and ends
-            at 0.
+        biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
+            value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
     """
     samples = bootstrap(measure, num, seed)
     samples = samples[np.isfinite(samples)]
@@ -134,7 +133,7 @@ def brier(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) 
 
 
 def accuracy(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Share of patients whose likelier outcome is theirs; a probability of exactly a half says that there is none."""
+    """Share of patients whose likelier outcome is theirs; a probability of exactly a half predicts no outcome."""
     return mean((p > 0.5) == (labels > 0), weights)
 
 
@@ -157,9 +156,9 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
 
 
 def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """What to add to the logit of every probability so that as many outcomes are expected as came, (...).
+    """Shift of every logit at which the expected number of outcomes equals the observed one, (...).
 
-    Calibration in the large: above 0 where the probabilities are too low on the whole, below 0 where they are too high.
+    Calibration in the large: above 0 if the probabilities are too low on the whole, below 0 if they are too high.
     The slope stays 1. It does not exist where all outcomes are equal. Arguments as in `brier`.
     Steyerberg (2009), "Clinical prediction models", section 15.2.
     """
@@ -184,8 +183,8 @@ def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray
 def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Slope of the logistic regression of the outcome on the logit of its probability, (...).
 
-    A slope below 1 says that the probabilities are too extreme. It does not exist where a threshold tells the classes
-    apart, or where all probabilities are equal.
+    A slope below 1 means that the probabilities are too extreme. It does not exist where a threshold separates the
+    classes, or where all probabilities are equal.
     Arguments as in `brier`. Cox (1958), "Two further applications of a model for binary regression".
     """
     x = _logit(p)
@@ -279,14 +278,14 @@ def _later(
 
 
 def ranks(scores: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where entries stand among the columns of their rows.
+    """Ranks of entries among the columns of their rows.
 
     Args:
         scores: (num_rows, num_columns).
-        rows, columns: (num,) int, the entries that are asked about.
+        rows, columns: (num,) int, places of the entries.
 
     Returns:
-        How many columns of the row score higher, and how many score the same, itself included; each (num,) int64.
+        Number of columns of the row that score higher, and that score the same, the entry included; each (num,) int64.
     """
     size = max(1, BLOCK_CELLS // max(scores.shape[1], 1))
     above, equal = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -1,4 +1,4 @@
-"""A few held-out patients over time, for the report: their events, and what a model made of them set by set."""
+"""Courses of a few held-out patients for the report: their events, and the model's probability set by set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient whose course can be read off a
 def courses(
     model: PredictsSets, data: EventData, seq_ids: np.ndarray, p: np.ndarray, labels: np.ndarray, num_sets: np.ndarray
 ) -> list[dict[str, Any]]:
-    """The patients with and without the outcome that the model was surest of, and those it was most wrong about.
+    """Courses of the patients with and without the outcome with the highest and the lowest probability.
 
     Args:
         seq_ids: (num_patients,) of the data, to choose from.
@@ -28,9 +28,9 @@ def courses(
         labels, num_sets: (num_patients,).
 
     Returns:
-        What JSON can hold, per patient; patients are named by their place here and by nothing else. `outcome`
-        says whether it came, `days` are those of the sets, None of facts without a time, `events` are [set, name of
-        the code, standardised value or None].
+        JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came;
+        `days`: of the sets, None for facts without a time; `events`: [set, name of the code, standardised value or
+        None].
     """
     events = data.table.positions[seq_ids]
     readable = (num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)

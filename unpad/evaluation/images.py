@@ -1,4 +1,4 @@
-"""Accuracy of an image classifier, by class, and whether its probabilities mean what they say."""
+"""Evaluation of image classifiers: accuracy, by class too, and calibration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class ImagePredictions:
-    """What a model says of images.
+    """Predictions of a model for images.
 
     Args:
         log_p: (num_images, num_classes) float64, log probabilities.
@@ -87,7 +87,7 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
     2017, arXiv 1706.04599).
 
     Args:
-        num_shown: how many wrongly classified images to show, the surest first.
+        num_shown: number of wrongly classified images to show, the surest first.
     """
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
     found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
@@ -148,7 +148,7 @@ def _bins(found: ImagePredictions) -> np.ndarray:
 
 
 def describe(found: ImagePredictions, classes: tuple[str, ...]) -> dict[str, Any]:
-    """What the report draws: the confusion matrix (rows are the true classes), and confidence against accuracy."""
+    """Contents of `evaluation.json`: the confusion matrix (rows: true classes), and confidence against accuracy."""
     size = len(classes)
     confusion = np.zeros((size, size), np.int64)
     np.add.at(confusion, (found.labels, found.chosen), 1)

@@ -21,7 +21,7 @@ MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured value, its 95 % confidence interval, and how many documents, images or replies it rests on."""
+    """A measured value, its 95 % confidence interval, and its number of documents, images or replies."""
 
     value: float
     low: float
@@ -31,7 +31,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Extremes(Metric):
-    """A mean, and in place of an interval the least and the most of what it is the mean of."""
+    """A mean, with the least and the most value in place of an interval."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class HeldOut:
     """One evaluation of a model in training.
 
     Args:
-        loss: what training wants small, mean per target; decides which weights are best.
-        values: what is written down, `loss` among them.
-        num_targets: targets it rests on.
+        loss: mean per target, which training minimizes; decides which weights are best.
+        values: logged measures, `loss` among them.
+        num_targets: number of targets.
     """
 
     loss: float
@@ -70,8 +70,8 @@ def known_metrics(family: str) -> dict[str, bool | None]:
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
-    """A table of metrics for people. Columns fit names of up to MAX_NAME cells; a longer one has a line to itself.
-    A number that does not exist, such as a rank measure of one class, is "-"."""
+    """Lay out metrics as a table. Columns fit names of up to MAX_NAME cells; a longer name has a line to itself.
+    A number that does not exist, such as a rank measure of one class, is shown as "-"."""
     width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
     lines = []
     for name, metric in metrics.items():
@@ -112,7 +112,7 @@ def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
 
 
 def draws(num: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each of `num` items is drawn in every resample, (num,) int64; equal arguments give equal draws."""
+    """Yield the count of each of `num` items in every resample, (num,) int64; equal arguments give equal draws."""
     rng = np.random.default_rng(seed)
     for _ in range(NUM_RESAMPLES if num else 0):
         yield np.bincount(rng.integers(0, num, num), minlength=num)

@@ -1,4 +1,4 @@
-"""Openings of held-out documents, for a look at what a model makes of text it has never seen."""
+"""Openings of held-out documents, to see how a model continues unseen text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a model of patients is worth: the outcome that it predicts, the sets that it rebuilds, the set it expects next.
+"""Evaluation of models of patients: the predicted outcome, the rebuilt sets, the expected next set.
 
-`held_out` and `evaluate` are what training and `unpad eval` call. Intervals are bootstraps over patients, because sets
-of one patient are not independent. Patients whose outcome is not known have no part in measures of the prediction.
+Training calls `held_out`, `unpad eval` calls `evaluate`. Intervals are bootstraps over patients, because sets
+of one patient are not independent. Measures of the prediction leave out patients of unknown outcome.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, train
 from unpad.models.contract import Model, PredictsSets
 from unpad.recipes.training import PlanSettings
 
-# The first that trains tells which weights are best.
+# The first of these terms that trains decides which weights are best.
 JUDGES = ("classification", "hazard", "reconstruction", "next_code")
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "loss": False,
@@ -45,13 +45,13 @@ Z = 1.959964  # normal quantile of 97.5 %
 def held_out(
     model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> HeldOut:
-    """Loss per patient of known outcome, and how well probabilities rank and fit.
+    """Loss per patient of known outcome, ranking and fit of the probabilities.
 
-    A model that is not trained to classify, or that is shown nobody of known outcome, is judged by the first other term
-    of `JUDGES` that trains and has targets, such as its reconstruction.
+    A model that is not trained to classify, or that is shown no patient of known outcome, is judged by the first other
+    term of `JUDGES` that trains and has targets, such as its reconstruction.
 
     Raises:
-        SourceError: there is none.
+        SourceError: no term of `JUDGES` has targets.
     """
     terms = [name for name in JUDGES if trains(model, name)]
     if "classification" in terms:
@@ -91,7 +91,7 @@ def evaluate(run: LoadedRun, data: EventData, kinds: list[str], num_shown: int) 
     No patient is named in what the page draws.
 
     Args:
-        num_shown: how many patients to show of whom the model was sure and wrong.
+        num_shown: number of patients to show with a sure and wrong prediction.
     """
     ids, device = np.flatnonzero(data.table.split == Split.HOLDOUT), torch.device("cpu")
     model, plan = run.model, run.recipe.plan
@@ -118,8 +118,8 @@ def evaluate(run: LoadedRun, data: EventData, kinds: list[str], num_shown: int) 
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:
-    """Patients by what is known of them: by label where the data has `labelled` them, by times to the outcome where
-    they have such."""
+    """Count patients by outcome if the data has `labelled` them, and by end of observation if it has times to the
+    outcome."""
     counts: dict[str, int] = {}
     if labelled:
         names = {1: "with_outcome", 0: "without_outcome", UNKNOWN: "of_unknown_outcome"}
@@ -136,8 +136,8 @@ def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: in
     `calibration_slope` and `calibration_intercept`, and `concordance` where times to the outcome are known.
 
     Args:
-        classifies: whether probabilities were trained, and there are labels to compare them with.
-        ranks: whether the risk was.
+        classifies: whether probabilities were trained and labels exist.
+        ranks: whether the risk was trained.
     """
     metrics: dict[str, Metric] = {}
     labels, p, nll = found.labels[found.known], found.p[found.known], found.nll
@@ -167,7 +167,7 @@ def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: in
 
 
 def describe(found: PatientPredictions) -> dict[str, Any]:
-    """What the report draws: observed against predicted shares with 95 % Wilson intervals, and the two curves."""
+    """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, and the two curves."""
     labels, p = found.labels[found.known], found.p[found.known]
     bins = binary.calibration_bins(p)
     calibration = []

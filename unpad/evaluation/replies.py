@@ -1,4 +1,4 @@
-"""Score replies by the keywords that stand beside each question."""
+"""Scores of replies by the keywords of each question."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_QUESTIONS = 400
 
 @dataclass(frozen=True)
 class Reply:
-    """A question of the data, what the model answered, and whether every keyword is in it."""
+    """A question of the data, the model's reply, and whether the reply holds every keyword."""
 
     question: str
     reply: str

@@ -15,7 +15,7 @@ from unpad.run.report.page import EVALUATION, write_report
 from unpad.storage import write_atomic
 
 
-def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[str]]:
+def evaluate_run(run: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[str]]:
     """Evaluate a run on its held-out data, in fp32, so that no number depends on batching or hardware format.
 
     The evaluation covers the kinds of data that the last stage trained on; `evaluation/<family>.py` has the metrics.
@@ -31,9 +31,9 @@ def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list
         SourceError: nothing is held out.
         DiskError: a file cannot be written.
     """
-    run = load(name)
-    data = run.data()
-    used = (run.recipe.stages[-1].use if run.recipe.stages else None) or data.kinds
+    loaded = load(run)
+    data = loaded.data()
+    used = (loaded.recipe.stages[-1].use if loaded.recipe.stages else None) or data.kinds
     kinds = [
         kind
         for k, kind in enumerate(data.kinds)
@@ -42,8 +42,8 @@ def evaluate_run(name: str, num_shown: int = 0) -> tuple[dict[str, Metric], list
     if not kinds:
         raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
     family = import_module(f"unpad.evaluation.{data.family}")
-    result: Evaluation = family.evaluate(run, data, kinds, num_shown)
+    result: Evaluation = family.evaluate(loaded, data, kinds, num_shown)
     if result.drawn is not None:
-        write_atomic(run.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False))
-        write_report(run.folder)
+        write_atomic(loaded.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False))
+        write_report(loaded.folder)
     return result.metrics, result.lines

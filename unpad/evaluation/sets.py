@@ -1,4 +1,4 @@
-"""What a model makes of the sets of patients: how well it rebuilds each, and whether it expects the next."""
+"""Evaluation on the sets of patients: how well a model rebuilds each set, and whether it expects the next."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
 from unpad.recipes.training import PlanSettings
 
-NUM_CODES = 12  # codes that are told apart
+NUM_CODES = 12  # codes with a metric of their own
 RECALLS = (5, 10)
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "reconstruction": False,
@@ -32,17 +32,17 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class SetScores:
-    """Every set of some patients, its events, and the different codes that it holds, which are entries here.
+    """Scores of every set of some patients, of its events, and of its entries, the different codes in it.
 
     Args:
         num_patients: patients measured, those without a set included.
-        num_codes: codes that there are.
+        num_codes: size of the vocabulary of codes.
         patient: (num_sets,) int64, index of the patient.
         reconstruction: (num_sets,) float64, loss of rebuilding the set from its own latent; empty if not asked for.
         event_patient, event_code: (num_events,) int64; empty without `reconstruction`.
-        code_nats: (num_events,) float64, negative log probability of the code by what was rebuilt; beside them.
+        code_nats: (num_events,) float64, negative log probability of the code in the rebuilt set; parallel to them.
         sets, codes: (num_entries,) int64.
-        above, equal: (num_entries,) int64, where the code stands in what the model expected after the set before, as of
+        above, equal: (num_entries,) int64, rank of the code in the model's expectation after the previous set, as of
             `binary.ranks`; `above` is -1 for entries of a patient's first set, and both are empty if not asked for.
         nats: (num_entries,) float64, negative log probability of the code among all codes; 0 where `above` is -1.
     """
@@ -71,10 +71,10 @@ def score_sets(
     reconstruction: bool,
     next_set: bool,
 ) -> SetScores:
-    """Look at every set of these patients.
+    """Score every set of these patients.
 
     Args:
-        reconstruction, next_set: what to measure.
+        reconstruction, next_set: whether to measure each.
     """
     slot, num_sets = slots(data, seq_ids), 0
     parts: list[tuple[np.ndarray, ...]] = [_nothing()]

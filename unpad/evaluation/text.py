@@ -1,6 +1,6 @@
 """Held-out perplexity, bits per byte and bits per character, from sums that no batching can change.
 
-`held_out` and `evaluate` are what training and `unpad eval` call for runs of texts and conversations.
+Training calls `held_out`, `unpad eval` calls `evaluate`, for runs of texts and conversations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class DocumentSums:
-    """Per document: nats, targets, and the characters and UTF-8 bytes those targets spell; each (num_docs,)."""
+    """Per document: nats, targets, and the characters and UTF-8 bytes the targets spell; each (num_docs,)."""
 
     nll: np.ndarray
     targets: np.ndarray
@@ -61,7 +61,7 @@ def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -
     `keywords_trained` and `keywords_heldout` are the shares of questions whose reply holds every required word.
 
     Args:
-        num_shown: how many trained and held-out questions to show, picked by the run's seed.
+        num_shown: number of trained and of held-out questions to show, picked by the run's seed.
     """
     metrics: dict[str, Metric] = {}
     lines: list[str] = []

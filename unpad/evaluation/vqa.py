@@ -1,4 +1,4 @@
-"""Accuracy of answers about images, and the loss of the right ones."""
+"""Evaluation of answers about images: their accuracy, and the loss of the right ones."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from unpad.recipes.training import PlanSettings
 from unpad.run.report.kept_patches import Kept
 from unpad.run.report.vqa import to_json
 
-MAX_QUESTIONS = 12  # different questions whose accuracy is told apart
-NUM_PICTURES = 3  # of held-out images with the patches that were kept, on the run's page
+MAX_QUESTIONS = 12  # different questions with an accuracy of their own
+NUM_PICTURES = 3  # held-out images with their kept patches on the run's page
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "loss": False,
     "perplexity": False,
@@ -45,12 +45,12 @@ def held_out(model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSet
 def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
 
-    Intervals are bootstraps over rows. Captions count in the loss; their accuracy is apart, as `caption_accuracy`. All
-    this is in the model's own mode; where it has others, `accuracy_MODE` is of the questions in each of them, and
-    `kept_metrics` says how many visual tokens there are, which the page draws.
+    Intervals are bootstraps over rows. Captions count in the loss; `caption_accuracy` is their accuracy. All of these
+    are in the model's own mode. A model with other modes also has `accuracy_MODE` of the questions in each, and the
+    numbers of visual tokens of `kept_metrics`; the page draws both.
 
     Args:
-        num_shown: how many questions to show with what the model answered.
+        num_shown: number of questions to show with the model's answer.
     """
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
     nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
@@ -82,7 +82,7 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
-    """What was kept of these rows, with the right answers; none where tokens do not stand for one patch each."""
+    """Kept patches of these rows, with the right answers; none if a token does not represent one patch."""
     model = run.model
     if not isinstance(model, VisionLanguage) or model.config.merge is not None or model.config.prune is None:
         return []

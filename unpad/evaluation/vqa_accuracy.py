@@ -62,7 +62,7 @@ def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
     """Score of one given answer, from 0 to 1.
 
     Args:
-        answers: what people said, usually ten; a single one must be met.
+        answers: of people, usually ten; a single answer must be matched.
     """
     wanted, mine = [normalise(answer) for answer in answers], normalise(given)
     if len(wanted) == 1:

@@ -1,4 +1,4 @@
-"""What reading and answering questions costs, with all visual tokens and with those that are left."""
+"""Cost of reading and answering questions, with all visual tokens and with the kept ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NEW_TOKENS = 16
 
 @dataclass(frozen=True)
 class Cost:
-    """One reading of the prompts and some steps of decoding.
+    """Cost of one reading of the prompts and some steps of decoding.
 
     Args:
         decode_seconds: per step and row.
@@ -43,29 +43,29 @@ class Cost:
     operations: int
 
 
-def evaluate_cost(name: str) -> dict[str, Metric]:
+def evaluate_cost(run: str) -> dict[str, Metric]:
     """Measure a run on held-out questions with images.
 
-    Every mode that decodes reads the same prompts in turn, round after round, so that what else the machine does meets
-    all alike. Each `prefill_seconds_MODE` includes tower, projector and merging, and `decode_seconds_MODE` is per new
-    token of a row; both are medians with the least and the most. `prefill_operations_MODE` are the products of the
-    language model and of its heads, which is where modes differ.
+    Every mode that decodes reads the same prompts in turn, round after round, so that other load of the machine affects
+    all alike. Each `prefill_milliseconds_MODE` includes tower, projector and merging, and `decode_milliseconds_MODE` is
+    per new token of a row; both are medians with the least and the most. `prefill_operations_MODE` are the products of
+    the language model and of its heads, which is where modes differ.
 
     Raises:
         RecipeError: the run is not one of images and questions, or it has one mode only.
     """
-    run = load(name)
-    if not isinstance(run.model, VisionLanguage) or len(run.model.modes) < 2:
+    loaded = load(run)
+    if not isinstance(loaded.model, VisionLanguage) or len(loaded.model.modes) < 2:
         fix = "use a run whose model has a merge or a prune section"
-        raise RecipeError("there are no modes whose cost could differ", where=str(run.folder), fix=fix)
-    data = run.data()
+        raise RecipeError("there are no modes whose cost could differ", where=str(loaded.folder), fix=fix)
+    data = loaded.data()
     assert isinstance(data, VqaData), "what models of vision and language read"
     ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
     prompts = data.prompts(ids.tolist())
-    precision = generation_precision(run.recipe.generate)
+    precision = generation_precision(loaded.recipe.generate)
     device = torch.device("cpu")
     with torch.inference_mode(), autocast(precision, device), keep_copies():
-        found = measure(run.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
+        found = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
     metrics: dict[str, Metric] = {}
     for mode, costs in found.items():
         columns: dict[str, list[float]] = {
@@ -82,7 +82,7 @@ def evaluate_cost(name: str) -> dict[str, Metric]:
 def measure(
     model: VisionLanguage, prompts: RaggedBatch, rounds: int, num_new: int, clock: Callable[[], float]
 ) -> dict[Mode, list[Cost]]:
-    """What every mode costs in every round; the first round, which warms up, is left out."""
+    """Measure the cost of every mode in every round; the first round warms up and is dropped."""
     found: dict[Mode, list[Cost]] = {mode: [] for mode in model.modes if mode != "soft"}  # soft saves nothing
     for _ in range(rounds + 1):
         for mode, costs in found.items():
@@ -120,7 +120,7 @@ def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
     read = [[a + b for a, b in zip(block, text, strict=True)] for block in visual]
     total = reading_operations(sizes_of(config.language, model.vocab_size), read, prompts.num_seqs)
     if model.mode == "hard" and config.prune is not None and config.prune.learns:
-        for layer in config.prune.layers:  # in a prompt all text asks
+        for layer in config.prune.layers:  # the text of a prompt is all question
             judged = model.given.tolist() if layer == BEFORE else visual[layer]
             total += pruner_operations(config.language.width, config.prune.inner, judged, text)
     return total

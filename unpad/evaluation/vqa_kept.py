@@ -1,4 +1,4 @@
-"""What the modes of a model that makes visual tokens fewer are worth, and how many tokens are left."""
+"""Metrics of models with fewer visual tokens: accuracy by mode, and numbers of tokens kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 
 
 def mode_metrics(right: dict[str, np.ndarray]) -> dict[str, Metric]:
-    """`accuracy_MODE` of every mode, and `soft_to_hard_gap`, by how much hard removal answers better than soft.
+    """`accuracy_MODE` of every mode, and `soft_to_hard_gap`, the accuracy of hard removal less that of soft.
 
     Args:
         right: for every mode the scores of the same rows, (num_rows,).
@@ -28,12 +28,14 @@ def mode_metrics(right: dict[str, np.ndarray]) -> dict[str, Metric]:
 
 
 def kept_metrics(patches: np.ndarray, given: np.ndarray, kept: np.ndarray) -> dict[str, Metric]:
-    """How many visual tokens rows with images have, over those rows.
+    """Numbers of visual tokens of rows, over the rows with images.
 
-    `visual_tokens` has the patches of their images, `kept_block_N` what enters block N, `kept_average` the mean over
-    the blocks, and `kept_final` what enters the last: each the mean, the least and the most of a row.
-    `keep_ratio_merge` is what merging leaves over patches; `keep_ratio_average` and `keep_ratio_final` are the average
-    and the final number over what merging leaves; these are ratios of totals, with 95 % confidence intervals.
+    `visual_tokens` counts the patches of their images, `kept_block_N` the tokens that enter block N, `kept_average` is
+    the mean over the blocks, and `kept_final` counts the tokens that enter the last: each the mean, the least and the
+    most of a row.
+    `keep_ratio_merge` is the number after merging over patches; `keep_ratio_average` and `keep_ratio_final` are the
+    average and the final number over the number after merging; these are ratios of totals, with 95 % confidence
+    intervals.
 
     Args:
         patches: (num_rows,) int64.

@@ -37,11 +37,11 @@ _STEP_FOLDER = re.compile(r"(\.old-)?(step-(\d{8,18}))")
 
 @dataclass
 class State:
-    """Everything a run needs to continue.
+    """Saved state of a run: everything it needs to continue.
 
     Args:
-        step: optimizer updates done.
-        tensors: flat names: `model_tensors`, and any other ("optim.<parameter>.exp_avg") beside them.
+        step: steps done.
+        tensors: flat names: `model_tensors`, or any other, such as "optim.<parameter>.exp_avg".
         values: JSON values: stage, epoch, position in the plan, counters, fingerprints. Numbers are finite, keys text.
     """
 
@@ -66,8 +66,8 @@ def model_weights(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def save(folder: Path, state: State, keep: int) -> Path:
     """Write `folder/step-<step>` and then delete the oldest checkpoints, so that the newest `keep` up to it remain.
 
-    Oldest is by number, never by time of change. Checkpoints of later steps, which a run that fell back to an earlier
-    one leaves, are neither counted nor deleted.
+    Age is by step number, never by time of change. Checkpoints of later steps, left by a run that fell back to an
+    earlier one, are neither counted nor deleted.
 
     Args:
         folder: the run's checkpoints folder; made if missing.
@@ -152,10 +152,10 @@ def load_newest(folder: Path) -> tuple[State, list[str]] | None:
     """Load the newest checkpoint that verifies.
 
     Returns:
-        The state and a message for each newer one that is damaged; None when there is no checkpoint at all.
+        The state, and a message for each newer checkpoint that is damaged; None without any checkpoint.
 
     Raises:
-        CheckpointError: there are checkpoints and all are damaged; names each.
+        CheckpointError: all checkpoints are damaged; names each.
     """
     found = sorted(_step_folders(folder).items(), reverse=True)
     damages: list[str] = []
@@ -176,7 +176,7 @@ def load_newest(folder: Path) -> tuple[State, list[str]] | None:
 def load(path: Path, names: Iterable[str] | None = None) -> State:
     """Load one checkpoint folder, verified.
 
-    Safe beside a run that is writing: a folder replaced while it is read is read again.
+    Safe while a run is writing: a folder that is replaced during reading is read again.
 
     Args:
         path: the folder, such as checkpoints/best.
@@ -227,7 +227,7 @@ def _read(path: Path, patterns: list[str] | None) -> State:
 def _tensors(path: Path, name: str, files: dict[str, bytes]) -> dict[str, torch.Tensor]:
     try:
         return tensors_from_bytes(files[name])
-    # A file somebody made by hand fails in the parser, in the dtype table or when torch makes the shape.
+    # A hand-made file fails in the parser, in the dtype table or when torch allocates the shape.
     except (SafetensorError, ValueError, TypeError, KeyError, AssertionError, RuntimeError, OverflowError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{name} is not usable: {reason}", where=str(path), fix="use another copy") from None
@@ -270,10 +270,10 @@ def put_weights(
     """Load weights that must fit the model name for name and shape for shape.
 
     Args:
-        additions: name patterns (fnmatch) of parameters that may be missing, and then stay as they are in the model.
+        additions: name patterns (fnmatch) of parameters that may be missing; the model then keeps its own.
 
     Returns:
-        The names of those.
+        Names of the missing parameters.
 
     Raises:
         CheckpointError: names the first parameter that does not fit.

@@ -1,7 +1,7 @@
-"""What a run says while it trains: the progress line, metrics and timing files, TensorBoard and the report page.
+"""Monitor of a run in training: progress on the screen, metrics, timing and log files, TensorBoard and the page.
 
-`metrics.jsonl` and `metrics.csv` hold only what data and seeds determine, so that a run and the same run killed and
-resumed leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `log.jsonl` is a log.
+`metrics.jsonl` and `metrics.csv` depend on data and seeds alone, so that a run and the same run killed and resumed
+leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `log.jsonl` is a log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ COLUMNS = (
     "values",
 )
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
-# The page is drawn anew at an evaluation when this many times its own cost has passed, so it takes at most 2 %.
+# An evaluation redraws the page once this many times its own cost has passed, so it takes at most 2 %.
 REPORT_PAUSE = 50
 SHOWN_ENTRIES = ("early_stop", "nothing_to_do", "resumed", "skipped_step", "stage_skipped", "warning")
 SHOWN_ON_TERMINAL = (*SHOWN_ENTRIES, "checkpoint")
@@ -53,18 +53,18 @@ SHOWN_ON_TERMINAL = (*SHOWN_ENTRIES, "checkpoint")
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer update.
+    """One optimizer step.
 
     Args:
         step: 1-based, counted over all stages.
-        micros: micro-batches of this process.
+        micros: number of micro-batches of this process.
         tokens: real tokens.
-        padded_tokens: all cells that were computed, real ones included.
+        padded_tokens: computed cells, real tokens included.
         loss: mean negative log-likelihood per target, in nats.
         grad_norm: global L2 norm before clipping.
         terms: the loss terms by name, each a mean.
         weights: of the terms that were trained.
-        skipped: the update was not applied because the loss or a gradient was not finite.
+        skipped: the weights were not changed because the loss or a gradient was not finite.
     """
 
     step: int
@@ -92,17 +92,18 @@ def perplexity(loss: float) -> float:
 
 
 class Monitor:
-    """Writes a run's files and shows its progress; the screen may vanish at any time, the files may not.
+    """Writer of a run's files and progress; the screen may vanish at any time, the files may not.
 
     At a step the loop calls `step`, then `evaluation` and `epoch` where they are due, then `sync`, and only then saves
-    its checkpoint: what a checkpoint counts on is on the device before it. `log("finished")` comes before `close`.
+    its checkpoint: the rows that a checkpoint relies on are on the device before it. `log("finished")` comes before
+    `close`.
 
     Args:
         folder: the run directory; it exists.
-        log_every: updates between lines where there is no terminal.
-        grad_norm_warning: a larger gradient norm is marked and warned of.
+        log_every: steps between lines without a terminal.
+        grad_norm_warning: gradient norm above which a step is marked and a warning is logged.
         total_steps: last step of the whole run, None while unknown.
-        verbose: a line for every step and every log entry.
+        verbose: show a line for every step and every log entry.
 
     Raises:
         DiskError: a file cannot be opened, or later written.
@@ -141,7 +142,7 @@ class Monitor:
     # ----------------------------------------------------------------------- the run's course
 
     def start(self, message_lines: list[str]) -> None:
-        """Show what the run is about to do, and from here on the live bar where there is a terminal."""
+        """Show lines about the run, and start the live bar on a terminal."""
         for line in message_lines:
             self._screen.line(line)
         self._screen.start()
@@ -172,12 +173,12 @@ class Monitor:
         self.log("stage", name=name, total_steps=total_steps, **fields)
 
     def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
-        """Record one update.
+        """Record one step.
 
         Args:
-            seconds: duration of the update, waiting for its batches included; no evaluation, no saving.
-            waited: seconds of it spent waiting for batches.
-            memory_bytes: in use after the update.
+            seconds: duration, including the wait for batches, without evaluation and saving.
+            waited: seconds spent waiting for batches.
+            memory_bytes: memory in use after the step.
         """
         row = _train_row(record)
         self._write(row)
@@ -214,7 +215,7 @@ class Monitor:
         return self._waited / self._seconds if self._seconds > 0 else 0.0
 
     def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
-        """Record a held-out evaluation; `values` holds "loss" (nats per target) and whatever else was measured."""
+        """Record a held-out evaluation; `values` holds "loss" (nats per target) and other measures."""
         values = {name: float(value) for name, value in values.items()}
         row = _row(
             "eval",
@@ -246,7 +247,7 @@ class Monitor:
         self._write(_row("epoch", step, stage, epoch, loss, heldout_loss=newest, targets=self._targets))
 
     def _epoch_of(self, stage: str) -> int | None:
-        """The epoch of the newest step, where it is of this stage."""
+        """Epoch of the newest step, None if it belongs to another stage."""
         return self._epoch[1] if self._epoch and self._epoch[0] == stage else None
 
     def log(self, kind: str, **fields: Any) -> None:
@@ -292,7 +293,7 @@ class Monitor:
             self._absorb(row)
 
     def _absorb(self, row: dict[str, Any]) -> None:
-        """Follow the sums of the epoch; resume feeds the rows of the file, so the sums come out equal to the bit."""
+        """Update the sums of the epoch; resume feeds the rows of the file, so the sums are equal to the bit."""
         if row["kind"] == "eval":
             self._heldout = row
         elif row["kind"] == "epoch":
@@ -305,7 +306,7 @@ class Monitor:
                 self._targets += row["targets"]
 
     def _write_csv(self) -> None:
-        """Write metrics.csv anew from metrics.jsonl."""
+        """Rewrite metrics.csv from metrics.jsonl."""
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -318,7 +319,7 @@ class Monitor:
         try:
             self._write_csv()
             write_report(self.folder)
-        except SourceError as error:  # no step taken yet, or someone deleted a file: no reason to end a training
+        except SourceError as error:  # no step taken yet, or a file was deleted: no reason to end training
             self.log("report_skipped", message=error.what)
         now = perf_counter()
         self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))

@@ -1,4 +1,4 @@
-"""A run's progress on the screen: a live bar on a terminal, plain lines elsewhere. Nothing here may end a run."""
+"""Progress of a run on the screen: a live bar on a terminal, plain lines elsewhere. No failure here ends a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from unpad.run.report.svg import short, span
 
-RECENT_STEPS = 50  # rates and time left are of these
+RECENT_STEPS = 50  # steps that rates and time left are computed from
 REFRESH_SECONDS = 0.1
 
 
@@ -28,12 +28,12 @@ class StepWork(NamedTuple):
 
 
 class Screen:
-    """Shows steps and lines on a console.
+    """Progress of a run on a console.
 
     Args:
-        log_every: updates between lines where there is no terminal.
+        log_every: steps between lines without a terminal.
         total_steps: last step of the whole run, None while unknown.
-        verbose: a line for every step, on a terminal too.
+        verbose: show a line for every step, on a terminal too.
     """
 
     def __init__(self, console: Console, *, log_every: int, total_steps: int | None, verbose: bool) -> None:
@@ -63,7 +63,7 @@ class Screen:
                 self._live = live
 
     def stage(self, name: str, total_steps: int | None) -> None:
-        """Begin a stage: rates and time left start anew."""
+        """Begin a stage: reset rates and time left."""
         self._total = total_steps
         self._progress.update(self._task, description=name, total=total_steps)
         self._start_clock()
@@ -103,7 +103,7 @@ class Screen:
             self.console.print(shown, markup=False, highlight=False, soft_wrap=not self._live)
 
     def close(self) -> None:
-        """Leave the bar as it stands and give the terminal back."""
+        """Stop the live bar where it is and release the terminal."""
         if self._live:
             with self._unbreakable():
                 self._live.stop()

@@ -1,4 +1,4 @@
-"""`unpad plan`: what every batching strategy would cost on the user's own data and machine, before anything trains."""
+"""`unpad plan`: cost of every batching strategy on the user's own data and machine, before anything trains."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from unpad.trials.strategy_table import StrategyRow, Units, compare, histogram_l
 
 @dataclass(frozen=True)
 class Trial:
-    """What one step of a strategy took, and its largest micro-batch.
+    """Measurement of one step of a strategy, and of its largest micro-batch.
 
     Args:
         tokens: tokens the step computed, padding included.
-        seconds: of its forward, backward and update.
+        seconds: of its forward and backward pass and the change of weights.
         largest_tokens: tokens of the plan's largest micro-batch, padding included.
         peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
         base_bytes: resident memory before it.
@@ -51,10 +51,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class StagePreview:
-    """The table of one stage: a row and a trial per strategy, and the epochs that the recipe asks for.
+    """Table of one stage: a row and a trial per strategy, and the epochs of the recipe.
 
     Args:
-        units: what a sequence and its tokens are.
+        units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and one target each is learned.
     """
@@ -105,14 +105,13 @@ class Preview:
             _show_stage(console, stage, self.setup)
 
 
-def preview(name: str, overrides: Sequence[str], picture: Path | None = None) -> Preview:
+def preview(recipe: str, overrides: Sequence[str], picture: Path | None = None) -> Preview:
     """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
 
     Args:
-        picture: where to write a PNG of lengths, padding and attention cells.
+        picture: path for a PNG of lengths, padding and attention cells.
     """
-    recipe = load_recipe(name, list(overrides))
-    setup = prepare_setup(recipe, Path(), None)
+    setup = prepare_setup(load_recipe(recipe, list(overrides)), Path(), None)
     stages = [_stage(setup, stage) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
@@ -165,7 +164,7 @@ def _try(setup: Setup, recipe: Recipe, made: Plan) -> Trial:
 
 
 def _together(rows: list[StrategyRow]) -> StrategyRow:
-    """One strategy over several stages."""
+    """Sum of the rows of one strategy over several stages."""
     first = rows[0]
     refused = next((row.refused for row in rows if row.refused), "")
     if len(rows) == 1 or refused:

@@ -1,4 +1,4 @@
-"""What each strategy would do to a corpus, before anything trains: numbers, advice and a picture."""
+"""Strategies compared on a corpus before anything trains: numbers, advice and a picture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLUE = "#3b6ea5"
 
 
 class Units(NamedTuple):
-    """What people call a sequence and what its length counts, in the plural: `UNITS` of a family of data."""
+    """Names of sequences and of the things their length counts, in the plural: `UNITS` of a family of data."""
 
     sequences: str = "sequences"
     tokens: str = "tokens"
@@ -34,7 +34,7 @@ TEXT = Units()
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """One strategy on one corpus; all counts are 0 where it was refused.
+    """Numbers of one strategy on one corpus; all counts are 0 where it was refused.
 
     Args:
         pad_share: share of the computed tokens that is padding or filler.
@@ -70,7 +70,7 @@ def compare(
     targets: TargetCount | None = None,
     seq_ids: np.ndarray | None = None,
 ) -> list[StrategyRow]:
-    """Plan epoch 0 with each strategy; arguments as in `plan`. A strategy that refuses the lengths says why."""
+    """Plan epoch 0 with each strategy; arguments as in `plan`. A row that a strategy refuses names the reason."""
     result = []
     for name in strategy_names():
         chosen = settings.model_copy(update={"strategy": name})
@@ -170,7 +170,7 @@ class RateAdvice:
 
 
 def advise_batch_size(num_sequences: int, lengths: np.ndarray, units: Units = TEXT) -> Advice:
-    """2, 4, 8 or 16 sequences for corpora below 100, 500, 1001 and above; says when batching will not help."""
+    """2, 4, 8 or 16 sequences for corpora below 100, 500, 1001 and above; `helps` says whether batching will help."""
     value = 2 if num_sequences < 100 else 4 if num_sequences < 500 else 8 if num_sequences <= 1000 else 16
     if num_sequences < 50:
         return Advice(value, False, f"{num_sequences} {units.sequences} are too few for batching to help")
@@ -300,9 +300,9 @@ def to_json(
     lr: float | None = None,
     units: Units = TEXT,
 ) -> dict[str, Any]:
-    """The report as JSON values; `ledger` is that of the recipe's own strategy, nan becomes null.
+    """Convert the report to JSON values; `ledger` belongs to the recipe's own strategy, nan becomes null.
 
-    Names of fields say sequences and tokens whatever the data is; `units` says what these are.
+    Fields are named after sequences and tokens for all data; `units` has the names of the data's own units.
 
     Args:
         rows: from `compare`.

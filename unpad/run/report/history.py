@@ -1,4 +1,4 @@
-"""What a run's own files say about it, read back: rows, and columns to draw."""
+"""Files of a run read back: rows, log entries, and columns to draw."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLD_LOG = "events.jsonl"  # the log of runs of earlier versions
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON lines file. A last line without its newline is still being written, and left out.
+    """Yield the objects of a JSON lines file. A last line without a newline is still being written and is skipped.
 
     Raises:
         SourceError: the file is missing, or a line is not a JSON object; names file:line.
@@ -92,10 +92,10 @@ class RunHistory:
         stage_starts: name of each stage, and index of its first step in `steps`.
         last: row of the last step.
         evaluations: rows of evaluations.
-        readings: rows of other kinds, such as those of a watch, by kind.
+        readings: rows of other kinds, such as readings of a watch, by kind.
         timing: columns of the steps' times.
         log: entries of the log.
-        recipe: None where the file is missing or is no recipe of this version.
+        recipe: None if the file is missing or not a recipe of this version.
         recipe_text: the file as it is; empty where it is missing.
     """
 

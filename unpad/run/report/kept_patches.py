@@ -28,7 +28,7 @@ Lines = list[tuple[str, tuple[int, int, int]]]
 
 @dataclass(frozen=True, eq=False)
 class Kept:
-    """One image, and which of its patches a model went on with.
+    """One image and the patches of it that a model kept.
 
     Args:
         pixels: (rows * patch, columns * patch, 3) uint8, as the model read it.
@@ -64,7 +64,7 @@ class Kept:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of all panels beside each other, without the margin around them."""
+        """Width and height of all panels side by side, without the margin around them."""
         height, width = (self.scale * side for side in self.pixels.shape[:2])
         column = max(width, int(CELL * max(cell_len(title) for title, _ in self.panels)))
         return column * len(self.panels) + GAP * (len(self.panels) - 1), height + LINE
@@ -79,10 +79,10 @@ class Kept:
 
 
 def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
-    """Refuse a model of which there are no patches to show.
+    """Refuse a model without patches to show.
 
     Raises:
-        RecipeError: says why.
+        RecipeError: names the reason.
     """
     if merges:
         what, fix = (
@@ -119,10 +119,10 @@ def wrapped(text: str, cells: int) -> list[str]:
 
 
 def check_request(path: Path, question: str | None) -> None:
-    """Refuse what cannot be drawn before anything is computed.
+    """Refuse a request that cannot be drawn, before anything is computed.
 
     Raises:
-        RecipeError: the file is neither PNG nor SVG, or nothing is asked.
+        RecipeError: the file is neither PNG nor SVG, or there is no question.
     """
     if path.suffix not in SUFFIXES:
         raise RecipeError("--show writes PNG and SVG", where=str(path), fix="let the name end in .png or .svg")
@@ -134,11 +134,11 @@ def check_request(path: Path, question: str | None) -> None:
 def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
     """Write one picture to `path`, several beside each other: OUT-1.png, OUT-2.png ...
 
-    A PNG is drawn with the fonts of this machine. Where none has all letters of question and answer, they are left out
-    of the PNG, and an SVG with them is written beside it, which takes the fonts of whoever opens it.
+    A PNG is drawn with the fonts of this machine. If no font has all letters of question and answer, the PNG omits
+    both, and an SVG with them is written next to it, which uses the fonts of its viewer.
 
     Args:
-        path: its suffix says which of both.
+        path: its suffix selects the format.
 
     Returns:
         A line per file.
@@ -164,10 +164,10 @@ def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
 
 
 def to_png(shown: Kept, font: Path | None) -> bytes:
-    """The panels beside each other, and under them question and answer, which are in the file's Description too.
+    """Panels side by side, with question and answer below and in the file's Description.
 
     Args:
-        font: with all letters of both; None leaves them out of the picture.
+        font: has all letters of both; None leaves them out of the picture.
     """
     lines = shown.lines if font is not None else []
     width, height = shown.size
@@ -219,7 +219,7 @@ def placed(shown: Kept) -> list[tuple[int, str, np.ndarray]]:
 
 
 def _style(colour: tuple[int, int, int], size: int) -> str:
-    """As a style, which a page that the picture stands in does not override."""
+    """CSS style, which the style sheet of an enclosing page does not override."""
     return f'style="fill:{_hex(colour)};font-size:{size}px"'
 
 
@@ -231,14 +231,14 @@ def _hex(colour: tuple[int, int, int]) -> str:
 
 
 def builtin_font() -> Path:
-    """The font that matplotlib brings along; it has no Chinese."""
+    """Path of matplotlib's own font; it has no Chinese."""
     from matplotlib import get_data_path
 
     return Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
 
 
 def find_font(text: str) -> Path | None:
-    """A font of this machine that has every letter of a text, an upright sans serif one if possible; None without."""
+    """Find a font of this machine with every letter of a text, upright and sans serif if possible; None without one."""
     needed = {ord(letter) for letter in text if not letter.isspace()}
     return next((path for path in (builtin_font(), *_system_fonts()) if needed <= _letters(path)), None)
 

@@ -1,4 +1,4 @@
-"""The part of a run's page that shows its latent: the readings of `collapse.py`, as the log holds them."""
+"""Report section of a latent: its readings during training, from `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
 from unpad.run.report.svg import WIDE, Axes, Curve, plot
 
-FLOOR = 1e-6  # what smaller values are drawn as on a logarithmic axis
+FLOOR = 1e-6  # smaller values are drawn at this level on a logarithmic axis
 MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
-# From how many nats on a cell of the map is how opaque.
+# Lowest nats and opacity of each shade of the map.
 SHADES = ((0.0, 0.06), (0.001, 0.16), (0.01, 0.4), (0.1, 0.7), (1.0, 1.0))
 
 
@@ -71,7 +71,7 @@ def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | N
 
 
 def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Curve]:
-    """A line that the axis makes room for, and not only a mark where there is some."""
+    """Curve of a threshold, so that the axis always includes it; none without a threshold."""
     return (
         []
         if limit is None

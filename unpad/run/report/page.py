@@ -1,4 +1,4 @@
-"""A run's report page: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
+"""Report page of a run: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
 Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml` and
 `evaluation.json`; nothing is made up where a file is missing.
@@ -24,8 +24,8 @@ from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, readings_section
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 
-MAX_ROWS = 200  # of a table; the page says how many it leaves out
-EVALUATION = "evaluation.json"  # what `unpad eval` leaves for the page
+MAX_ROWS = 200  # rows of a table; its title names the number left out
+EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
 
 STYLE = """
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#1b1c1e;--soft:#696d74;--line:#e6e5e0;
@@ -105,7 +105,7 @@ def _plots(run: RunHistory, limit: float | None) -> str:
     width = max(1, len(step) // 50) | 1
 
     def smooth(at: Array, values: Array, weights: Array, pieces: list[slice]) -> list[Curve]:
-        """Every step faintly and the mean of its neighbours over it; short runs need no mean."""
+        """Curves of every step, faint, and of the mean of its neighbours; short runs need no mean."""
         if width == 1:
             return [Curve("main", [(at[p], values[p]) for p in pieces])]
         means = [(at[p], running_mean(values[p], weights[p], width)) for p in pieces]
@@ -143,7 +143,7 @@ def _plots(run: RunHistory, limit: float | None) -> str:
 
 
 def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
-    """Lay out a table whose first `text` columns are words; of too many rows only the newest, and the title says so."""
+    """Lay out a table whose first `text` columns are words; of too many rows it keeps the newest and says so."""
     if not rows:
         return ""
     note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""
@@ -186,7 +186,7 @@ def _evaluations(run: RunHistory, perplexity: bool) -> str:
 
 
 def _evaluation(folder: Path, section: FamilySection) -> str:
-    """Draw what `unpad eval` left of a run, or announce what it would add."""
+    """Draw the evaluation of a run, or announce what `unpad eval` would add."""
     try:
         return section.draw(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError):  # KeyError: an earlier version wrote it

@@ -1,4 +1,4 @@
-"""Pictures of what `unpad eval` found of a model of patients: calibration, curves, and a few patients over time."""
+"""Report section of patients: calibration, curves, and a few patients over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unpad.run.report.svg import WIDE, Axes, Curve, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
 CHART, ROW = 110, 20  # heights: of the probability, and of one code
-MAX_CODES = 14  # of one patient; the caption says how many more there are
+MAX_CODES = 14  # codes of one patient; the caption counts the rest
 MAX_LETTERS = 24
 LEGEND = (
     ("main", "probability"),
@@ -38,7 +38,7 @@ i.bare{color:var(--soft)}
 
 
 def section(found: dict[str, Any]) -> str:
-    """Draw what was measured on held-out patients.
+    """Draw the evaluation on held-out patients.
 
     Args:
         found: `evaluation.json`.
@@ -65,7 +65,7 @@ def _calibration(bins: list[dict[str, float]]) -> str:
     lines = [
         Curve("stage", [(even, even)], "as predicted"),
         Curve("raw", ranges, "95 %"),
-        # Dots without a line: bins are apart, and what lies between them was not measured.
+        # Dots without a line: nothing was measured between bins.
         Curve("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
     ]
     unit = "patients with the outcome, % by predicted probability, %"
@@ -94,10 +94,10 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
 
 
 def course(title: str, one: dict[str, Any]) -> str:
-    """One patient over time: the probability after every set and its weight in the last one, and every event.
+    """Draw one patient over time: the probability after every set, its weight in the last one, and every event.
 
     Args:
-        one: of `evaluation/courses.py`.
+        one: a course of `evaluation/courses.py`.
     """
     days = _places(one["days"])
     codes = [code for code, _ in Counter(code for _, code, _ in one["events"]).most_common()]
@@ -127,7 +127,7 @@ def course(title: str, one: dict[str, Any]) -> str:
 
 
 def _places(days: list[float | None]) -> Array:
-    """The day at which each set is drawn, (num_sets,): facts without a time stand where the first set with one does."""
+    """Day at which each set is drawn, (num_sets,); facts without a time share the day of the first set that has one."""
     first = next((day for day in days if day is not None), 0.0)
     return np.array([first if day is None else day for day in days])
 

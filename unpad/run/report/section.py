@@ -18,8 +18,7 @@ class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
     Args:
-        draw: HTML of what `unpad eval` measured, from `evaluation.json`; raises KeyError where an earlier version
-            wrote that.
+        draw: HTML of an evaluation, given `evaluation.json`; raises KeyError if an earlier version wrote the file.
         style: CSS of it.
         perplexity: whether exp of the loss means something.
         title, adds: heading and contents that the page promises before `unpad eval` has run; empty promises nothing.

@@ -11,7 +11,7 @@ import numpy as np
 
 from unpad.run.report.history import Array
 
-MAX_POINTS = 500  # per drawn line; more would only be drawn over each other
+MAX_POINTS = 500  # per drawn line; more would overlap
 WIDE = (1060, 340)  # pixels of a figure over the whole page
 
 STYLE = """
@@ -49,7 +49,7 @@ svg text.on{fill:#fff}
 
 @dataclass(frozen=True)
 class Curve:
-    """One drawn series: `css` names its look; each segment is drawn apart, so that stages do not join."""
+    """One drawn series: `css` names its look; segments are drawn separately, so that stages do not join."""
 
     css: str
     segments: list[tuple[Array, Array]]
@@ -125,7 +125,7 @@ class Axes:
     """Size and axes of a figure.
 
     Args:
-        unit: unit of the vertical axis, shown beside the title.
+        unit: unit of the vertical axis, shown next to the title.
         size: width and height in pixels.
         zero: whether the vertical axis begins at 0.
         log: a logarithmic vertical axis in any case; all values are above 0.

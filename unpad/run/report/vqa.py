@@ -1,5 +1,5 @@
-"""What `unpad eval` found of a model that makes visual tokens fewer: how many are left, what its modes are worth, and
-which patches stayed of a few images."""
+"""Report section of models with fewer visual tokens: numbers kept, accuracy by mode, and the patches kept of a few
+images."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Measured(Protocol):
 
 
 def to_json(metrics: Mapping[str, Measured], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
-    """What the page draws, for `evaluation.json`.
+    """Contents of `evaluation.json`, which the page draws.
 
     Args:
         metrics: `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
-        pictures: of questions about one image, each with the right answer.
+        pictures: questions about one image, each with the right answer.
     """
 
     def three(name: str) -> list[float]:
@@ -84,7 +84,7 @@ def section(found: dict[str, Any]) -> str:
     """Draw how many visual tokens are left, and the accuracy by mode.
 
     Args:
-        found: `evaluation.json`, as of `to_json`.
+        found: `evaluation.json`, as `to_json` returns it.
     """
     figures = [
         *([_kept(np.array(found["kept"], float), found.get("patches"))] if found["kept"] else []),

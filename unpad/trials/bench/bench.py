@@ -1,9 +1,9 @@
 """`unpad bench`: speed, padding, memory and quality of every way to batch, on the user's own data, model and machine.
 
-What is timed is training as it runs: the loader's work, forward, backward, clipping and update. All ways take turns in
+Whole steps are timed: the loader's work, forward, backward, clipping and the change of weights. All ways take turns in
 one process, round after round, each for the same time and with the same weights, with the native kernels and without
 them, so that a machine that slows down or speeds up does so for all of them. Memory is measured in a process per row,
-where nothing that an earlier row left behind can hide what this one takes.
+where no leftover of an earlier row can hide the memory of this one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FULL, QUICK = Effort(), Effort(rounds=3, seconds=0.3, updates=20)
 
 @dataclass(frozen=True)
 class Bench:
-    """All tables, and what they were measured on; rows are compared with the first of their table.
+    """All tables, and the data and machine they were measured on; rows are compared with the first of their table.
 
     Args:
         ceilings: operations per second of a large matrix product, before every round and after the last.
-        memory: None where larger passes did not measure as larger.
+        memory: None if larger micro-batches did not measure as larger.
     """
 
     recipe: str
@@ -81,30 +81,30 @@ class Bench:
         return {**asdict(self), "rounds": self.rounds, "seconds": self.seconds, **rows}
 
 
-def bench(name: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> Bench:
-    """Measure strategies at equal tokens per update, padded batches of several sizes with one update each, and what
-    equal numbers of updates with them learn.
+def bench(recipe: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> Bench:
+    """Measure strategies at equal tokens per step, padded batches of several sizes with one step each, and the loss
+    after equal numbers of steps with them.
 
     Args:
-        name: packaged recipe or YAML file. All data of its stages is used together, with its own plan settings.
+        recipe: packaged recipe or YAML file. All data of its stages is used together, with its own plan settings.
 
     Raises:
         RecipeError, SourceError: as `train`.
-        PlanError: the plan of a row has no update.
+        PlanError: the plan of a row has no step.
     """
     described = describe_machine()  # before the first product: a busy machine is part of the result
-    setup = prepare(name, overrides)
+    setup = prepare(recipe, overrides)
     strategies, sizes = strategy_variants(setup), size_variants(setup)
     variants = strategies + sizes
     measured = measure(setup, variants, effort)
-    memory = peaks(name, overrides, variants)
+    memory = peaks(recipe, overrides, variants)
     rows = [to_row(variant, measured, peak) for variant, peak in zip(variants, memory, strict=True)]
     by_size = rows[len(strategies) :]
     compared = [len(strategies) + BATCH_SIZES.index(size) for size in TRAINED_SIZES] + [len(strategies) - 1]
     trained = [train(variants[i], effort.updates, rows[i].memory_bytes) for i in compared]
     machine = {**described, **setup.environment, "kernels": native.describe()}
     data, by_strategy, line = _describe_data(setup), rows[: len(strategies)], fit_memory(by_size)
-    return Bench(name, list(overrides), data, machine, effort, measured.ceilings, by_strategy, by_size, line, trained)
+    return Bench(recipe, list(overrides), data, machine, effort, measured.ceilings, by_strategy, by_size, line, trained)
 
 
 def _describe_data(setup: Setup) -> dict[str, Any]:

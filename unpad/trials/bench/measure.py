@@ -1,6 +1,6 @@
-"""Measuring rates fairly: sides take turns in one process, round after round, beside the ceiling of the same minutes.
+"""Fair measurement of rates: sides take turns in one process, round after round, with a ceiling from the same minutes.
 
-A machine that slows down or speeds up then does so for every side, and what is compared is the ratio within a round.
+A machine that slows down or speeds up then does so for every side, and comparisons use the ratio within a round.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 
 from unpad.training.memory import available_memory
 
-CEILING_SIZE = 4096  # rows, columns and depth of the product that stands for what the machine can do
+CEILING_SIZE = 4096  # rows, columns and depth of the product that measures the machine's limit
 CEILING_REPEATS = 3
 COMING_BACK = 0.3  # untimed work that a turn begins with, as a share of its seconds
 
 
 class Work(NamedTuple):
-    """What one step did: real tokens, never padding, and the operations those tokens need."""
+    """Work of one step: real tokens, never padding, and the operations those tokens need."""
 
     tokens: int
     operations: int
 
 
 class TimedTurn(NamedTuple):
-    """What one side did in one round."""
+    """Work of one side in one round."""
 
     steps: int
     tokens: int
@@ -50,9 +50,9 @@ class Contender:
     """One way to do the work.
 
     Args:
-        step: does one step, all of it: waiting for data, computing, updating. It returns when the step is done.
+        step: runs one whole step: waits for data, computes, changes the weights. It returns when the step is done.
         cycle: a turn holds a multiple of so many steps; for a side whose steps cost unequal time in an order that
-            repeats, so that every round sees the cheap and the dear ones alike.
+            repeats, so that every round has cheap and expensive steps alike.
     """
 
     step: Callable[[], Work]
@@ -76,7 +76,7 @@ class Contender:
 
 
 class TakesTurns(Protocol):
-    """A `Side`, or what stands for one in another process."""
+    """A `Side`, or its proxy in another process."""
 
     def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> TimedTurn: ...
 
@@ -108,7 +108,7 @@ class Rounds:
         return [turn.rate for turn in self.turns[name]]
 
     def ratios(self, name: str, other: str) -> list[float]:
-        """How many times as fast as another side, one per round."""
+        """Speed relative to another side, one ratio per round."""
         return [mine / theirs for mine, theirs in zip(self.rates(name), self.rates(other), strict=True)]
 
     def shares(self, name: str) -> list[float]:
@@ -136,14 +136,14 @@ def measure_rounds(
     """Measure all sides in turn, forwards and backwards by turns; every side goes on where its last turn ended.
 
     Each turn begins with untimed work: others have filled the caches, in one process the heap and the prepared products
-    of the matrix library too, and what it costs to come back is owed to taking turns, not to a side.
+    of the matrix library too, and the cost of coming back is due to taking turns, not to a side.
 
     Args:
         seconds, min_steps: as `turn`.
         warm_steps, warm_seconds: untimed work of every side before the first round: first products of every shape,
             optimizer state.
-        ceiling: measures what the machine can do, in operations per second; called before every round and at the end.
-        report: is told what a round gave, one line each.
+        ceiling: measures the machine's limit, in operations per second; called before every round and at the end.
+        report: called with one line about each round.
     """
     turns: dict[str, list[TimedTurn]] = {name: [] for name in sides}
     ceilings: list[float] = []
@@ -224,7 +224,7 @@ def _version(name: str) -> str | None:
 
 
 def processor() -> str:
-    """The processor's name; family and model tell apart what clouds give the same name."""
+    """The processor's name; family and model distinguish processors to which clouds give the same name."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}

@@ -1,4 +1,4 @@
-"""Memory of every way to batch, in a process each, and the line through them that tells what fits into a card."""
+"""Memory of every way to batch, in a process each, and a linear fit that predicts the batch that fits into a card."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CARDS = (8, 16, 32)  # GiB
 GIB = 2**30
 
 
-def peaks(name: str, overrides: Sequence[str], variants: Sequence[BenchVariant]) -> list[tuple[int, int]]:
-    """Bytes at the peak of every variant's largest update, and before it: `Row.peak_bytes` and `base_bytes`.
+def peaks(recipe: str, overrides: Sequence[str], variants: Sequence[BenchVariant]) -> list[tuple[int, int]]:
+    """Bytes at the peak of every variant's largest step, and before it: `Row.peak_bytes` and `base_bytes`.
 
     Each in a process of its own; on a GPU in this one, where its allocator counts exactly.
     """
     if variants[0].setup.device.type == "cuda":
         return [_peak(variant) for variant in variants]
-    return _in_children(_peak_of, [(name, list(overrides), row) for row in range(len(variants))])
+    return _in_children(_peak_of, [(recipe, list(overrides), row) for row in range(len(variants))])
 
 
 def _in_children(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -37,13 +37,13 @@ def _in_children(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]])
         return [future.result() for future in [pool.submit(function, *call) for call in calls]]
 
 
-def _peak_of(name: str, overrides: list[str], row: int) -> tuple[int, int]:
-    setup = prepare(name, overrides)
+def _peak_of(recipe: str, overrides: list[str], row: int) -> tuple[int, int]:
+    setup = prepare(recipe, overrides)
     return _peak((strategy_variants(setup) + size_variants(setup))[row])
 
 
 def _peak(variant: BenchVariant) -> tuple[int, int]:
-    """Bytes at the peak of an update with the largest micro-batch of the first epoch, and bytes before it."""
+    """Bytes at the peak of a step with the largest micro-batch of the first epoch, and bytes before it."""
     setup, made = variant.setup, variant.plan
     on_gpu = setup.device.type == "cuda"
     Trainer(setup).update([_micro(variant, int(np.argmin(made.micro_cells)))])  # libraries load what they need
@@ -82,7 +82,7 @@ class MemoryModel:
     worst_error: float
 
     def predict(self, tokens: int) -> float:
-        """Bytes that training adds, for passes of so many padded tokens."""
+        """Bytes that training adds, for micro-batches of so many padded tokens."""
         return self.fixed_bytes + self.bytes_per_token * tokens
 
     def fitting_tokens(self, total_bytes: int) -> int:
@@ -92,7 +92,7 @@ class MemoryModel:
 
 
 def fit_memory(rows: Sequence[SpeedRow]) -> MemoryModel | None:
-    """The line through rows of batch sizes; None where larger passes did not measure as larger."""
+    """Fit a line through rows of batch sizes; None if larger micro-batches did not measure as larger."""
     tokens = np.array([row.largest_pass for row in rows], np.float64)
     measured = np.array([row.memory_bytes for row in rows], np.float64)
     slope, fixed = np.polyfit(tokens, measured, 1)

@@ -1,4 +1,4 @@
-"""What equal numbers of updates learn with batches of several sizes."""
+"""Held-out loss after equal numbers of steps, by batch size."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from unpad.evaluation.metrics import held_out
 from unpad.trials.bench.speed import MIB
 from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
 
-TRAINED_SIZES = (1, 4, 8)  # of the table of equal updates
+TRAINED_SIZES = (1, 4, 8)  # batch sizes of the table of equal steps
 
 
 @dataclass(frozen=True)
 class Trained:
-    """One batch size after a number of updates that is the same for all.
+    """Result of one batch size after a number of steps that is equal for all.
 
     Args:
         tokens: real tokens trained on.
-        seconds: of all updates, the loader included.
-        heldout_loss: nats per target after the last update; None where nothing is held out.
+        seconds: of all steps, the loader included.
+        heldout_loss: nats per target after the last step; None without held-out data.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Trained:
 
 
 def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
-    """Train a fresh copy for some updates at the recipe's learning rate, and look at the held-out loss."""
+    """Train a copy with initial weights for some steps at the recipe's learning rate; evaluate its held-out loss."""
     setup, stage = variant.setup, variant.stage
     trainer = Trainer(setup)
     tokens, began = 0, time.perf_counter()

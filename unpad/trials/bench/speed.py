@@ -1,4 +1,4 @@
-"""The speed of every way to batch: turns of training, and the tables made of them."""
+"""Speed of every way to batch: turns of training, and tables of their rates."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a bench measures.
+    """Extent of a bench.
 
     Args:
-        rounds: how often every row has its turn.
-        seconds: timed part of a turn; an update that has begun is finished.
-        updates: of every row of the table of equal updates.
-        ceiling_size: rows of the matrices whose product stands for what the machine can do.
+        rounds: turns of every row.
+        seconds: timed part of a turn; a step that has begun is finished.
+        updates: steps of every row of the table of equal steps.
+        ceiling_size: rows of the matrices whose product measures the machine's limit.
     """
 
     rounds: int = 3
@@ -49,21 +49,21 @@ class Effort:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One way to batch.
+    """Measurements of one way to batch.
 
     Args:
-        plan: the plan settings that make it.
-        tokens_per_update, tokens_per_pass: real tokens of an update and of a forward pass, means over an epoch.
+        plan: its plan settings.
+        tokens_per_update, tokens_per_pass: real tokens of a step and of a micro-batch, means over an epoch.
         sequence_tokens, padded_length: tokens of a sequence before and after padding, means over an epoch.
         pad_share: share of the computed tokens that is padding, over an epoch.
-        largest_pass: tokens of the epoch's largest forward pass, padding included.
+        largest_pass: tokens of the epoch's largest micro-batch, padding included.
         rates: real tokens per second as a run of the recipe computes, one per round.
         torch_rates: the same with the native kernels switched off; empty where a run does not use them anyway.
         shares: operations that real tokens need over those of a large matrix product in the same time, one per round.
-        updates: timed updates, all rounds together.
-        peak_bytes: memory at the peak of an update with the epoch's largest micro-batch: of a process that does
+        updates: timed steps, all rounds together.
+        peak_bytes: memory at the peak of a step with the epoch's largest micro-batch: of a process that does
             nothing else, or allocated on the GPU.
-        base_bytes: the same before model, gradients and optimizer state were made.
+        base_bytes: the same before model, gradients and optimizer state exist.
     """
 
     name: str
@@ -83,7 +83,7 @@ class SpeedRow:
 
     @property
     def memory_bytes(self) -> int:
-        """What training adds: model, gradients, optimizer state and the activations of the largest micro-batch."""
+        """Memory that training adds: model, gradients, optimizer state, activations of the largest micro-batch."""
         return self.peak_bytes - self.base_bytes
 
     def rate(self) -> Spread:
@@ -91,11 +91,11 @@ class SpeedRow:
         return spread(self.rates)
 
     def times(self, other: SpeedRow) -> Spread:
-        """How many times as fast as another row, round by round."""
+        """Speed relative to another row, one ratio per round."""
         return spread([mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)])
 
     def native_gain(self) -> Spread | None:
-        """How many times as fast the native kernels make it, round by round; None where they are not used."""
+        """Speed with the native kernels relative to without, one ratio per round; None where they are not used."""
         if not self.torch_rates:
             return None
         return spread([fast / slow for fast, slow in zip(self.rates, self.torch_rates, strict=True)])

@@ -1,4 +1,4 @@
-"""What `unpad bench` compares: recipes that differ in how they batch and in nothing else, and training by one."""
+"""Variants that `unpad bench` compares: recipes that differ in batching alone, and a trainer of one."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from unpad.training.step import LossScaler, train_step
 BATCH_SIZES = (1, 2, 4, 8, 16)
 
 
-def prepare(name: str, overrides: Sequence[str]) -> Setup:
-    """The recipe's data and model, as a run of it starts.
+def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
+    """Load the recipe's data and build its model, as at the start of a run.
 
     Raises:
-        RecipeError: its model is no decoder, or no stage has data to train on.
+        RecipeError: the model is not a decoder, or no stage has data to train on.
     """
-    recipe = load_recipe(name, list(overrides))
-    if recipe.model["kind"] != "decoder":
-        what = f"bench counts the operations of decoders, and this recipe trains a {recipe.model['kind']}"
+    loaded = load_recipe(recipe, list(overrides))
+    if loaded.model["kind"] != "decoder":
+        what = f"bench counts the operations of decoders, and this recipe trains a {loaded.model['kind']}"
         raise RecipeError(what, where="model.kind", fix="`unpad plan` measures memory and time of any recipe")
-    setup = prepare_setup(recipe, Path(), None)
-    freeze(setup.model, recipe.train.freeze)
-    setup.model.label_smoothing = recipe.train.label_smoothing
-    if not all_data(setup, recipe).train_ids.size:
+    setup = prepare_setup(loaded, Path(), None)
+    freeze(setup.model, loaded.train.freeze)
+    setup.model.label_smoothing = loaded.train.label_smoothing
+    if not all_data(setup, loaded).train_ids.size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
     return setup
 
@@ -54,7 +54,7 @@ class BenchVariant:
 
 
 def strategy_variants(setup: Setup) -> list[BenchVariant]:
-    """One sequence per forward pass, then as many as each strategy takes; no sequence alone is ever padded."""
+    """Variants of one sequence per micro-batch, then of every strategy; no sequence alone is ever padded."""
     size = setup.recipe.plan.batch_size
     alone: dict[str, Any] = {"strategy": "pack", "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
     return [
@@ -68,7 +68,7 @@ def strategy_variants(setup: Setup) -> list[BenchVariant]:
 
 
 def size_variants(setup: Setup) -> list[BenchVariant]:
-    """Padded batches of every size of `BATCH_SIZES`, each an update of its own."""
+    """Variants of padded batches of every size of `BATCH_SIZES`, one step per batch."""
     fields: dict[str, Any] = {"strategy": "dynamic", "tokens_per_step": 1}
     return [_variant(setup, f"batch size {size}", **fields, batch_size=size) for size in BATCH_SIZES]
 
@@ -90,7 +90,7 @@ def all_data(setup: Setup, recipe: Recipe) -> StageSetup:
 
 
 def every_update(setup: Setup, stage: StageSetup, first_epoch: int = 0) -> Iterator[list[RaggedBatch]]:
-    """The micro-batches of one update after the other, epoch after epoch."""
+    """Yield the micro-batches of one step after the other, epoch after epoch."""
     for epoch in count(first_epoch):
         epoch_steps = epoch_plan(stage, epoch)
         yield from load_steps(setup.data.load, epoch_steps, setup.device, group_lengths=not library.enabled())
@@ -107,7 +107,7 @@ class Trainer:
         self.scaler = LossScaler() if setup.precision == "fp16" else None
 
     def update(self, micros: list[RaggedBatch]) -> None:
-        """One update. It reads results back from the device, so that its time is the time it took."""
+        """Take one step. It reads results back from the device, so that the measured time includes all of its work."""
         precision, clip, weights = self.setup.precision, self.setup.recipe.optim.clip, self.weights
         arguments = (self.model, micros, self.optimizer)
         train_step(*arguments, weights=weights, precision=precision, clip=clip, scaler=self.scaler)

@@ -1,4 +1,4 @@
-"""Where a search of parameters is kept: optuna's study, as lines of JSON in the directory of the search."""
+"""Journal of a search: optuna's study as lines of JSON in the directory of the search."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unpad.run.report.history import read_rows
 from unpad.storage import LineLog
 
 STUDY = "search"
-FIRST_CHECK, KEPT_SHARE = 2, 3  # halving compares at checks 2, 6, 18, ... and lets a third go on
+FIRST_CHECK, KEPT_SHARE = 2, 3  # halving compares at evaluations 2, 6, 18, ... and lets a third go on
 
 
 class Journal(BaseJournalBackend):
-    """Records of a study, written as a run writes its own: a line that a kill cut short goes when the file is opened.
+    """Records of a study, written like the files of a run: a line cut short by a kill is dropped on opening.
 
     Only one process may hold it, the one with the directory's lock, so what was read once is all there is.
 
@@ -42,9 +42,9 @@ class Journal(BaseJournalBackend):
 
 
 def open_study(journal: Journal) -> optuna.Study:
-    """The study of a journal, a new one where that is empty."""
+    """Load the study of a journal, or create one in an empty journal."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(FIRST_CHECK, KEPT_SHARE, 0)
     storage = optuna.storages.JournalStorage(journal)
-    begun = optuna.get_all_study_names(storage)  # asked first: what is refused later leaves no line
+    begun = optuna.get_all_study_names(storage)  # read first: a request that is refused later leaves no line
     return (optuna.load_study if begun else optuna.create_study)(study_name=STUDY, storage=storage, pruner=pruner)

@@ -1,4 +1,4 @@
-"""One number for a pruned model: what it loses in accuracy, and how far what it keeps is from what was wanted."""
+"""Score of a pruned model: its loss of accuracy, and the distance of its kept share from the wanted range."""
 
 from __future__ import annotations
 

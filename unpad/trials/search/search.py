@@ -1,7 +1,7 @@
 """`unpad search`: train a recipe with many values of some of its fields, and find the best.
 
 Every trial is a run of its own. Values are drawn by the tree-structured Parzen estimator (Bergstra et al. 2011), all
-keys together (Falkner et al. 2018, arXiv 1807.01774), after random ones; runs that fall behind at their held-out checks
+keys together (Falkner et al. 2018, arXiv 1807.01774), after random ones; runs that fall behind at their evaluations
 end early by asynchronous successive halving (Li et al. 2018, arXiv 1810.05934).
 """
 
@@ -57,16 +57,16 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Search:
-    """What stays the same during a search.
+    """Constants of a search.
 
     Args:
         fixed: overrides of every trial.
-        metric: what `evaluate_run` says of a trial, or `score`.
+        metric: name of a metric of `evaluate_run`, or `score`.
         sign: 1 where less of it is better, -1 where more is; the study minimises their product.
-        last_stage: its held-out checks are compared; those of stages before it may be of other data.
+        last_stage: stage whose evaluations are compared; earlier stages may evaluate other data.
     """
 
-    name: str
+    recipe: str
     folder: Path
     space: Space
     fixed: list[str]
@@ -87,7 +87,7 @@ class Search:
 
 
 def search(
-    name: str,
+    recipe: str,
     folder: Path,
     fields: Sequence[str],
     *,
@@ -97,17 +97,17 @@ def search(
     console: Console | None = None,
     verbose: bool = False,
 ) -> list[str]:
-    """Train and judge runs with values drawn from ranges and choices, or go on with such a search.
+    """Train and judge runs with values drawn from ranges and choices, or resume such a search.
 
     Args:
-        name: packaged recipe or YAML file.
+        recipe: packaged name or YAML file.
         folder: gets the journal, a run directory per trial, and `best.yaml`, the recipe of the best trial.
-        fields: ranges and choices as `split_fields` reads them, and `key=value`. None: those it began with.
+        fields: ranges and choices as `split_fields` reads them, and `key=value`; empty takes the fields it began with.
         trials: of the whole search.
-        metric: default `loss`, or what the search began with.
+        metric: default `loss`, or the metric that the search began with.
 
     Returns:
-        Lines: the best trials, how many there were, and what to type next.
+        Lines: the best trials, numbers of trials, and commands to type next.
 
     Raises:
         RecipeError: a range does not fit, the metric is unknown, or no trial could be judged.
@@ -120,11 +120,11 @@ def search(
         raise RecipeError("the directory holds a search already", where=str(folder), fix=fix)
     if resume and not begun:
         raise RecipeError("there is no search to resume", where=str(folder), fix="leave out --resume, or mend --out")
-    settings = None if begun else _settings(name, fields, metric or "loss")  # refused before a folder is made
+    settings = None if begun else _settings(recipe, fields, metric or "loss")  # refused before a folder is created
     make_folder(folder)
     with RunLock(folder), closing(Journal(folder / JOURNAL)) as journal:
         study = open_study(journal)
-        settings = settings or _agreed(study, name, fields, metric, folder)
+        settings = settings or _agreed(study, recipe, fields, metric, folder)
         if study.user_attrs.get("settings") != settings:
             study.set_user_attr("settings", settings)
         found = _begin(study, settings, folder, console or Console(), verbose)
@@ -132,26 +132,28 @@ def search(
         return _summary(found)
 
 
-def _settings(name: str, fields: Sequence[str], metric: str) -> dict[str, Any]:
-    """What must not change while a search goes on, as it stands in the journal."""
+def _settings(recipe: str, fields: Sequence[str], metric: str) -> dict[str, Any]:
+    """Settings that must not change during a search, as the journal holds them."""
     space, fixed = split_fields(fields)
     if not space:
         fix = "give a range or a choice, such as optim.lr=1e-4..1e-2:log or model.blocks=2,4,6"
         raise RecipeError("there is nothing to search for", where="command line", fix=fix)
-    recipe = check_space(name, fixed, space)
-    direction(metric, family_name(recipe))
-    return {"name": name, "fields": list(fields), "metric": metric, "recipe": recipe.model_dump(mode="json")}
+    loaded = check_space(recipe, fixed, space)
+    direction(metric, family_name(loaded))
+    return {"name": recipe, "fields": list(fields), "metric": metric, "recipe": loaded.model_dump(mode="json")}
 
 
-def _agreed(study: optuna.Study, name: str, fields: Sequence[str], metric: str | None, folder: Path) -> dict[str, Any]:
-    """The settings of the search: those it began with, which what is given now must equal.
+def _agreed(
+    study: optuna.Study, recipe: str, fields: Sequence[str], metric: str | None, folder: Path
+) -> dict[str, Any]:
+    """Settings of the search, which must equal the settings it began with.
 
-    Another metric is taken while nothing has been judged by the first.
+    The metric may change until a trial has been judged.
     """
     began = study.user_attrs.get("settings")
     if began is None:  # it ended before its first trial
-        return _settings(name, fields, metric or "loss")
-    now = _settings(name, fields or began["fields"], metric or began["metric"])
+        return _settings(recipe, fields, metric or "loss")
+    now = _settings(recipe, fields or began["fields"], metric or began["metric"])
     changed = differences(*(resolved(parse_recipe(one["recipe"])) for one in (began, now)))
     changed |= {"what is searched": (began["fields"], now["fields"])} if _space(began) != _space(now) else {}
     judged = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
@@ -174,7 +176,7 @@ def _begin(study: optuna.Study, settings: dict[str, Any], folder: Path, console:
 
 
 def _run_trials(search: Search, trials: int) -> None:
-    """Finish the trial that an interrupted search left, then begin others until there are as many as asked for."""
+    """Finish the trial that an interrupted search left, then begin others up to the number of `trials`."""
     try:
         for frozen in search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             search.study.sampler = _sampler(search, frozen.number)
@@ -205,7 +207,7 @@ def _sampler(search: Search, number: int) -> optuna.samplers.TPESampler:
 
 
 def _run_trial(search: Search, trial: Trial) -> None:
-    """Train with the values of one trial, or go on with that; judge it, and write down how it ended."""
+    """Train with the values of one trial, or resume it; judge it, and record how it ended."""
     values = {key: _draw(trial, key, of) for key, of in search.space.items()}
     overrides = [*search.fixed, *(f"{key}={value}" for key, value in values.items())]
     folder = search.place(trial.number)
@@ -216,7 +218,7 @@ def _run_trial(search: Search, trial: Trial) -> None:
         return _falls_behind(search, trial, stage, step, result)
 
     try:
-        train(search.name, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
+        train(search.recipe, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
         metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
     except Stopped:
         _say(search, trial.number)
@@ -236,7 +238,7 @@ def _run_trial(search: Search, trial: Trial) -> None:
 
 
 def _draw(trial: Trial, key: str, of: Any) -> str:
-    """The value of one key as text; of a trial that was begun before, the one it has."""
+    """Draw the value of one key, as text; a resumed trial keeps its value."""
     if isinstance(of, Choice):
         return str(trial.suggest_categorical(key, of.options))
     if of.whole:
@@ -245,9 +247,9 @@ def _draw(trial: Trial, key: str, of: Any) -> str:
 
 
 def _falls_behind(search: Search, trial: Trial, stage: str, step: int, found: HeldOut) -> bool:
-    """Compare a held-out check with those of other trials; whether this trial ends with it.
+    """Compare an evaluation with those of other trials; return whether this trial ends with it.
 
-    Compared is what the search is for where a check measures it and less is better, else the held-out loss.
+    The comparison uses the metric of the search if evaluations in training have it and less is better, else the loss.
     """
     if stage != search.last_stage:
         return False
@@ -315,7 +317,7 @@ def _write_best(search: Search) -> None:
 
 
 def _summary(search: Search) -> list[str]:
-    """The best trials as a table, and what to type next."""
+    """Table of the best trials, and commands to type next."""
     ranked, trials = _ranked(search), search.study.get_trials(deepcopy=False)
     states = [trial.state for trial in trials]
     if not ranked:

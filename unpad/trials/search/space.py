@@ -1,4 +1,4 @@
-"""What a search of parameters may change: ranges and choices, written like recipe fields on the command line."""
+"""Search space: ranges and choices of recipe fields, as written on the command line."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def written(value: float | int | str) -> str:
 
 
 def split_fields(fields: Sequence[str]) -> tuple[Space, list[str]]:
-    """Part `key=LOW..HIGH`, `key=LOW..HIGH:log` and `key=a,b,c` from the fields that have one value.
+    """Separate `key=LOW..HIGH`, `key=LOW..HIGH:log` and `key=a,b,c` from fields with one value.
 
-    A range is of whole numbers where both ends are written so. Commas within brackets or quotes part nothing.
+    A range with two whole ends holds whole numbers. Commas within brackets or quotes do not separate.
 
     Raises:
-        RecipeError: a range or a choice is none, or a key stands there twice; names the key.
+        RecipeError: a range or a choice is invalid, or a key is given twice; names the key.
     """
     space: Space = {}
     fixed: list[str] = []
@@ -78,8 +78,8 @@ def split_fields(fields: Sequence[str]) -> tuple[Space, list[str]]:
     return space, fixed
 
 
-def check_space(name: str, fixed: Sequence[str], space: Space) -> Recipe:
-    """Refuse now what every trial would refuse: each end of a range, and each choice, has to fit the recipe alone.
+def check_space(recipe: str, fixed: Sequence[str], space: Space) -> Recipe:
+    """Refuse a space that no trial could use: each end of a range, and each choice, must fit the recipe alone.
 
     Returns:
         The recipe with the fixed fields alone.
@@ -90,10 +90,10 @@ def check_space(name: str, fixed: Sequence[str], space: Space) -> Recipe:
     for key, of in space.items():
         for end in of.ends():
             try:
-                resolved(load_recipe(name, [*fixed, f"{key}={end}"]))
+                resolved(load_recipe(recipe, [*fixed, f"{key}={end}"]))
             except RecipeError as error:
                 raise RecipeError(f"{key}={end}: {error.what}", where=f"command line: {key}", fix=error.fix) from None
-    return resolved(load_recipe(name, list(fixed)))
+    return resolved(load_recipe(recipe, list(fixed)))
 
 
 def _range(key: str, found: re.Match[str]) -> Range:
@@ -125,7 +125,7 @@ def _choice(key: str, options: list[str]) -> Choice:
 
 
 def _parts(text: str) -> list[str]:
-    """The text at its commas, except those within brackets or quotes."""
+    """Split the text at its commas, except commas within brackets or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
