@@ -61,12 +61,12 @@ class PixelCache:
         known = self.made.get(image)
         if known is not None:
             return known
-        made = make()
+        values = make()
         with self.lock:
-            if image not in self.made and self.used + made.nbytes <= self.most_bytes:
-                self.made[image] = made
-                self.used += made.nbytes
-        return made
+            if image not in self.made and self.used + values.nbytes <= self.most_bytes:
+                self.made[image] = values
+                self.used += values.nbytes
+        return values
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,9 +258,9 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
             has a class that is unknown to the run.
     """
     files = expand(recipe.data.images, partial(resolve_path, recipe.data))
-    found = [read_all(file, recipe.data) for file in files]
-    listed = [(example, file.source) for file, (examples, _) in zip(files, found, strict=True) for example in examples]
-    bad = [row for _, rows in found for row in rows]
+    read = [read_all(file, recipe.data) for file in files]
+    listed = [(example, file.source) for file, (examples, _) in zip(files, read, strict=True) for example in examples]
+    bad = [row for _, rows in read for row in rows]
     num_rows = len(listed) + len(bad)
     apply_policy(bad, num_rows, recipe.data)
     used = [example for example, _ in listed if example.split != "test"]

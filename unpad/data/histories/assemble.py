@@ -65,19 +65,19 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
     known = ~(time > 0)  # nan is a fact without a time
     kept, patient, time = kept[known], patient[known], time[known]
     sets = np.zeros(len(kept), np.int64) if rows.sets is None else rows.sets[kept]
-    found = Events(patient, time, sets, rows.code[kept], rows.values[kept], kept)
-    found = found.take(np.lexsort((found.value, found.code, sets, np.nan_to_num(time, nan=-np.inf), patient)))
-    same = np.zeros(len(found), np.bool_)
-    same[1:] = np.logical_and.reduce([_equals_last(part) for name, part in vars(found).items() if name != "row"])
+    events = Events(patient, time, sets, rows.code[kept], rows.values[kept], kept)
+    events = events.take(np.lexsort((events.value, events.code, sets, np.nan_to_num(time, nan=-np.inf), patient)))
+    same = np.zeros(len(events), np.bool_)
+    same[1:] = np.logical_and.reduce([_equals_last(part) for name, part in vars(events).items() if name != "row"])
     bad: list[BadRow] = []
     if settings.duplicates == "error":
         fix = "remove it, or set events.duplicates to drop or keep"
-        for event in np.sort(found.row[same]).tolist():
+        for event in np.sort(events.row[same]).tolist():
             what = f"patient {rows.alias(int(rows.person[event]))}: another row is equal in everything"
             bad.append(BadRow(rows.where(event), "E_DUPLICATE", what, fix))
     elif settings.duplicates == "drop":
         counts["exact duplicates"] = int(same.sum())
-    return (found if settings.duplicates == "keep" else found.take(np.flatnonzero(~same))), counts, bad
+    return (events if settings.duplicates == "keep" else events.take(np.flatnonzero(~same))), counts, bad
 
 
 def _equals_last(values: np.ndarray) -> np.ndarray:
@@ -171,10 +171,10 @@ def number_codes(
     std = codes.std[code]
     scaled = (events.value - codes.mean[code]) / np.where(std > 0, std, 1)
     scaled = np.where(std > 0, np.clip(scaled, -FARTHEST, FARTHEST), np.nan)
-    made = replace(events, code=code, value=scaled)
+    numbered = replace(events, code=code, value=scaled)
     if settings.unknown_codes != "skip":
-        return made, {}, unknown
-    return made.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}, unknown
+        return numbered, {}, unknown
+    return numbered.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}, unknown
 
 
 # --------------------------------------------------------------------------- sets

@@ -43,6 +43,6 @@ def read_vectors(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, list[s
         worst = faults.bad[0]
         raise SourceError(f"{worst.code} {worst.what}", where=worst.where, fix=worst.fix)
     rows = np.array([seen.get(name, -1) for name in names], np.int64)
-    found = np.zeros((len(names), len(others)), np.float32)
-    found[rows >= 0] = vectors[rows[rows >= 0]]
-    return found, [name for name, row in zip(names[1:], rows[1:].tolist(), strict=True) if row < 0]
+    ordered = np.zeros((len(names), len(others)), np.float32)
+    ordered[rows >= 0] = vectors[rows[rows >= 0]]
+    return ordered, [name for name, row in zip(names[1:], rows[1:].tolist(), strict=True) if row < 0]

@@ -223,10 +223,10 @@ def _in_order(patients: pa.Array) -> np.ndarray:
 
 def _of_row(values: np.ndarray | None, row: np.ndarray, fill: float = np.nan) -> np.ndarray:
     """Spread values of rows of labels over the persons, (num_persons,) float64."""
-    found = np.full(len(row), fill)
+    spread = np.full(len(row), fill)
     if values is not None:
-        found[row >= 0] = values[row[row >= 0]]
-    return found
+        spread[row >= 0] = values[row[row >= 0]]
+    return spread
 
 
 def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
@@ -235,11 +235,11 @@ def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
         return []
     files = {file.owner: file.shown for part in rows.parts for file in part.table.files}
     fix = "remove it, or give the patient a label in events.labels"
-    found = []
+    bad = []
     for one in np.flatnonzero(empty).tolist():
         where = files.get(rows.patients[one].as_py(), rows.parts[0].table.files[0].shown)
-        found.append(BadRow(where, "E_EMPTY", f"patient {rows.alias(one)} has no event", fix))
-    return found
+        bad.append(BadRow(where, "E_EMPTY", f"patient {rows.alias(one)} has no event", fix))
+    return bad
 
 
 def _missing(
@@ -255,12 +255,12 @@ def _missing(
     people, events = np.unique(rows.person, return_index=True)
     first = dict(zip(people.tolist(), events.tolist(), strict=True))
     fix = "add the label, or set events.labels.missing to exclude or keep"
-    found = []
+    bad = []
     for one in np.flatnonzero(unknown).tolist():
         where = labels.where(int(row[one])) if row[one] >= 0 else rows.where(first[one])
         what = f"patient {rows.alias(one)} has " + ("an empty label" if row[one] >= 0 else "events and no label")
-        found.append(BadRow(where, "E_LABEL", what, fix))
-    return found
+        bad.append(BadRow(where, "E_LABEL", what, fix))
+    return bad
 
 
 def _after_the_end(rows: EventRows, wrong: np.ndarray) -> list[BadRow]:
@@ -282,9 +282,9 @@ def _landmarks(
         return np.full(len(row), settings.landmark / clock.per_day)
     if settings.landmark is not None:
         assert labels is not None
-        found = _of_row(labels.landmark, row)
-        choice.leave(np.isnan(found), "without a landmark")
-        return found
+        landmark = _of_row(labels.landmark, row)
+        choice.leave(np.isnan(landmark), "without a landmark")
+        return landmark
     last = np.full(len(row), -np.inf)
     timed = ~np.isnan(rows.days) & ~refused
     np.maximum.at(last, rows.person[timed], rows.days[timed])

@@ -135,9 +135,9 @@ def _goes_back(person: np.ndarray, days: np.ndarray) -> np.ndarray:
     """Find rows whose time is before that of the same patient's row above, (num_rows,) bool."""
     order = np.argsort(person, kind="stable")
     back = (np.diff(person[order]) == 0) & (np.diff(days[order]) < 0)
-    found = np.zeros(len(days), np.bool_)
-    found[order[1:][back]] = True
-    return found
+    is_back = np.zeros(len(days), np.bool_)
+    is_back[order[1:][back]] = True
+    return is_back
 
 
 def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Faults) -> np.ndarray:

@@ -37,8 +37,8 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> Clock:
     Raises:
         RecipeError: a number has no unit, or events have timestamps and the landmark is a number.
     """
-    found = units_of(parts)
-    if found == {"timestamp"}:
+    units = units_of(parts)
+    if units == {"timestamp"}:
         if isinstance(settings.landmark, float):
             fix = "name a column of the table of labels that holds timestamps"
             raise RecipeError("events have timestamps, and the landmark is a number", where="events.landmark", fix=fix)
@@ -47,10 +47,10 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> Clock:
         return Clock(settings.unit, PER_DAY[settings.unit])
     labels = settings.labels
     counts = settings.landmark is not None or settings.window or (labels and (labels.duration or labels.time))
-    if len(found) != 1 and counts:
-        what = "tables of events count in " + (" and ".join(sorted(found)) or "no unit")
+    if len(units) != 1 and counts:
+        what = "tables of events count in " + (" and ".join(sorted(units)) or "no unit")
         raise RecipeError(what, where="events.unit", fix="set events.unit to that of landmark, horizon and duration")
-    unit = found.pop() if len(found) == 1 else "days"
+    unit = units.pop() if len(units) == 1 else "days"
     return Clock(unit, PER_DAY[unit])
 
 

@@ -78,18 +78,18 @@ def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[P
     tried = path.absolute()
     if path.is_dir():
         inside = [p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file()]
-        found = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
-        if not found:
+        paths = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
+        if not paths:
             raise SourceError(
                 f"the folder holds no {', '.join('*' + suffix for suffix in suffixes)}",
                 where=str(tried),
                 fix="put data files into it, or name another folder",
             )
-        return sorted(found, key=natural_key)
+        return sorted(paths, key=natural_key)
     if glob.has_magic(str(path)):
-        found = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
-        if found:
-            return sorted(found, key=natural_key)
+        paths = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+        if paths:
+            return sorted(paths, key=natural_key)
         what = "no file matches the pattern"
     else:
         what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"

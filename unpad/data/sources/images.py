@@ -71,11 +71,11 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
     Raises:
         SourceError: a path does not exist, or a folder has no sub-folders.
     """
-    found = []
+    listed = []
     for index, source in enumerate(sources):
         path = resolve(source.path)
         if not path.is_dir():
-            found += [replace(file, source=index) for file in files.expand([source], resolve)]
+            listed += [replace(file, source=index) for file in files.expand([source], resolve)]
             continue
         if not any(inside.is_dir() and not inside.name.startswith(".") for inside in path.iterdir()):
             raise SourceError(
@@ -83,8 +83,8 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
                 where=str(path.absolute()),
                 fix="put the images of each class into a folder of its name, or name a manifest or parquet files",
             )
-        found.append(SourceFile(path, "text", source.field, source.weight, index))
-    return found
+        listed.append(SourceFile(path, "text", source.field, source.weight, index))
+    return listed
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow]:
@@ -98,13 +98,13 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
         OSError: the folder, manifest or parquet file cannot be read.
     """
     if file.path.is_dir():
-        found = _in_folder(file.path)
+        rows_to_examine = _in_folder(file.path)
     elif file.format == "parquet":
-        found = _in_parquet(file)
+        rows_to_examine = _in_parquet(file)
     else:
-        found = _in_manifest(file, data)
+        rows_to_examine = _in_manifest(file, data)
     with ThreadPoolExecutor() as pool:
-        while window := list(islice(found, WINDOW)):
+        while window := list(islice(rows_to_examine, WINDOW)):
             yield from pool.map(examine, window)
 
 

@@ -171,8 +171,8 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowFault]:
 def missing(fields: tuple[str, ...], present: list[str], kind: str = "field") -> RowFault:
     """Return the fault of a row without any of `fields`."""
     wanted = " or ".join(f'"{name}"' for name in fields)
-    found = ", ".join(f'"{name[:40]}"' for name in present[:20]) or "none"
-    return RowFault("E_MISSING", f"no {kind} {wanted}; there is {found}")
+    names = ", ".join(f'"{name[:40]}"' for name in present[:20]) or "none"
+    return RowFault("E_MISSING", f"no {kind} {wanted}; there is {names}")
 
 
 def require_text(value: object, name: str) -> str:

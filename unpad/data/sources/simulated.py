@@ -81,20 +81,20 @@ def _visits(
     """
     num = 0 if rng.random() < 1 / 12 else int(rng.geometric(0.12))
     days = np.sort(rng.integers(-1500, 0, num)).tolist()
-    found: list[tuple[int, str, float | None]] = []
+    events: list[tuple[int, str, float | None]] = []
     untreated = False
     for day in [*days, *np.sort(rng.integers(1, 400, 2)).tolist()]:
         for name, (mean, spread) in MEASURED.items():
             if rng.random() < 0.6:
                 value = mean + spread * (level[name] + NOISE * rng.normal())
-                found.append((day, name, round(value, 1)))
+                events.append((day, name, round(value, 1)))
         if diabetes and rng.random() < 0.3:
-            found.append((day, "diabetes", None))
+            events.append((day, "diabetes", None))
         drawn = rng.random()
         if drawn < 0.15:
-            found.append((day, "infection", None))
+            events.append((day, "infection", None))
             untreated = untreated or day < 0
         elif drawn < 0.3:
-            found.append((day, "antibiotic", None))
+            events.append((day, "antibiotic", None))
             untreated = untreated and day > 0
-    return found, untreated
+    return events, untreated

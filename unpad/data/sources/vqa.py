@@ -71,16 +71,16 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     """
     folder = file.path.parent
     with reading(file.path):
-        found = list(examples(file, data, FIELDS, partial(_row, folder)))
+        rows = list(examples(file, data, FIELDS, partial(_row, folder)))
     root = os.path.realpath(folder)
-    paths = list(dict.fromkeys(path for row in found if isinstance(row, _Row) for path in row.paths))
+    paths = list(dict.fromkeys(path for row in rows if isinstance(row, _Row) for path in row.paths))
     with ThreadPoolExecutor() as pool:
         looked = dict(zip(paths, pool.map(lambda path: examine(Found(str(path), "", path, root)), paths), strict=True))
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     number = {image.path: index for index, image in enumerate(images)}
     used: list[VqaExample] = []
     bad: list[BadRow] = []
-    for row in found:
+    for row in rows:
         if isinstance(row, BadRow):
             bad.append(row)
             continue
