@@ -400,7 +400,7 @@ def test_a_run_keeps_its_codes_and_scales(tmp_path: Path) -> None:
     others = [(row[0] + 500, row[1], row[2], row[3] and row[3] * 3) for row in rows[:30]]
     again = opened(long(tmp_path, others), kept=data.files, data={"holdout": 0.999})
     assert (again.codes, again.files) == (data.codes, data.files)
-    with pytest.raises(SourceError, match="nobody is left to train on: all are held out"):
+    with pytest.raises(SourceError, match="no patient is left to train on: all are held out"):
         opened(long(tmp_path, others), events=split_file(tmp_path / "s.parquet", {r[0]: "valid" for r in others}))
 
 

@@ -111,8 +111,8 @@ BAD: dict[str, tuple[Row, str]] = {
     "empty question": (("", [], "3"), "the question is empty"),
     "empty answer": (("1 <image>", [SQUARE], " "), "the answer is empty"),
     "marker in the answer": (("1 <image>", [SQUARE], "3 <image>"), "the answer holds an image marker"),
-    "unknown id": (("1 <image> 99", [SQUARE], "3"), "token id 99 lies outside the vocabulary of 60"),
-    "negative id": (("1 <image>", [SQUARE], "-1"), "token id -1 lies outside the vocabulary of 60"),
+    "unknown id": (("1 <image> 99", [SQUARE], "3"), "token id 99 is outside the vocabulary of 60"),
+    "negative id": (("1 <image>", [SQUARE], "-1"), "token id -1 is outside the vocabulary of 60"),
 }
 
 

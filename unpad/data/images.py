@@ -308,7 +308,7 @@ def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> No
             raise SourceError(
                 f'the class "{example.label}" is none of the run: {", ".join(classes[:8])}',
                 where=example.where,
-                fix="train anew, or put back the images that the run was trained on",
+                fix="train again, or put back the images that the run was trained on",
             )
 
 

@@ -173,7 +173,7 @@ def _check_ids(ids: list[int], vocabulary: Vocabulary, where: str) -> None:
     outside = [id for id in ids if id != vocabulary.image and not 0 <= id < vocabulary.size]
     if outside:
         raise SourceError(
-            f"token id {outside[0]} lies outside the vocabulary of {vocabulary.size}",
+            f"token id {outside[0]} is outside the vocabulary of {vocabulary.size}",
             where=where,
             fix="use the tokenizer that the model was made with",
         )

@@ -365,7 +365,7 @@ def test_data_check_refuses_what_training_refuses(unpad: Shell, tmp_path: Path) 
 
     assert checked("", "train", "holdout") == ""
     assert "E_SPLIT" in checked("", "train", "houldout")
-    assert "nobody is left to train on" in checked("", "holdout", "holdout")
+    assert "no patient is left to train on" in checked("", "holdout", "holdout")
     labelled = f", landmark: 9, labels: {{path: {tmp_path}/labels.parquet"
     assert "have label 1" in checked(labelled + ", label: dead}", "train", "train")
     facts = f"{{path: {tmp_path}/labels.parquet, static: [dead]}}"

@@ -149,7 +149,7 @@ def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:
     known = np.unique(cohort.label[(cohort.split == Split.TRAIN) & (cohort.label >= 0)])
     if len(known) == 1:
         fix = "check the labels, the horizon and the split; losses.classification=0 trains without them"
-        what = f"all patients to train on whose label is known have label {known[0]}, so nothing tells the two apart"
+        what = f"all training patients with a known label have label {known[0]}, so there is nothing to classify"
         raise SourceError(what, where=labels.path, fix=fix)
 
 
@@ -160,9 +160,9 @@ def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
         SourceError: always.
     """
     why = ", ".join(f"{number:,} {reason}" for reason, number in cohort.left_out.items())
-    why = why or ("all are held out" if len(cohort.person) else "the tables name nobody")
+    why = why or ("all are held out" if len(cohort.person) else "the tables name no patient")
     raise SourceError(
-        f"nobody is left to train on: {why}",
+        f"no patient is left to train on: {why}",
         where="data.events" if recipe.events.labels is None else recipe.events.labels.path,
         fix="check events.labels, events.landmark and events.split",
     )

@@ -85,7 +85,7 @@ def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
     if pa.types.is_floating(column.type):
         values = np.asarray(column.fill_null(0).cast(pa.float64()))
         whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2**53)
-        faults.add(~whole, "E_ID", "the id is no whole number", "write ids as whole numbers or as texts")
+        faults.add(~whole, "E_ID", "the id is not a whole number", "write ids as whole numbers or as texts")
         return pa.array(np.where(whole, values, 0).astype(np.int64)).cast(pa.string()), True
     if pa.types.is_integer(column.type):
         return column.fill_null(0).cast(pa.string()), True
@@ -283,7 +283,7 @@ def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults) -> np
             real = np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
             good &= real
             column = pc.if_else(pa.array(real), plain, None).cast(pa.timestamp("us"))
-        what, fix = f'"{shown}" is no date', "write it as 2024-01-31 or 2024-01-31 12:30:00"
+        what, fix = f'"{shown}" is not a date', "write it as 2024-01-31 or 2024-01-31 12:30:00"
         faults.add(~(good | empty), "E_UNIT", what, fix)
     elif not _is_calendar(column.type):
         what = f'E_UNIT the column "{shown}" holds {column.type}, expected timestamps'
@@ -343,4 +343,4 @@ def _decodes(text: bytes) -> bool:
 
 def _wrong_type(table: Table, name: str, kind: pa.DataType, expected: str) -> SourceError:
     what = f'E_TYPE the column "{table.names[name]}" holds {kind}, expected {expected}'
-    return SourceError(what, where=table.files[0].shown, fix="name another column, or write it anew")
+    return SourceError(what, where=table.files[0].shown, fix="name another column, or write it again")

@@ -126,9 +126,7 @@ def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -
             what = f"E_LEAK patient {who} is on two sides of the split, also in {one.shown}"
             raise SourceError(what, where=other.shown, fix="leave each patient on one side")
         fix = "put all of a patient into one file; tables that are to be joined are items of data.events of their own"
-        raise SourceError(
-            f"E_DUPLICATE patient {who} stands in two files, also in {one.shown}", where=other.shown, fix=fix
-        )
+        raise SourceError(f"E_DUPLICATE patient {who} is in two files, also in {one.shown}", where=other.shown, fix=fix)
     told = sides[file_of[first]] != Split.UNDECLARED
     return ids.take(pa.array(first[told])), sides[file_of[first[told]]]
 

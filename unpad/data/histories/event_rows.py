@@ -145,7 +145,7 @@ def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Fault
     values = columns.numbers(table, "set", faults)
     shown = table.names["set"]
     wrong = np.isnan(values) | (values != np.floor(values))
-    faults.add(wrong, "E_SET", f'"{shown}" is no whole number', "number the sets of each patient from 0 or 1")
+    faults.add(wrong, "E_SET", f'"{shown}" is not a whole number', "number the sets of each patient from 0 or 1")
     sets = np.where(faults.good, np.nan_to_num(values), 0).astype(np.int64)
     good = np.flatnonzero(faults.good)
     order = good[np.lexsort((sets[good], days[good], person[good]))]

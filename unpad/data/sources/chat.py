@@ -92,7 +92,7 @@ def _parse(text: str) -> list[Turn]:
     text = text.strip()
     marker = next((marker for marker in _MARKERS if marker.match(text)), None)
     if marker is None:
-        raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with who speaks")
+        raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
     parts = marker.split(text)[1:]  # role, content, role, content, ...
     return [
         Turn(_MARKED[role], require_text(content, f"what follows {role}:").strip())

@@ -141,7 +141,7 @@ def read_bytes(example: ImageExample) -> bytes:
             what = f"the image cannot be read: {excerpt(str(error))}"
             raise ImageError("E_MISSING", what, "check the parquet file", example.where) from None
     if sha256(content).hexdigest() != example.sha256:
-        fix = "start again, so that the images are listed anew"
+        fix = "start again, so that the images are listed again"
         raise ImageError("E_CHANGED", "the image is not the one that was listed", fix, example.where)
     return content
 

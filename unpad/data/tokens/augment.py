@@ -110,7 +110,7 @@ def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
     if bad:
         shown = "; ".join(f"{path}:{number}: {fault}" for number, fault in bad[:20])
         raise SourceError(
-            f"{len(bad)} lines are no group of synonyms",
+            f"{len(bad)} lines are not groups of synonyms",
             where=shown + ("; ..." if len(bad) > 20 else ""),
             fix="write two or more words per line with spaces between",
         )
