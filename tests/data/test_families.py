@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import ModuleType
+from inspect import isfunction
 
 import pytest
 
 from unpad import models
-from unpad.data.family import family_of
+from unpad.data.family import Family, family_of
 from unpad.data.text import TOKENIZER
 from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe
@@ -15,7 +15,7 @@ from unpad.recipes.recipe import Recipe
 MODELS = models.model_kinds()
 
 
-def family(kind: str) -> ModuleType:
+def family(kind: str) -> Family:
     return family_of(Recipe(model={"kind": kind}))
 
 
@@ -31,7 +31,15 @@ def test_a_family_says_what_its_runs_are_used_with(kind: str) -> None:
     assert len(own.UNITS) == 2
     assert own.next_command(Recipe(), "mine-1").startswith("unpad ")
     assert " mine-1" in own.next_command(Recipe(), "mine-1")
-    if TOKENIZER not in own.FILES:
+    assert (own.NO_TEXT is None) == (TOKENIZER in own.FILES)
+    if own.NO_TEXT is not None:
         what, fix = own.NO_TEXT
         assert what.endswith("writes no text")
         assert " mine-1" in fix.format(run="mine-1")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_family_has_every_member_that_its_interface_names(kind: str) -> None:
+    members = {*Family.__annotations__, *(name for name, value in vars(Family).items() if isfunction(value))}
+    assert {"KINDS", "open_data"} <= members
+    assert {name for name in members if not name.startswith("_")} <= set(vars(family(kind)))
