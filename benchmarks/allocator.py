@@ -1,4 +1,4 @@
-"""What keeping freed memory does to training: tokens per second, page faults, peak memory.
+"""Effect of keeping freed memory on training: tokens per second, page faults, peak memory.
 
     python benchmarks/allocator.py [W1 W2 W3 ...] [--rounds 5] [--seconds 4] [--torch]
 

@@ -9,7 +9,7 @@ reads a table made by hand; its settings are chosen within the 80 %. Ours reads 
 many epochs as were best on a tenth of them (--stop measures that tenth after every epoch and trains on the others), and
 learns besides from how long those were followed whose outcome is not known; it is trained twice per split, with other
 seeds, to tell what the mean of two runs gives. Other words change the recipe. All predictions go to --kept, so that one
-side can be run anew.
+side can be run again.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def boosted(
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     def fitted(settings: dict[str, Any], learn: np.ndarray, ask: np.ndarray) -> np.ndarray:
-        # It cannot fit a column that is empty in what it learns from, as the slope of a test that nobody had twice.
+        # It cannot fit a column that is empty in what it learns from, as the slope of a test that no patient had twice.
         columns = np.flatnonzero(~np.isnan(x[learn]).all(0))
         model = HistGradientBoostingClassifier(**settings, early_stopping=False, random_state=seed)
         model.fit(x[np.ix_(learn, columns)], died[learn])

@@ -1,4 +1,4 @@
-"""What watching the latent costs: readings of the collapse detector beside the updates of the same run.
+"""Cost of watching the latent: time of the collapse detector's readings beside the steps of the same run.
 
     python benchmarks/collapse.py [--recipe events] [--steps 400] [--rounds 3] [key=value ...]
 

@@ -124,7 +124,7 @@ def side(run: Continue, prompts: Prompts, num_new: int) -> Contender:
 
 
 def regret(model: Decoder, prompts: Prompts, continued: list[list[int]]) -> Tensor:
-    """How far each chosen token's score lies below the best one, per token, in standard deviations of its scores.
+    """Distance of each chosen token's score below the best one, per token, in standard deviations of its scores.
 
     Scores come from the forward pass without a cache, in fp32, through torch.
     """

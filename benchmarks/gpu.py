@@ -158,7 +158,7 @@ class Ours:
         self.model = Decoder(ours_config(sizes), sizes.vocabulary).to(device).train()
         self.optimizer = make_optimizer(self.model, OptimSettings(lr=1e-4))
         if compiled:
-            # Lengths change with every batch: without dynamic shapes each would be compiled anew. The toy run on a
+            # Lengths change with every batch: without dynamic shapes each would be compiled again. The toy run on a
             # processor checks that the blocks can be traced; compiling them there would take longer than all else.
             for block in self.model.blocks:
                 block.compile(dynamic=True, backend="inductor" if device.type == "cuda" else "eager")
@@ -191,7 +191,7 @@ class Peer:
 
     def __init__(self, trainer: Any, passes: int) -> None:
         self.trainer, self.passes = trainer, passes
-        self._lengths: deque[list[int]] = deque()  # of batches that the loader has made and nobody has used yet
+        self._lengths: deque[list[int]] = deque()  # of batches that the loader has made and that are not used yet
         trainer.data_collator = self._recording(trainer.data_collator)
         trainer.create_optimizer()
         self.optimizer = trainer.optimizer
@@ -495,7 +495,7 @@ def main() -> None:
     if chosen.device == "cuda" and not torch.cuda.is_available():
         print("no GPU here, nothing was run; --device cpu --tiny tries every side at toy size", file=sys.stderr)
         sys.exit(2)
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched, and nobody is asked
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
     sizes, rounds, seconds = (TINY, 3, 0.1) if chosen.tiny else (Sizes(), chosen.rounds, chosen.seconds)
     result = run(sizes, torch.device(chosen.device), asked, rounds, seconds)
     text = "\n".join(result.lines()) + "\n"

@@ -1,4 +1,4 @@
-"""What each native kernel contributes to training, one at a time, and the tokens that the last block leaves out.
+"""Contribution of each native kernel to training, one at a time, and of the tokens that the last block leaves out.
 
     python benchmarks/kernels.py                      about six minutes on 2 quiet cores
     python benchmarks/kernels.py W1 --rounds 3 --seconds 1 --out /tmp/kernels.md

@@ -1,4 +1,4 @@
-"""What `speed.py` compares with: the Hugging Face Trainer, TRL's packing, fixed blocks, torch's own encoder.
+"""Peers that `speed.py` compares with: the Hugging Face Trainer, TRL's packing, fixed blocks, torch's own encoder.
 
 The Trainer's sides run its own step: its count of targets, `training_step`, clipping by accelerate, its optimizer.
 Their batches are those that its samplers make, only in an order fit for measuring, and collating costs less here than
@@ -233,7 +233,7 @@ class TrainerSide:
         self._begin()
 
     def _begin(self) -> None:
-        """What `Trainer.train` does before its first step; autocast is put on the model here."""
+        """Prepare as `Trainer.train` does before its first step; autocast is put on the model here."""
         trainer = self.trainer
         self.optimizer = trainer.create_optimizer()
         trainer.current_gradient_accumulation_steps = 1

@@ -1,4 +1,4 @@
-"""What visual tokens are worth: accuracy and prefill time of questions about icons with a half, a quarter, an eighth.
+"""Worth of visual tokens: accuracy and prefill time of questions about icons with a half, a quarter, an eighth.
 
     python benchmarks/pruning.py MANIFEST [--seeds 0 1 2] [--keep 0.5 0.25 0.125] [--work DIR] [key=value ...]
     python benchmarks/pruning.py MANIFEST --methods learned random --bases RUN RUN RUN
@@ -46,7 +46,7 @@ from unpad.training.loop import train
 from unpad.trials.bench.measure import Contender, Spread, Work, describe_machine, measure_rounds, spread
 
 HERE = Path(__file__).parent
-LEFT_OUT = "Name the icon"  # nobody can tell the file name of an icon never seen
+LEFT_OUT = "Name the icon"  # the file name of an unseen icon cannot be known
 SMALLEST = 32  # pixels of a scored image, on its shorter side
 LAYER = BEFORE  # a block that reads all tokens would tell the text what they hold
 FIRST = 0  # the earliest block after which attention of the question can rank them
@@ -75,7 +75,7 @@ class Method:
     """One way to have fewer visual tokens.
 
     Args:
-        model: fields of the model's section; KEEP stands for the share that stays.
+        model: fields of the model's section; KEEP is replaced by the share that stays.
         training: how the model trains further with it; None, it does not.
         after: the method whose run it trains further, of the same share; default the base.
     """
@@ -170,7 +170,7 @@ def finished(folder: Path) -> bool:
 
 
 def ensure_run(name: str, folder: Path, overrides: Sequence[str]) -> Path:
-    """Train a run unless it is there; one that was interrupted begins anew."""
+    """Train a run unless it is there; an interrupted run starts again."""
     if not finished(folder):
         shutil.rmtree(folder, ignore_errors=True)
         train(name, folder, overrides, console=Console(quiet=True))

@@ -1,4 +1,4 @@
-"""What hard pruning saves of reading prompts: images of 128 pixels in models of the packaged size, with fresh weights.
+"""Savings of hard pruning in reading prompts: images of 128 pixels in models of the packaged size, untrained.
 
     python benchmarks/pruning_prefill.py [--blocks 3 6 12] [--layers -1 0] [--keep 0.25] [--rounds 25]
     python benchmarks/pruning_prefill.py --side 32 64 96 128 --blocks 6    one prompt, a square image of such a side

@@ -1,7 +1,7 @@
 """The tables and the plot of `pruning.py`: differences between methods with their intervals, and what the study asked.
 
 Methods answer the same questions, so a difference is taken question by question, over all seeds together, and its
-interval comes from drawing icons anew: pictures of one icon in several sizes are no independent questions.
+interval comes from resampling icons: pictures of one icon in several sizes are not independent questions.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Study:
 
 
 def checks(study: Study) -> list[tuple[str, str, bool]]:
-    """What the study asked: the question, what was found, and whether it holds."""
+    """Questions of the study, each with its result and whether it holds."""
     gain = study.gap(ORIGIN, study.blind)
     asked = [(f"all tokens beat {study.blind[0]} by {100 * LEAST_GAIN:g} points", gain, gain.value >= LEAST_GAIN)]
     for keep, most in MOST_LOST.items():

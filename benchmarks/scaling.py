@@ -1,4 +1,4 @@
-"""How speed changes with the data and the model: curves of tokens per second, and of time against corpus size.
+"""Speed against data and model: curves of tokens per second, and of time against corpus size.
 
     python benchmarks/scaling.py                        says first how long it will take; best with nothing else running
     python benchmarks/scaling.py --quick --out /tmp/try
@@ -124,7 +124,7 @@ AXES = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: rounds and seconds of every point and side, and the sizes of the corpora."""
+    """Extent of the measurement: rounds and seconds of every point and side, and the sizes of the corpora."""
 
     rounds: int = 3
     seconds: float = 0.8

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 # The matrix library keeps 1,024 prepared products, enough for one model but not for nine that take turns in a process:
-# without more every turn begins by preparing anew what the others pushed out. A product can hold megabytes, so there is
-# an end to it. Read when torch is loaded.
+# without more every turn begins by preparing again what the others pushed out. A product can hold megabytes, so the
+# number is bounded. Read when torch is loaded.
 if "--time-to-loss" in sys.argv:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "3000")
 
@@ -308,7 +308,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def how_measured(result: dict[str, Any]) -> list[str]:
-    """What the tables of workloads hold."""
+    """Contents of the tables of workloads."""
     return [
         f"{result['rounds']} rounds of {result['seconds']:g} s and {result['min_steps']} steps for every side, in turn "
         "in processes of their own. Tokens are real",
@@ -448,7 +448,7 @@ def prepare_peers(options: argparse.Namespace) -> None:
 
 
 def typed_command() -> str:
-    """What was typed, without the paths of this machine."""
+    """Command line, without the paths of this machine."""
     words, kept = sys.argv[1:], []
     for i, word in enumerate(words):
         if word not in ("--data", "--json", "--out") and (i == 0 or words[i - 1] not in ("--data", "--json", "--out")):
@@ -491,7 +491,7 @@ def main() -> None:
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
-    """How and on what the measuring that begins now is done."""
+    """Conditions and machine of the measurement that begins now."""
     return {
         "command": typed_command(),
         "machine": describe_machine(PACKAGES),

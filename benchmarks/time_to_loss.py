@@ -63,7 +63,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Reached:
-    """How a side got to the loss with its best learning rate."""
+    """Course of a side to the loss with its best learning rate."""
 
     lr: float
     seconds: float

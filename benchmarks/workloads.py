@@ -1,4 +1,4 @@
-"""What `speed.py` trains: three synthetic workloads and three Chinese corpora, and our side of every comparison.
+"""Workloads of `speed.py`: three synthetic ones and three Chinese corpora, and our side of every comparison.
 
 | workload | model | lengths in tokens, log-normal |
 |---|---|---|

@@ -65,7 +65,7 @@ def split_fields(fields: Sequence[str]) -> tuple[Space, list[str]]:
     for field in fields:
         key, _, text = field.partition("=")
         if key in seen:
-            raise RecipeError("the key stands there twice", where=f"command line: {key}", fix="give it once")
+            raise RecipeError("the key is given twice", where=f"command line: {key}", fix="give it once")
         seen.add(key)
         found = RANGE.fullmatch(text.strip()) if not text.strip().startswith(tuple(QUOTES)) else None
         options = _parts(text)
@@ -120,7 +120,7 @@ def _choice(key: str, options: list[str]) -> Choice:
     if "" in options:
         raise RecipeError("a choice is empty", where=where, fix='write "" for no text')
     if len(set(options)) < len(options):
-        raise RecipeError("a choice stands there twice", where=where, fix="give each once")
+        raise RecipeError("a choice is given twice", where=where, fix="give each once")
     return Choice(tuple(options))
 
 
