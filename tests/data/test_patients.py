@@ -297,7 +297,7 @@ def test_one_sided_outcomes_are_told_and_refused_where_they_would_train(tmp_path
     assert "AUROC" not in told_of([n % 2 for n in range(12)], 1)
     train_alike = [n % 2 if n % 3 == 2 else 1 for n in range(12)]
     assert "to train on: 0 without the outcome" in told_of(train_alike, 0)
-    with pytest.raises(SourceError, match="whose label is known have label 1") as caught:
+    with pytest.raises(SourceError, match="with a known label have label 1") as caught:
         told_of([None if n == 4 else label for n, label in enumerate(train_alike)], 1)
     assert "losses.classification=0" in caught.value.fix
     assert caught.value.where.endswith("labels.parquet")
