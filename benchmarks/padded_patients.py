@@ -21,14 +21,14 @@ from unpad.models.set_sequence.decoder import slot_table
 from unpad.models.set_sequence.encoder import Latent, LatentHead, draw_latents, soft_clamp
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.history import SetLayout, lay_out_course
+from unpad.models.set_sequence.losses import SHORTEST, free_bits, gaussian_kl
 from unpad.models.set_sequence.model import SetSequence
 from unpad.models.set_sequence.next_set import sets_that_follow
-from unpad.models.set_sequence.set_losses import SHORTEST, free_bits, gaussian_kl
 from unpad.nn.activation import activate
 from unpad.nn.cross_attention import CrossAttention
 from unpad.nn.linear import compute_dtype
 from unpad.nn.losses import Terms
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 NO_CODE = -100
 
@@ -138,7 +138,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def chamfer(made: Tensor, target: Tensor, sets: Sets) -> Tensor:
-    """As `set_losses.chamfer`, (num_sets,) of (num_sets, members, width)."""
+    """As `losses.chamfer`, (num_sets,) of (num_sets, members, width)."""
     pairs = sets.real[:, :, None] & sets.real[:, None]
     lengths = [torch.linalg.vector_norm(x, dim=2, keepdim=True) for x in (made, target)]
     units = [x / size.clamp_min(SHORTEST) for x, size in zip((made, target), lengths, strict=True)]

@@ -120,7 +120,7 @@ def test_sinusoidal_positions_follow_their_formula() -> None:
 
 def test_positions_past_the_context_are_refused_unless_it_is_extended() -> None:
     batch = from_sequences(random_sequences([66]))
-    with pytest.raises(RecipeError, match=r"position 64 lies outside the model's context of 64"):
+    with pytest.raises(RecipeError, match=r"position 64 is outside the model's context of 64"):
         tiny_model()(batch)
     for method in ("linear", "ntk"):
         model = tiny_model(context_method=method, context_factor=4.0)

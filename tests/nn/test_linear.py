@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.conftest import random_batch, tiny_model
 from unpad.models.contract import WEIGHTS
-from unpad.nn.linear import Linear, _completed, computing_copy, keep_copies
+from unpad.nn.linear import Linear, computing_copy, keep_copies, round_rows
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
@@ -34,12 +34,12 @@ def test_values_and_gradients_are_those_of_autocast(num_rows: int) -> None:
 
 
 def test_numbers_of_rows_come_again() -> None:
-    completed = [len(_completed(torch.zeros(num_rows, 1))) for num_rows in range(3000)]
+    completed = [len(round_rows(torch.zeros(num_rows, 1))) for num_rows in range(3000)]
     assert len(set(completed)) < 60
     for num_rows, rows in enumerate(completed):
         assert num_rows <= rows <= max(num_rows * 9 / 8, num_rows + 15)
-    assert len(_completed(torch.zeros(2048, 1))) == 2048
-    assert torch.equal(_completed(torch.ones(17, 2)), F.pad(torch.ones(17, 2), (0, 0, 0, 15)))
+    assert len(round_rows(torch.zeros(2048, 1))) == 2048
+    assert torch.equal(round_rows(torch.ones(17, 2)), F.pad(torch.ones(17, 2), (0, 0, 0, 15)))
 
 
 def test_without_low_precision_it_is_the_plain_layer() -> None:

@@ -1,7 +1,7 @@
-"""A small convolutional classifier of images brought to one square size, the yardstick for models of any size.
+"""A small convolutional classifier of images resized to one square, the baseline for models of any size.
 
-A sequence is one image and has one token, whose vector holds all pixels. There are no statistics over the batch, so an
-image's result does not depend on its company.
+A sequence is one image and has one token, whose vector holds all pixels. Without statistics over the batch, an image's
+result does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from unpad.nn.block import init_weights
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
+from unpad.nn.precision import wide_dtype, widened
 from unpad.nn.segments import segment_mean
 
 CHANNELS = (16, 32, 64, 128)
@@ -37,7 +38,7 @@ class Config(ModelConfig):
 
     @property
     def longest(self) -> int:
-        """Most tokens of one image."""
+        """Largest number of tokens of one image."""
         return 1
 
 
@@ -59,7 +60,7 @@ class Cnn(Classifies):
         )
         self.head = Linear(CHANNELS[-1], num_classes, bias=False)
         init_weights(self, 0)
-        for convolution in self.convolutions:  # without norms the signal must keep its size (He et al. 2015)
+        for convolution in self.convolutions:  # without norms the signal must keep its scale (He et al. 2015)
             assert isinstance(convolution, nn.Conv2d)
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
 
@@ -67,21 +68,20 @@ class Cnn(Classifies):
         """Features of every image, (total_tokens, 128), in the computing dtype."""
         assert batch.inputs_embeds is not None, "a batch of images holds their pixels"
         side = self.config.patch
-        # The weights' dtype: fp32 pixels must not hold back an fp64 model.
+        # The weights' dtype: fp32 pixels must not limit an fp64 model.
         x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (self.config.channels, side, side))
         for convolution in self.convolutions:
             x = F.max_pool2d(F.relu(convolution(x)), 2)  # (total_tokens, channels, side / 2, side / 2), and so on
-        features: Tensor = x.mean((2, 3), dtype=torch.promote_types(x.dtype, torch.float32)).to(x.dtype)
+        features: Tensor = x.mean((2, 3), dtype=wide_dtype(x.dtype)).to(x.dtype)
         return features
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
         logits = self.head(self._features(batch))
-        scores: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return scores
+        return widened(logits)
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        """Terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
         assert batch.seq_labels is not None, "a loss needs labels"
         loss, nll = cross_entropy(self._features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
@@ -97,9 +97,9 @@ class Cnn(Classifies):
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
     def _features(self, batch: RaggedBatch) -> Tensor:
-        """What the head sees of every image, (num_seqs, 128), in the computing dtype."""
+        """Input of the head for every image, (num_seqs, 128), in the computing dtype."""
         hidden = self(batch)
-        # Of one token each, the mean only leaves out the padding of a rectangle.
+        # With one token per image, the mean only leaves out the padding of a rectangle.
         features = segment_mean(hidden, batch.layout).to(hidden.dtype)
         return (
             dropout(features, self.config.dropout, draw_seed()) if self.training and self.config.dropout else features

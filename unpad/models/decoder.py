@@ -20,6 +20,7 @@ from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, U
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
+from unpad.nn.precision import wide_dtype, widened
 from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
 
 DATA = "text"
@@ -145,7 +146,7 @@ class Decoder(Generates):
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         dtype = compute_dtype(hidden)
         out = product(hidden.to(dtype), computing_copy(self._head, dtype))
-        return out.to(torch.promote_types(dtype, torch.float32))
+        return widened(out)
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
         """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing.
@@ -196,7 +197,7 @@ class Decoder(Generates):
         # Reading the largest position would make an accelerator wait; there the plan keeps to the context.
         if positions.numel() and positions.device.type == "cpu" and int(positions.max()) >= limit:
             raise RecipeError(
-                f"position {int(positions.max())} lies outside the model's context of {limit} tokens",
+                f"position {int(positions.max())} is outside the model's context of {limit} tokens",
                 fix="shorten the input, or extend rotary positions with model.context_method and model.context_factor",
             )
         if batch.inputs_embeds is not None:
@@ -220,4 +221,4 @@ class Decoder(Generates):
         frequencies = rotary_frequencies(
             config.head_dim, config.rope_theta, config.context_method, config.context_factor
         )
-        return rotary_table(position_ids, frequencies, torch.promote_types(dtype, torch.float32))
+        return rotary_table(position_ids, frequencies, wide_dtype(dtype))

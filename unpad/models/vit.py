@@ -24,6 +24,7 @@ from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
 from unpad.nn.positions import GridPositions, SizeEmbedding, seq_of_cell
+from unpad.nn.precision import widened
 from unpad.nn.segments import segment_mean
 
 DATA = "images"
@@ -59,7 +60,7 @@ class Config(ModelConfig, BlockConfig):
 
     @property
     def longest(self) -> int:
-        """Most tokens of one image."""
+        """Largest number of tokens of one image."""
         return self.context
 
 
@@ -95,18 +96,17 @@ class Vit(Classifies):
     def forward(self, batch: RaggedBatch) -> Tensor:
         """Hidden states of patches after the last norm, (total_tokens, width), in the computing dtype.
 
-        Training with `token_drop` returns those of the patches that are left.
+        Training with `token_drop` returns the states of the remaining patches.
         """
         return self._hidden(self._thinned(batch))
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         """Scores of the classes of every image, (num_seqs, num_classes), fp32 or wider."""
         logits = self.head(self._pooled(batch))
-        scores: Tensor = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return scores
+        return widened(logits)
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        """Terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
+        """Loss terms over the batch's images: `cross_entropy` trains, `nll` is the same without label smoothing."""
         assert batch.seq_labels is not None, "a loss needs labels"
         loss, nll = cross_entropy(self._pooled(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
@@ -127,13 +127,13 @@ class Vit(Classifies):
     def _hidden(self, batch: RaggedBatch) -> Tensor:
         assert batch.inputs_embeds is not None, "a batch of images holds their patches"
         assert batch.grid is not None, "and the size of each image"
-        # The weights' dtype, for the pixels because fp32 ones must not hold back an fp64 model, for the residual stream
-        # because it stays fp32 while products run in bf16.
+        # The weights' dtype: fp32 pixels must not limit an fp64 model, and the residual stream stays fp32 while
+        # products run in bf16.
         dtype = self.head.weight.dtype
         x = self._embed(batch.inputs_embeds.to(dtype), batch).to(dtype)  # (total_tokens, width)
         x = x + self.positions(batch.position_ids, batch.grid, batch.layout).to(dtype)
         if self.size_embed is not None:
-            assert batch.image_sizes is not None, "the model asks how large its images are"
+            assert batch.image_sizes is not None, "size_embed needs the sizes of images"
             x = x + self.size_embed(batch.image_sizes).index_select(0, seq_of_cell(batch.layout)).to(dtype)
         stream = Stream(x, None, batch.layout)
         for block in self.blocks:
@@ -145,7 +145,7 @@ class Vit(Classifies):
         """Vectors of patches, (total_tokens, width), in the computing dtype."""
         touching: tuple[Tensor, ...] = ()
         if isinstance(self.patch_embed, ConvolutionalStem):
-            assert batch.grid is not None, "convolutions ask which patches touch"
+            assert batch.grid is not None, "convolutions need the grid of patches"
             touching = (neighbours(batch.position_ids, batch.grid, batch.layout),)
         embedded: Tensor = self.patch_embed(pixels, *touching)
         return embedded
@@ -159,10 +159,10 @@ class Vit(Classifies):
 
 
 def drop_tokens(batch: RaggedBatch, share: float) -> RaggedBatch:
-    """Leave a share of the patches out of every image, chosen by torch's generator; the others keep their positions.
+    """Drop a share of the patches of every image, chosen by torch's generator; the others keep their positions.
 
-    An image of n patches keeps round(n * (1 - share)), and at least one. Which ones depends on the generator and on the
-    lengths alone, so a rectangle keeps what the flat run keeps; its dropped cells become padding.
+    An image of n patches keeps round(n * (1 - share)), and at least one. The choice depends on the generator and the
+    lengths alone, so a rectangle keeps the same patches as the flat run; its dropped cells become padding.
     """
     kept = _choose_tokens(batch.layout.lengths(), share)
     if isinstance(batch.layout, PaddedLayout):
@@ -172,13 +172,13 @@ def drop_tokens(batch: RaggedBatch, share: float) -> RaggedBatch:
 
 
 def _choose_tokens(lengths: Tensor, share: float) -> Tensor:
-    """Which tokens to keep, bool, one for each of lengths.sum(): those with the smallest random keys of a sequence."""
+    """Mask of the tokens to keep, (lengths.sum(),) bool: those with the smallest random keys of each sequence."""
     num_kept = (lengths.double() * (1 - share)).round().long().clamp_min(1).minimum(lengths)  # (num_seqs,)
     sequence = torch.repeat_interleave(lengths)  # (num_tokens,)
     keys = torch.rand(sequence.numel(), dtype=torch.float64).to(lengths.device)
     by_key = keys.argsort()
     order = by_key[sequence[by_key].argsort(stable=True)]  # by sequence, and within a sequence by key
-    # Sequences lie as before in this order, so a token's rank is its distance from where its sequence starts.
+    # This order keeps sequences in place, so a token's rank is its distance from the start of its sequence.
     starts = lengths.cumsum(0) - lengths
     rank = torch.arange(sequence.numel(), device=lengths.device) - starts[sequence]
     kept = torch.empty_like(sequence, dtype=torch.bool)

@@ -16,7 +16,7 @@ GATED = ("geglu", "swiglu")
 
 
 def activate(kind: Kind, x: Tensor) -> Tensor:
-    """act(x), or act(gate) * value of the gated kinds.
+    """Compute act(x), or act(gate) * value for the gated kinds.
 
     Args:
         kind: quick_gelu is x * sigmoid(1.702 x), the approximation of gelu that CLIP was trained with (Hendrycks and

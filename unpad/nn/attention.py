@@ -19,6 +19,7 @@ from unpad.batching.layout import Layout, LengthGroup, PaddedLayout
 from unpad.nn.dropout import draw_seed, kept
 from unpad.nn.kernel import Kernel, choose_kernels
 from unpad.nn.native.attention import native_attention
+from unpad.nn.precision import wide_dtype
 from unpad.nn.rope import Rotary, rotate
 
 MATMUL = (Kernel.PADDED_MATMUL, Kernel.GROUP_MATMUL)
@@ -26,7 +27,7 @@ MATMUL = (Kernel.PADDED_MATMUL, Kernel.GROUP_MATMUL)
 
 @dataclass(frozen=True)
 class Extras:
-    """What changes attention weights besides queries and keys.
+    """Inputs of attention weights besides queries and keys.
 
     Args:
         tokens: (total_tokens,) int64, place in the run of each token; dropout draws by it.
@@ -39,7 +40,7 @@ class Extras:
     seed: int
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Extras:
-        """The same, its tensors moved as the tokens are."""
+        """These extras with their tensors moved as the tokens are."""
         return replace(self, tokens=move(self.tokens), key_bias=None if self.key_bias is None else move(self.key_bias))
 
 
@@ -56,10 +57,10 @@ def self_attention(
     """Attend within each sequence and nowhere else.
 
     Args:
-        qkv: (total_tokens, heads + 2 * kv_heads, head_dim), queries, keys and values as one projection makes them;
+        qkv: (total_tokens, heads + 2 * kv_heads, head_dim), queries, keys and values of one projection;
             kv_heads divides heads (Ainslie et al. 2023, arXiv 2305.13245).
         causal: a token sees itself and earlier tokens of its sequence; otherwise the whole sequence.
-        rotary: turn queries and keys by `rotary_table`'s angles first.
+        rotary: angles of `rotary_table` that queries and keys are rotated by first.
         key_bias: (total_tokens,), added to the scores of a key in every head; -inf removes the key.
         dropout: share of attention weights to set to zero.
 
@@ -93,7 +94,7 @@ def self_attention(
 def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, key_bias: Tensor | None = None
 ) -> Tensor:
-    """The definition, one sequence at a time in plain operations; for tests and for the proof's truth."""
+    """Attention by definition, one sequence at a time in plain operations; for tests and as the proof's truth."""
     k, v = _share_heads(q, k, v)
     outputs = [q[:0]]
     bounds = layout.cu_seqlens.tolist()
@@ -183,7 +184,7 @@ def _matmul_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, extras: Extras | None
 ) -> Tensor:
     """softmax(q k^T) v as two matrix products, softmax in fp32 at least; extras hold (num_seqs, longest) here."""
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = wide_dtype(q.dtype)
     with torch.autocast(q.device.type, enabled=False):
         scores = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
         if extras and extras.key_bias is not None:
@@ -227,7 +228,7 @@ def _padded(
     mask = attention_mask[:, None, None, :]
     if causal:
         mask = mask & torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
-    # A padding query sees at least itself: a row without keys would be NaN, and spread.
+    # A padding query sees at least itself: a row without keys would be NaN, and NaN spreads.
     mask = mask | torch.eye(seq, dtype=torch.bool, device=q.device)
     if kernel in MATMUL:
         in_rows = extras and extras.map(lambda x: x.unflatten(0, (batch, seq)))
@@ -239,10 +240,10 @@ def _padded(
 
 
 def scale_values(qkv: Tensor, kv_heads: int, probability: Tensor, is_vision: Tensor) -> Tensor:
-    """Multiply the values of vision tokens by the probability of keeping them; a second way to weaken them.
+    """Multiply the values of vision tokens by the probability of keeping them: soft removal besides `soft_bias`.
 
-    Beside `soft_bias` it weakens tokens even where all keys are vision tokens of one probability, which divides out of
-    the weights. With probability 0 or 1 it changes nothing that the bias leaves.
+    It weakens tokens even where all keys are vision tokens of one probability, which divides out of the weights. With
+    probability 0 or 1 it changes nothing that the bias leaves.
 
     Args:
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim).

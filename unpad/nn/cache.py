@@ -20,7 +20,7 @@ from unpad.nn.rope import Rotary, rotate
 
 @dataclass
 class _Rows:
-    """How many tokens each row holds; layers that read the same prompts share one.
+    """Number of tokens that each row holds; layers that read the same prompts share one instance.
 
     Args:
         lengths: (num_rows,) int64.
@@ -37,8 +37,8 @@ class _Rows:
 
 @dataclass
 class _Layer:
-    """Keys and values, each (num_rows, kv_heads, capacity, head_dim), and (num_rows, 1, capacity, 1) what is added to
-    the scores of the prompts' keys."""
+    """Keys and values, each (num_rows, kv_heads, capacity, head_dim), and the bias of the prompts' keys,
+    (num_rows, 1, capacity, 1)."""
 
     keys: Tensor
     values: Tensor
@@ -47,7 +47,7 @@ class _Layer:
 
     @property
     def buffers(self) -> dict[str, Tensor]:
-        """By their names; in all of them the third dimension is the place in the row."""
+        """Buffers by name; in all, the third dimension is the place in the row."""
         found = {"keys": self.keys, "values": self.values}
         return found if self.bias is None else {**found, "bias": self.bias}
 
@@ -59,17 +59,17 @@ class _Layer:
 class KeyValueCache:
     """Keys and values of the tokens read so far, two buffers per layer.
 
-    Row i belongs to the i-th live sequence, of which `lengths[i]` tokens were read. Layers after one that removes
-    tokens hold fewer of them, and their buffers are smaller by as many. Buffers double when they are full.
+    Row i belongs to the i-th live sequence, of which `lengths[i]` tokens were read. Layers after a removal of tokens
+    hold fewer tokens, in smaller buffers. Buffers double when they are full.
 
     Args:
         layout: the prompts, which the first pass reads with `self_attention`.
-        most: tokens no row will ever exceed.
+        most: upper bound of the tokens of any row.
     """
 
     def __init__(self, layout: Layout, most: int) -> None:
         self._most = most
-        self._prompts: Layout | None  # as the last layer read them
+        self._prompts: Layout | None  # in the layout of the last layer that read them
         self._cells: Tensor | None
         self._rows: list[_Rows] = []
         self._layers: list[_Layer] = []
@@ -101,9 +101,9 @@ class KeyValueCache:
         """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`.
 
         Args:
-            layout: of the prompts in the first pass, the same object for layers that read the same tokens; later one
-                token per row.
-            key_bias: (total_tokens,), of the prompts in the first pass; it holds for all steps to come.
+            layout: of the prompts in the first pass, the same object for layers that read the same tokens; in later
+                passes one token per row.
+            key_bias: (total_tokens,), of the prompts in the first pass; all later passes keep it.
         """
         if self._prompts is not None:
             assert isinstance(layout, Layout), "prompts come as a flat run"
@@ -120,7 +120,7 @@ class KeyValueCache:
         held, each = layer.rows, torch.arange(self.num_rows, device=q.device)
         layer.keys[each, :, held.lengths] = k
         layer.values[each, :, held.lengths] = v
-        # The query heads that share a key head are its queries: the cache is read as it lies.
+        # The query heads that share a key head are its queries, so that the cache is read in place.
         grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
         seen = held.longest + 1
         if held.mask is None:
@@ -137,12 +137,12 @@ class KeyValueCache:
         """Make room for one more token per row."""
         self._prompts, self._cells = None, None
         for rows in self._rows:
-            rows.mask = None  # of the last step
+            rows.mask = None  # of the previous token
             if rows.longest + 1 > rows.capacity:
                 self._grow(rows)
 
     def _grow(self, rows: _Rows) -> None:
-        # Merged images may hold more tokens than those that they were announced with.
+        # Merged images may hold more tokens than announced.
         most = self._most + max(0, int((rows.lengths - self.lengths).max()))
         assert rows.capacity < most, "a sequence exceeds the length that was announced"
         more = min(2 * rows.capacity, most) - rows.capacity
@@ -159,7 +159,7 @@ class KeyValueCache:
     def keep(self, live: np.ndarray) -> np.ndarray:
         """Drop the rows where `live` (num_rows,) is False; return which old row each row is now.
 
-        Rows from the end move into the gaps, so one ending costs the copy of one row at most.
+        Rows from the end fill the gaps, so that each dropped row costs the copy of at most one row.
         """
         num_live = int(live.sum())
         order = np.arange(num_live)
@@ -175,7 +175,7 @@ class KeyValueCache:
         return order
 
     def reorder(self, rows: Tensor) -> None:
-        """Make row i a copy of the old row rows[i]; rows may repeat and may be left out."""
+        """Make row i a copy of the old row rows[i]; rows may repeat and may be omitted."""
         rows = rows.to(self.lengths.device)
 
         for layer in self._layers:
@@ -195,7 +195,7 @@ class KeyValueCache:
             rows.longest = int(rows.lengths.max()) if rows.lengths.numel() else 0
 
     def _begin_rows(self, layout: Layout, capacity: int) -> None:
-        """Make the rows of layers that read the prompts by this layout."""
+        """Create the rows of layers that read the prompts in this layout."""
         self._prompts = layout
         self._rows.append(_Rows(layout.lengths(), layout.max_seqlen, capacity))
         self._cells = _cells(layout, capacity)
@@ -211,21 +211,21 @@ class KeyValueCache:
         bias = None
         if key_bias is not None:
             place = torch.arange(self._rows[-1].capacity, device=key_bias.device)[:, None]
-            new = place >= self._rows[-1].lengths[:, None, None, None]  # tokens to come have no bias
+            new = place >= self._rows[-1].lengths[:, None, None, None]  # later tokens have no bias
             bias = self._spread(key_bias[:, None, None]).masked_fill_(new, 0)
         self._layers.append(_Layer(self._spread(k), self._spread(v), self._rows[-1], bias))
 
     def _spread(self, x: Tensor) -> Tensor:
-        """(total_tokens, kv_heads, dim) of the prompts -> a new buffer, (num_rows, kv_heads, capacity, dim)."""
+        """Copy (total_tokens, kv_heads, dim) of the prompts into a new buffer, (num_rows, kv_heads, capacity, dim)."""
         assert self._cells is not None, "after the prompts a layer's buffers are there"
         rectangle: Tensor = x.index_select(0, self._cells.flatten()).unflatten(0, self._cells.shape)
         return rectangle.transpose(1, 2).contiguous()
 
 
 def _cells(layout: Layout, capacity: int) -> Tensor:
-    """The token of every place in the rows' buffers, (num_rows, capacity) int32.
+    """Token of every place in the rows' buffers, (num_rows, capacity) int32.
 
-    Places past a row's end repeat its last token: what is masked must be finite.
+    Places past a row's end repeat its last token, because masked values must be finite.
     """
     bounds = layout.cu_seqlens[:, None]
     place = torch.arange(capacity, dtype=bounds.dtype, device=bounds.device)
@@ -233,7 +233,7 @@ def _cells(layout: Layout, capacity: int) -> Tensor:
 
 
 def _turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of (total_tokens, heads + 2 * kv_heads, head_dim), positions turned in."""
+    """Queries, keys and values of (total_tokens, heads + 2 * kv_heads, head_dim), positions applied."""
     kv_heads = (qkv.shape[1] - heads) // 2
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
     return (q, k, v) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary), v)

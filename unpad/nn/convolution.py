@@ -1,7 +1,7 @@
-"""Convolutions over images of any size that lie in one flat run of patches, with nothing padded.
+"""Convolutions over images of any size in one flat run of patches, without padding.
 
-A patch holds a small square of cells. Before a convolution it borrows one line of cells from each patch that touches it
-in its own image, so that what is computed patch by patch is the convolution of the whole image, with zeros around it.
+A patch holds a small square of cells. Before a convolution each patch copies one line of cells from every neighbour in
+its own image, so that computing patch by patch equals the convolution of the whole image with zeros around it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from unpad.nn.activation import activate
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.positions import seq_of_cell
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 SIDES = ((0, -1), (0, 1), (-1, 0), (1, 0))  # steps in rows and columns to the left, right, upper and lower neighbour
 
 
 def neighbours(position_ids: Tensor, grid: Tensor, layout: Layout | PaddedLayout) -> Tensor:
-    """The patches that share a side with each patch.
+    """Find the patches that share a side with each patch.
 
     Args:
         position_ids: (total_tokens,) int64, row * columns + column in the patch's own image.
@@ -40,7 +40,7 @@ def neighbours(position_ids: Tensor, grid: Tensor, layout: Layout | PaddedLayout
     row, column, place = position_ids // columns, position_ids % columns, first + position_ids
     tokens = torch.arange(total, device=grid.device)
     real = layout.attention_mask.flatten() if isinstance(layout, PaddedLayout) else torch.ones_like(tokens).bool()
-    # The token that stands at each place of each image; one place more takes what padding cells would write.
+    # Token at each place of each image; an additional place absorbs the writes of padding cells.
     num_places = int(sizes.sum())
     token_at = torch.full((num_places + 1,), total, device=grid.device)
     token_at[torch.where(real, place, num_places)] = tokens
@@ -53,9 +53,9 @@ def neighbours(position_ids: Tensor, grid: Tensor, layout: Layout | PaddedLayout
 
 
 def with_borders(x: Tensor, beside: Tensor) -> Tensor:
-    """Surround the cells of every patch by the nearest cells of its neighbours, zeros where there is none.
+    """Surround the cells of every patch by the nearest cells of its neighbours, by zeros without a neighbour.
 
-    A corner comes through the patch above or below: where that one was dropped, the corner is zero too.
+    Corners come through the patch above or below: if that patch was dropped, the corner is zero too.
 
     Args:
         x: (total_tokens, side, side, channels).
@@ -70,19 +70,19 @@ def with_borders(x: Tensor, beside: Tensor) -> Tensor:
 
 
 def _take(cells: Tensor, tokens: Tensor) -> Tensor:
-    """The cells of these tokens; those of a token past the last are zero."""
+    """Cells of these tokens; zero for a token past the last."""
     return torch.cat([cells, cells.new_zeros(1, *cells.shape[1:])]).index_select(0, tokens)
 
 
 class ConvolutionalStem(nn.Module):
-    """Patches of pixels to vectors by convolutions of 3 x 3, after each of which the largest of 2 x 2 cells goes on
-    (Xiao et al. 2021, arXiv 2106.14881, whose convolutions take steps of two instead).
+    """Patches of pixels to vectors by convolutions of 3 x 3, each followed by a max-pool of 2 x 2
+    (Xiao et al. 2021, arXiv 2106.14881, use convolutions with stride 2 instead).
 
-    Norms run over the channels of a cell, so that an image's result does not depend on its company. What is left of a
-    patch after the last one is mapped to its vector.
+    Norms run over the channels of a cell, so that an image's result does not depend on the rest of the batch. A linear
+    map turns the remaining cells of a patch into its vector.
 
     Args:
-        patch: pixels a side, divisible by 2 as often as there are convolutions.
+        patch: side in pixels, divisible by 2 once per convolution.
         colours: channels of a pixel.
         channels: of each convolution.
         width: of a patch's vector.

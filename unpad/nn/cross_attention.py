@@ -1,8 +1,8 @@
-"""Attention from one flat run to another, sequence by sequence: sequence i of the queries sees sequence i of the keys.
+"""Attention from one flat run to another: sequence i of the queries sees sequence i of the keys.
 
-Sequences of similar numbers of queries and of keys are computed together as a small rectangle. What is kept for the
-backward pass is one weight per head, query and key of a rectangle; rectangles are at most 25 % longer than needed in
-either direction, more only where that would make more than MAX_GROUPS of them.
+Sequences with similar numbers of queries and of keys are computed together as a small rectangle. The backward pass
+keeps one weight per head, query and key of a rectangle. Rectangles are at most 25 % longer than needed in either
+direction, unless that makes more than MAX_GROUPS of them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from unpad.batching.layout import Layout
 from unpad.nn.dropout import draw_seed, kept
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 EPS = 1e-5  # of the norms of the layers built on this
 MAX_GROUPS = 32
 LENGTH_STEPS = (1.25, 1.5, 2.0, 4.0)  # longest over shortest of a rectangle, tried in turn while there are too many
 MAX_CELLS = 1 << 22  # pairs of one query and one key in a rectangle of more than one sequence
-# Multiplications up to which a product takes less time in fp32 than oneDNN takes to prepare one in bf16 for a new
-# size; rectangles have new sizes in every batch.
+# Number of multiplications up to which a product in fp32 takes less time than oneDNN's preparation of a bf16 product of
+# a new size; rectangles have new sizes in every batch.
 SMALL_PRODUCT = 1 << 23
 
 
@@ -35,8 +35,8 @@ SMALL_PRODUCT = 1 << 23
 class RectangleSide:
     """The queries, or the keys, of one rectangle.
 
-    What says where its cells are is made when first asked for: sequences that are equally long and stand end to end,
-    such as one alone, need none of it, as their rectangle is a view of the run.
+    Indices of cells are computed on first use: adjacent sequences of equal length, such as a single sequence, need
+    none, because their rectangle is a view of the run.
 
     Args:
         begins, lengths: of its sequences in the run, each (num_seqs,) int64.
@@ -49,12 +49,12 @@ class RectangleSide:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Sequences, and tokens of the longest."""
+        """Number of sequences, and tokens of the longest."""
         return len(self.lengths), max(self.lengths.tolist(), default=0)
 
     @cached_property
     def is_view(self) -> bool:
-        """Whether the rectangle is a part of the run as it lies there, without padding."""
+        """Whether the rectangle is a contiguous part of the run, without padding."""
         num_seqs, longest = self.shape
         if num_seqs < 2:
             return num_seqs == 1
@@ -62,7 +62,7 @@ class RectangleSide:
 
     @cached_property
     def cells(self) -> Tensor:
-        """Token of every cell, (num_seqs, longest) int64; those past a sequence's end repeat its last token."""
+        """Token of every cell, (num_seqs, longest) int64; cells past a sequence's end repeat its last token."""
         column = np.arange(self.shape[1])
         return self._give(self.begins[:, None] + np.minimum(column, self.lengths[:, None] - 1))
 
@@ -73,12 +73,12 @@ class RectangleSide:
 
     @cached_property
     def real(self) -> Tensor:
-        """The cells that hold a token, counted row by row, (num_tokens,) int64."""
+        """Cells that hold a token, counted row by row, (num_tokens,) int64."""
         return self._give(np.flatnonzero(self._real))
 
     @cached_property
     def tokens(self) -> Tensor:
-        """The tokens in them, (num_tokens,) int64."""
+        """Tokens of the real cells, (num_tokens,) int64."""
         return self.cells.flatten() if self.is_view else self.cells.flatten().index_select(0, self.real)
 
     @cached_property
@@ -86,7 +86,7 @@ class RectangleSide:
         return np.arange(self.shape[1]) < self.lengths[:, None]
 
     def _give(self, values: np.ndarray) -> Tensor:
-        with torch.inference_mode(False):  # first asked for in inference, they may be trained with later
+        with torch.inference_mode(False):  # first used in inference, they may be used in training later
             return torch.from_numpy(values).to(self.device)
 
     def take(self, x: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ class Pairs:
     """Two flat runs with the same number of sequences, as `attention_weights` computes them.
 
     Args:
-        groups: rectangles. A sequence without queries or without keys is in none of them.
+        groups: rectangles; they leave out sequences without queries or without keys.
         num_queries, num_keys: tokens of the two runs.
     """
 
@@ -150,7 +150,7 @@ def pair_sequences(queries: Layout, keys: Layout) -> Pairs:
 def _alike(lengths: np.ndarray) -> Iterator[np.ndarray]:
     """Sequences with similar lengths in both runs, (2, num_seqs), empty ones left out, group by group.
 
-    Where nothing is left that is one group of no sequences: what is computed from it hangs on its inputs even so.
+    If none remain, yield one group of no sequences, so that results still depend on their inputs in autograd.
     """
     live = np.flatnonzero(lengths.all(0))
     if live.size < 2:
@@ -169,11 +169,11 @@ def _alike(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 @dataclass(frozen=True)
 class PairWeights:
-    """How much of every key each query takes, per head.
+    """Attention weights of every query on every key, per head.
 
     Args:
         rectangles: per group of `pairs`, (num_seqs, heads, longest query, longest key) in fp32 or wider; 0 on cells
-            past the end of the keys, anything past the end of the queries.
+            past the end of the keys, undefined past the end of the queries.
     """
 
     pairs: Pairs
@@ -217,7 +217,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _drop(weights: Tensor, group: PairGroup, share: float, seed: int) -> Tensor:
-    """Dropout drawn by the places of query, head and key in their runs, so that grouping changes nothing."""
+    """Apply dropout drawn from the places of query, head and key in their runs, so that grouping changes nothing."""
     heads = torch.arange(weights.shape[1], device=weights.device)[:, None, None]
     rows = group.queries.cells[:, None, :, None] * weights.shape[1] + heads
     keep = kept(seed, rows, group.keys.cells[:, None, None, :], share)
@@ -238,7 +238,7 @@ def attention_weights(
         q: (num_queries, heads, head_dim).
         k: (num_keys, kv_heads, head_dim); each key head serves heads / kv_heads consecutive query heads.
         key_bias: (num_keys,), added to every score of a key.
-        places: of queries (num_queries,) and of keys (num_keys,), int64: a query sees keys whose place is not beyond
+        places: of queries (num_queries,) and of keys (num_keys,), int64: a query sees keys whose place is at most
             its own. Every query must see a key.
 
     Returns:
@@ -254,14 +254,14 @@ def _weigh(
     rows, columns = group.queries.take(q).transpose(1, 2), group.keys.take(k).transpose(1, 2)
     if k.shape[1] != q.shape[1]:
         columns = columns.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    # The longer side last: a softmax over the other runs along it, many times as fast as over a few keys at a time.
+    # The longer side last: a softmax over the other dimension is then vectorized, many times faster than over few keys.
     turned = rows.shape[-2] > columns.shape[-2]
     left, right = (columns, rows) if turned else (rows, columns)
     scores = widened(_product(left, right.transpose(-1, -2))) / math.sqrt(q.shape[-1])
     key, query = (-2, -1) if turned else (-1, -2)
 
     def spread(x: Tensor, dim: int) -> Tensor:
-        """(num_seqs, cells) of queries or keys along a dimension of the scores."""
+        """Align (num_seqs, cells) of queries or keys with a dimension of the scores."""
         return x[:, None, None, :] if dim == -1 else x[:, None, :, None]
 
     if key_bias is not None:
@@ -284,7 +284,7 @@ def received_attention(
     key_bias: Tensor | None = None,
     places: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Mean over heads and over the queries of its sequence of what each key receives; arguments as in
+    """Mean attention that each key receives, over heads and the queries of its sequence; arguments as in
     `attention_weights`. Without gradient only one rectangle of weights exists at a time.
 
     Returns:
@@ -320,7 +320,7 @@ def cross_attention(
 
 
 class Projection(nn.Module):
-    """norm(Linear(norm(x))): brings runs of different widths into one space, (num, width) to (num, inner)."""
+    """norm(Linear(norm(x))): maps runs of different widths into one space, (num, width) to (num, inner)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -334,9 +334,9 @@ class Projection(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention of one run to another (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3).
+    """Multi-head attention from one run to another (Vaswani et al. 2017, arXiv 1706.03762, section 3.2.3).
 
-    The output has no bias, so that a sequence with nothing to attend to gets exactly zero.
+    The output has no bias, so that a sequence without keys gets exactly zero.
 
     Args:
         width: channels of both runs and of the result; a multiple of `heads`.

@@ -1,7 +1,7 @@
-"""Dropout whose bits are a function of a seed and a place, so that every kernel drops the same values.
+"""Dropout by a hash of seed and place, so that every kernel drops the same values.
 
-Native kernels draw the bits where they need them and never keep a mask; here the same bits are made in torch. The hash
-is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
+Native kernels compute the bits where they need them and store no mask; this file computes the same bits in torch. The
+hash is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LOW = 0xFFFFFFFF
 
 
 def draw_seed() -> int:
-    """A seed from torch's generator, in [0, 2^62); a resumed step draws what the first run drew."""
+    """Draw a seed from torch's generator, in [0, 2^62); a resumed step draws the same one."""
     return int(torch.randint(1 << 62, ()))
 
 
@@ -27,7 +27,7 @@ def dropout(x: Tensor, share: float, seed: int) -> Tensor:
 
 
 def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
-    """Which places of a matrix dropout keeps.
+    """Mask of the places of a matrix that dropout keeps.
 
     Args:
         rows, columns: int64 indices that broadcast against each other.
@@ -41,7 +41,7 @@ def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
 
 
 def mix(x: Tensor) -> Tensor:
-    """32 bits to 32 bits, held in int64."""
+    """Hash 32 bits to 32 bits, both held in int64."""
     x = x ^ (x >> 16)
     x = x * 0x85EBCA6B & _LOW
     x = x ^ (x >> 13)

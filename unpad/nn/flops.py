@@ -1,7 +1,7 @@
-"""Operations that training needs, counted by hand: what a share of the machine's ceiling is a share of.
+"""Count of the operations that training needs, the numerator of a share of the machine's peak.
 
-Counted are the products a model cannot do without, for real tokens: nothing for padding, for what is computed twice, or
-for anything but matrix products. So the share says how much of the machine went into the work itself.
+The count covers the matrix products that a model requires, for real tokens: no padding, no recomputation, and nothing
+but matrix products. The share is thus the part of the machine that did required work.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from unpad.nn.block import BlockConfig
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """What decides the number of operations.
+    """Sizes that determine the number of operations.
 
     Args:
         block_weights: weights of one block's matrix products.
         blocks: how many.
         attention_width: channels of all query heads together.
-        causal: a token attends to no later one.
-        head_weights: weights of the product that makes the outputs at target positions.
-        input_weights: weights of a product in front of the blocks, 0 for an embedding: a lookup multiplies nothing.
-        ending_weights: those of the last block's weights that only outputs need: of a causal model what comes after its
-            attention, as no token reads what the last block makes of another. 0 where outputs need all tokens.
+        causal: a token attends to no later token.
+        head_weights: weights of the product that computes the outputs at target positions.
+        input_weights: weights of a product before the blocks, 0 for an embedding: a lookup multiplies nothing.
+        ending_weights: the last block's weights that only outputs need: in a causal model those after its attention,
+            because no token reads another token's output of the last block. 0 if outputs need all tokens.
     """
 
     block_weights: int
@@ -40,7 +40,7 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSi
     """Sizes of a stack of blocks with a head of `outputs` channels (for text the vocabulary).
 
     Args:
-        input_width: channels of a product in front of the blocks; 0 is none.
+        input_width: channels of a product before the blocks; 0 for none.
     """
     width, attended = config.width, config.heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
@@ -61,9 +61,9 @@ def training_operations(sizes: LayerSizes, lengths: Sequence[int], num_targets: 
     """Operations of forward and backward over sequences of these lengths; a multiplication and an addition are two.
 
     A weight takes 2 per token forward and 4 backward (the gradients of input and weight). For an input product the
-    gradient of the input is counted too though nobody needs it, by the usual rule of 6.
+    gradient of the input is counted too although unused, by the usual rule of 6.
     Attention takes 4 per pair of tokens and channel forward (scores, and values by weights) and twice that backward;
-    a causal one half of it. `ending_weights` take theirs at target positions alone.
+    causal attention half of both. `ending_weights` count at target positions only.
 
     Args:
         lengths: real tokens per sequence.

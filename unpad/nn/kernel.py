@@ -13,8 +13,8 @@ from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.native import library
 from unpad.nn.native.attention import supports
 
-# Above this length the processor's fused kernel beats two matrix products and a softmax in bf16, below it loses
-# by up to six times; docs/log.md has the figures.
+# Above this length the processor's fused kernel is faster than two matrix products and a softmax in bf16, below it up
+# to six times slower; docs/log.md has the figures.
 MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
 _by_definition: ContextVar[bool] = ContextVar("_by_definition", default=False)
@@ -50,14 +50,14 @@ def choose_kernels(
     Returns:
         One kernel for the whole run, or one for each of `layout.groups`.
     """
-    weighted = key_bias or dropout  # fused kernels take neither
+    weighted = key_bias or dropout  # fused kernels support neither
     if isinstance(layout, PaddedLayout):
         return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
     if _by_definition.get():
         return (Kernel.DEFINITION,)
     if runs_native(dtype, device, head_dim):
         return (Kernel.NATIVE,)
-    if device.type == "cuda" and dtype in HALF and not weighted:  # the flash kernel knows half precision only
+    if device.type == "cuda" and dtype in HALF and not weighted:  # the flash kernel supports half precision only
         return (Kernel.VARLEN_FLASH,)
     return tuple(
         Kernel.GROUP_MATMUL if weighted or (dtype in HALF and group.longest <= MATMUL_MAX_LENGTH) else Kernel.GROUP_SDPA

@@ -1,7 +1,7 @@
 """Linear layers that compute in low precision from copies of their weights.
 
-A training step makes each copy where it is used: its weights are other ones afterwards. Generation computes with the
-same weights for every token; inside `keep_copies` a copy stays until its weight changes.
+A training step makes each copy where it is used, because the step changes the weights. Generation computes every token
+with the same weights; inside `keep_copies` a copy lives until its weight changes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Copy:
     version: int  # of the parameter when the copy was made
 
 
-MIN_ROUND = 16  # rows; see `_completed`
-# What the innermost `keep_copies` of this thread keeps: parameter -> _Copy.
+MIN_ROUND = 16  # rows; see `round_rows`
+# Copies of the innermost `keep_copies` of this thread: parameter -> _Copy.
 _kept: ContextVar[WeakTensorKeyDictionary | None] = ContextVar("_kept", default=None)
 _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
 
@@ -40,11 +40,11 @@ _owned: WeakKeyDictionary[object, WeakTensorKeyDictionary] = WeakKeyDictionary()
 def keep_copies(owner: object | None = None) -> Iterator[None]:
     """Keep low-precision copies of parameters inside, each until its parameter changes; for computing without gradient.
 
-    Only for code that knows every writer: a write through `.data`, or by torch's fused optimizers, goes unseen unless
-    `torch.autograd.graph.increment_version` tells of it, as `optim.update` does.
+    Only for code that knows every writer: a write through `.data` or by torch's fused optimizers is not noticed unless
+    `torch.autograd.graph.increment_version` reports it, as `optim.update` does.
 
     Args:
-        owner: the copies are there again the next time, as long as this object lives; None forgets them at the end.
+        owner: the copies live as long as this object and are reused the next time; None drops them at the end.
     """
     new = WeakTensorKeyDictionary()
     token = _kept.set(new if owner is None else _owned.setdefault(owner, new))
@@ -55,7 +55,7 @@ def keep_copies(owner: object | None = None) -> Iterator[None]:
 
 
 def compute_dtype(x: Tensor) -> torch.dtype:
-    """The dtype matrix products run in: autocast's where it is on, else the input's."""
+    """The dtype of matrix products: autocast's if enabled, else the input's."""
     if torch.is_autocast_enabled(x.device.type):
         return torch.get_autocast_dtype(x.device.type)
     return x.dtype
@@ -76,7 +76,7 @@ def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias of one dtype; few rows without gradient, as in decoding, have a kernel of their own."""
+    """x weight^T + bias of one dtype; few rows without gradient, as in decoding, have a separate kernel."""
     if not torch.is_grad_enabled() and len(x) <= MAX_ROWS and library.runs(x):
         return small_linear(x, weight, bias)
     return F.linear(x, weight, bias)
@@ -96,9 +96,9 @@ class Linear(nn.Linear):
         return y
 
 
-def _completed(x: Tensor) -> Tensor:
-    """x (rows, columns) with rows of zeros behind it, so that numbers of rows come again: oneDNN prepares a kernel for
-    every new one, which takes several times as long as a small product. An eighth more rows at most, or 15.
+def round_rows(x: Tensor) -> Tensor:
+    """Append rows of zeros to x (rows, columns), so that row counts repeat: oneDNN prepares a kernel for every new
+    count, which takes several times as long as a small product. At most an eighth more rows, or 15.
     """
     missing = -len(x) % max(MIN_ROUND, 1 << max(len(x).bit_length() - 4, 0))
     return F.pad(x, (0, 0, 0, missing)) if missing and x.dim() == 2 and x.device.type == "cpu" else x
@@ -108,7 +108,7 @@ class _LowPrecision(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low, num_rows = computing_copy(weight, x.dtype), len(x)
-        x = _completed(x)
+        x = round_rows(x)
         ctx.save_for_backward(x, low)
         return F.linear(x, low, None if bias is None else computing_copy(bias, x.dtype))[:num_rows]
 
@@ -117,7 +117,7 @@ class _LowPrecision(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, low = ctx.saved_tensors
         need_x, need_weight, need_bias = ctx.needs_input_grad
-        num_rows, grad = len(grad), _completed(grad)
+        num_rows, grad = len(grad), round_rows(grad)
         return (
             (grad @ low)[:num_rows] if need_x else None,
             grad.t() @ x if need_weight else None,

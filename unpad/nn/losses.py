@@ -1,8 +1,8 @@
-"""Outputs and labels -> named terms {name: (sum, count)}.
+"""Loss terms of outputs and labels, {name: (sum, count)}.
 
-A term is a sum over targets and the number of those targets, never a mean: `step.py` divides each sum once, by its
-count over the whole optimizer step, and evaluation divides by the count over the whole data. That is why no number
-depends on how sequences were batched.
+A term is a sum over targets and their number, never a mean: `step.py` divides each sum once, by its count over the
+whole step, and evaluation divides by the count over the whole data. No result therefore depends on how sequences were
+batched.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy
 from unpad.nn.native import library
 from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
+from unpad.nn.precision import wide_dtype, widened
 
 Terms = dict[str, tuple[Tensor, int]]
 
-# What the logits of one chunk may take; (targets, vocabulary) never exists as a whole.
+# Bytes of the logits of one chunk; (targets, vocabulary) never exists as a whole.
 CHUNK_BYTES = 32 << 20
-# Many targets are completed with rows of zeros to a multiple of this: matrix libraries prepare a kernel for every new
-# number of rows, and batches hardly ever have the same number of targets.
+# Rows of zeros complete many targets to a multiple of this: matrix libraries prepare a kernel for every new number of
+# rows, and batches rarely have equal numbers of targets.
 ROUND_ROWS = 64
 UNLIKELY = 80.0  # nats
-# Logits that torch turns into losses and gradients at a time: few enough to stay in a core's cache in fp32.
+# Logits that torch turns into losses and gradients at a time: few enough for a core's cache in fp32.
 BLOCK_CELLS = 1 << 18
 
 
 def cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, label_smoothing: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the cross-entropy of `hidden @ weight.T` against `labels`, made chunk by chunk.
+    """Sum of the cross-entropy of `hidden @ weight.T` against `labels`, computed chunk by chunk.
 
-    The gradient is formed in the forward pass, so nothing of size (targets, vocabulary) is kept.
+    The forward pass computes the gradient, so that nothing of size (targets, vocabulary) is kept.
 
     Args:
-        hidden: (num_targets, dim), at target positions only; its dtype is the one to compute in.
+        hidden: (num_targets, dim), at target positions only; its dtype is the computing dtype.
         weight: (vocab_size, dim).
         labels: (num_targets,) int64.
         label_smoothing: share of each target spread evenly over the vocabulary (Szegedy et al. 2016, arXiv 1512.00567).
 
     Returns:
-        The smoothed sum, which has a gradient, and the plain sum of negative log-likelihoods, which has none.
+        The smoothed sum, with a gradient, and the plain sum of negative log-likelihoods, without.
         Both are scalars in nats, in fp32 or wider.
     """
     both: tuple[Tensor, Tensor] = apply(_CrossEntropy, hidden, weight, labels, label_smoothing)
@@ -59,7 +60,7 @@ def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Arguments as in `cross_entropy`.
     """
     low = computing_copy(weight, hidden.dtype)
-    parts = [hidden.new_zeros(0, dtype=torch.promote_types(hidden.dtype, torch.float32))]
+    parts = [hidden.new_zeros(0, dtype=wide_dtype(hidden.dtype))]
     for x, y in _chunks(hidden, labels, weight.shape[0]):
         parts.append(_score((x @ low.t())[: len(y)], y, 0.0, want_grad=False)[1])
     return torch.cat(parts)
@@ -88,10 +89,10 @@ def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) ->
 
 
 def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
-    wide, at_label = logits.to(torch.promote_types(logits.dtype, torch.float32)), labels[:, None]
+    wide, at_label = widened(logits), labels[:, None]
     p = wide.softmax(-1)
     nll = -p.gather(1, at_label)[:, 0].log()
-    if bool((unlikely := nll > UNLIKELY).any()):  # the softmax has lost digits of such a probability, or all of them
+    if bool((unlikely := nll > UNLIKELY).any()):  # the softmax lost digits of such a probability, or all
         nll[unlikely] = -wide[unlikely].log_softmax(-1).gather(1, at_label[unlikely])[:, 0]
     loss = nll
     if smoothing:
@@ -108,7 +109,7 @@ def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bo
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
+        wide = wide_dtype(hidden.dtype)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         low = computing_copy(weight, hidden.dtype)
         grad_hidden = hidden.new_empty(len(hidden) + ROUND_ROWS, hidden.shape[1]) if need_hidden else None

@@ -1,4 +1,4 @@
-"""Residual add and normalisation over channels in one operation, accumulated in fp32 at least."""
+"""Residual add and normalisation over channels in one operation, accumulated in fp32 or wider."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import compute_dtype
 from unpad.nn.native import library
 from unpad.nn.native.norm import add_norm
+from unpad.nn.precision import wide_dtype, widened
 
 
 def _runs_native(residual: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = wide_dtype(dtype)
     known = dtype in library.DTYPES and residual.dtype == weight.dtype == wide
     return known and residual.device.type == "cpu" and library.enabled()
 
@@ -35,7 +36,7 @@ class Norm(nn.Module):
         self.eps, self.dropout = eps, dropout
 
     def forward(self, residual: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Add what a branch returned, and normalise the sum for the next branch.
+        """Add a branch's output to the residual stream, and normalise the sum for the next branch.
 
         Args:
             residual: (total_tokens, dim), fp32 or wider.
@@ -54,7 +55,7 @@ class Norm(nn.Module):
             )  # fmt: skip
         if delta is not None:
             residual = residual + dropout(delta, share, seed)
-        wide = residual.to(torch.promote_types(residual.dtype, torch.float32))
+        wide = widened(residual)
         weight, bias = self.weight.to(wide.dtype), None if self.bias is None else self.bias.to(wide.dtype)
         if bias is None:
             y = F.rms_norm(wide, weight.shape, weight, self.eps)

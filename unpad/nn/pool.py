@@ -1,4 +1,4 @@
-"""Attention pooling: every sequence of a flat run becomes one vector, by weights that are learned."""
+"""Attention pooling: every sequence of a flat run becomes one vector, by learned weights."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.linear import Linear
-from unpad.nn.segments import real_tokens, segment_softmax, sum_runs, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import real_tokens, segment_softmax, sum_runs
 
 
 class AttentionPool(nn.Module):
     """Attention of one learned query per head to the tokens of each sequence (Lee et al. 2019, arXiv 1810.00825,
     section 3.2, with a single seed).
 
-    A query over all channels needs no projection of keys, and whatever linear layer follows is the output projection.
+    A query over all channels needs no projection of keys, and the linear layer that follows is the output projection.
 
     Args:
         width: channels of tokens and of the result.

@@ -1,4 +1,4 @@
-"""Positions of patches in images of any size."""
+"""Position embeddings of patches in images of any size."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.linear import Linear
+from unpad.nn.precision import widened
 from unpad.nn.rope import rotary_frequencies
-from unpad.nn.segments import widened
 
-# Waves over the fraction of a side make up to this many half turns, enough for sides of 64 patches; on longer ones the
-# absolute coordinate tells neighbours apart.
+# Half turns of the fastest wave over the fraction of a side, enough for sides of 64 patches; on longer sides the
+# absolute coordinate distinguishes neighbours.
 MAX_HALF_TURNS = 64.0
 MAX_DOUBLINGS = 14  # of one pixel; the longest side that is decoded
 
@@ -24,8 +24,8 @@ class GridPositions(nn.Module):
     (Dehghani et al. 2023, arXiv 2307.06304, section 2.1).
 
     f and g see sines and cosines of the coordinate, counted in patches, and of its fraction of the side, from 0 at one
-    edge to 1 at the other, and are one linear map each. Sizes not trained on stay within reach: fractions never leave
-    [0, 1], and waves are bounded.
+    edge to 1 at the other, and are one linear map each. Untrained sizes stay in range: fractions never leave [0, 1],
+    and waves are bounded.
 
     Args:
         width: channels of the embedding.
@@ -54,7 +54,7 @@ class GridPositions(nn.Module):
         return row + self._embed_side(self.column, sizes[:, 1], sequence, position_ids % columns)
 
     def _embed_side(self, linear: Linear, size: Tensor, sequence: Tensor, coordinate: Tensor) -> Tensor:
-        """Embed coordinates along one side, (total_tokens, width): each place once per image, not once per patch.
+        """Embed coordinates along one side, (total_tokens, width), once per place of an image and not per patch.
 
         Args:
             size: (num_seqs,) int64, length of this side of each image.
@@ -64,8 +64,8 @@ class GridPositions(nn.Module):
         image = torch.repeat_interleave(size)  # (num_places,)
         places = torch.arange(image.numel(), device=size.device) - starts[image]
         table = linear(self._waves(places, size[image]))  # (num_places, width)
-        # Wide before it is spread: the gradient of a place is a sum over all patches there.
-        return F.embedding(starts[sequence] + coordinate, table.to(torch.promote_types(table.dtype, torch.float32)))
+        # Widened before the lookup: the gradient of a place is a sum over all its patches.
+        return F.embedding(starts[sequence] + coordinate, widened(table))
 
     def _waves(self, coordinate: Tensor, size: Tensor) -> Tensor:
         """Sines and cosines of coordinates, then of their fractions of the side, (num, 4 * num_waves); made in fp64."""
@@ -79,9 +79,9 @@ class GridPositions(nn.Module):
 
 
 class SizeEmbedding(nn.Module):
-    """Embedding of how large an image is: f(height) + g(width), piecewise linear in the logarithms of both.
+    """Embedding of an image's size: f(height) + g(width), piecewise linear in the logarithms of both.
 
-    Patches tell only what is shown: a small image may be enlarged and a large one shrunk until they have as many.
+    Patches show only the resized image: a small image may be enlarged and a large one shrunk to the same number.
 
     Args:
         width: channels of the embedding.
@@ -95,14 +95,14 @@ class SizeEmbedding(nn.Module):
     def forward(self, sizes: Tensor) -> Tensor:
         """Embed (num_seqs, 2) int64, height and width in pixels: (num_seqs, width), fp32 or wider."""
         doublings = sizes.clamp_min(1).double().log2().clamp_max(MAX_DOUBLINGS)
-        # How near each power of two is: two numbers that add up to 1, and zeros.
+        # Closeness to each power of two: two numbers that add up to 1, and zeros.
         near = 1 - (doublings[..., None] - torch.arange(MAX_DOUBLINGS + 1, device=sizes.device)).abs()
         height, width = near.clamp_min(0).to(self.height.weight.dtype).unbind(1)  # (num_seqs, MAX_DOUBLINGS + 1)
         return widened(self.height(height) + self.width(width))
 
 
 def seq_of_cell(layout: Layout | PaddedLayout) -> Tensor:
-    """The sequence of every token, (total_tokens,) int64; of padding cells too."""
+    """Sequence of every token, (total_tokens,) int64, padding cells included."""
     if isinstance(layout, Layout):
         return layout.seq_of_token()
     mask = layout.attention_mask

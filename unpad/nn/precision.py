@@ -1,17 +1,18 @@
-"""Numeric precision: which one to compute in, and the context that does."""
+"""Numeric precision: its choice, the context that computes in it, and the wider dtype of sums."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 Precision = str  # one of DTYPES: of matrix products; weights and optimizer stay in fp32
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_precision(asked: str, device: torch.device) -> tuple[Precision, str]:
-    """Return the precision to compute in, and why.
+    """Return the precision to compute in, and the reason.
 
     auto takes bf16 where the hardware multiplies it natively, and fp32 elsewhere: emulated bf16 is slower than fp32.
     """
@@ -31,3 +32,13 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=DTYPES[precision])
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums of `dtype` accumulate: fp32 or wider."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in the dtype in which its sums accumulate."""
+    return x.to(wide_dtype(x.dtype))

@@ -1,6 +1,6 @@
-"""Positions: rotary (Su et al. 2021, arXiv 2104.09864) and sinusoidal (Vaswani et al. 2017, arXiv 1706.03762).
+"""Position encodings: rotary (Su et al. 2021, arXiv 2104.09864) and sinusoidal (Vaswani et al. 2017, arXiv 1706.03762).
 
-Angles are made in fp64 and cast last, so that fp64 models stay exact to fp64.
+Angles are computed in fp64 and cast last, so that fp64 models stay exact to fp64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, facto
     """Angle per position of each pair of channels, (head_dim / 2,) fp64.
 
     Args:
-        method: how positions beyond the trained context are reached. linear divides positions by `factor`
+        method: extension beyond the trained context. linear divides positions by `factor`
             (Chen et al. 2023, arXiv 2306.15595); ntk raises theta so that only slow channels stretch
             (Peng et al. 2023, arXiv 2309.00071, section 3.1).
         factor: wanted context over trained context, at least 1.
@@ -39,9 +39,9 @@ def rotary_table(position_ids: Tensor, frequencies: Tensor, dtype: torch.dtype) 
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + head_dim / 2]) of (total_tokens, heads, head_dim) by their angles.
+    """Rotate the pairs (x[i], x[i + head_dim / 2]) of (total_tokens, heads, head_dim) by their angles.
 
-    Low-precision x is turned in the table's precision and rounded once.
+    Low-precision x is rotated in the table's precision and rounded once.
     """
     a, b = x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)

@@ -1,7 +1,7 @@
-"""Operations within each sequence of a flat run: sums, means, softmax and order, none of which looks outside.
+"""Operations within each sequence of a flat run: sums, means, softmax and order.
 
-Sums run over the tokens of their own sequence in their order and without atomics: they repeat to the bit, and do not
-depend on what else is in the batch.
+Sums run over the tokens of their own sequence in order and without atomics: they repeat to the bit and do not depend on
+the rest of the batch.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from unpad.batching.layout import Layout, PaddedLayout
-
-
-def widened(x: Tensor) -> Tensor:
-    """x in the dtype that reductions accumulate in: fp32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+from unpad.nn.precision import widened
 
 
 def real_tokens(x: Tensor, layout: Layout | PaddedLayout) -> Tensor:
-    """The tokens of a run, (num_tokens, ...), without the padding of a rectangle."""
+    """Tokens of a run, (num_tokens, ...), without the padding of a rectangle."""
     return x[layout.attention_mask.flatten()] if isinstance(layout, PaddedLayout) else x
 
 
@@ -28,7 +24,7 @@ def segment_sum(x: Tensor, layout: Layout | PaddedLayout) -> Tensor:
     """Sum over the tokens of each sequence.
 
     Args:
-        x: (total_tokens, ...); what padding cells of a PaddedLayout hold does not matter.
+        x: (total_tokens, ...); padding cells of a PaddedLayout are ignored.
 
     Returns:
         (num_seqs, ...) in fp32 or wider, as accumulated; an empty sequence gives zeros.
@@ -53,22 +49,22 @@ def segment_softmax(scores: Tensor, layout: Layout | PaddedLayout) -> Tensor:
     """
     scores, lengths = widened(real_tokens(scores, layout)), layout.lengths()
     sequence = torch.repeat_interleave(lengths, output_size=scores.shape[0])
-    # Each sequence's own maximum: with the batch's, a sequence of low scores would lose all of its weights.
+    # Each sequence's own maximum: with the batch's, all weights of a sequence of low scores would underflow.
     weights = (scores - reduce_runs(scores.detach(), "max", lengths).index_select(0, sequence)).exp()
     return weights / sum_runs(weights, lengths).index_select(0, sequence)
 
 
 def sum_runs(x: Tensor, lengths: Tensor) -> Tensor:
-    """Sum (num_tokens, ...), run after run of these lengths (num_seqs,), to (num_seqs, ...) in fp32 or wider."""
-    if x.device.type != "cpu":  # there `index_add` adds in whatever order its threads arrive
+    """Sum (num_tokens, ...), run by run of these lengths (num_seqs,), to (num_seqs, ...) in fp32 or wider."""
+    if x.device.type != "cpu":  # there `index_add` adds in the order in which threads arrive
         return reduce_runs(x, "sum", lengths)
     wide = widened(x)
-    # In the order of tokens, and some ten times faster than `segment_reduce`, which walks down one channel at a time.
+    # In the order of tokens, and about ten times faster than `segment_reduce`, which handles one channel at a time.
     return wide.new_zeros(len(lengths), *x.shape[1:]).index_add(0, torch.repeat_interleave(lengths), wide)
 
 
 def reduce_runs(x: Tensor, how: Literal["sum", "max"], lengths: Tensor) -> Tensor:
-    """Reduce (num_tokens, ...), run after run, to (num_seqs, ...) in fp32 or wider."""
+    """Reduce (num_tokens, ...), run by run, to (num_seqs, ...) in fp32 or wider."""
     # unsafe: layouts fit their tokens by construction, and an accelerator would wait for the check.
     return torch.segment_reduce(widened(x).contiguous(), how, lengths=lengths, unsafe=True)
 
@@ -80,10 +76,10 @@ def segment_place(layout: Layout) -> Tensor:
 
 
 def segment_top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
-    """The tokens of the k highest scores of each sequence, all of a sequence shorter than that.
+    """Mark the tokens of the k highest scores of each sequence, all tokens of a shorter sequence.
 
     Args:
-        scores: (total_tokens,); of equal scores the earlier token is taken.
+        scores: (total_tokens,); among equal scores the earlier token is taken.
         k: (num_seqs,) int64.
 
     Returns:

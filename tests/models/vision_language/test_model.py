@@ -359,7 +359,7 @@ def test_images_that_do_not_fit_the_tower_are_refused() -> None:
 
 
 def test_an_image_that_leads_past_the_context_is_refused() -> None:
-    with pytest.raises(RecipeError, match="position 8 lies outside the model's context of 5 tokens"):
+    with pytest.raises(RecipeError, match="position 8 is outside the model's context of 5 tokens"):
         tiny(LEARNED, {"context": 5})(prepare(ROWS[:1]).batch)
 
 

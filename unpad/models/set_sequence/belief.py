@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from unpad.models.set_sequence.encoder import Latent, draw_latents, soft_clamp
 from unpad.models.set_sequence.gaussian import Gate, product_of_experts
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout
-from unpad.models.set_sequence.set_losses import gaussian_kl
+from unpad.models.set_sequence.losses import gaussian_kl
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig
 from unpad.nn.linear import Linear
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 Prior = Literal["standard", "history"]
 Update = Literal["none", "product"]

@@ -9,8 +9,9 @@ from unpad.batching.layout import Layout
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
+from unpad.nn.precision import widened
 from unpad.nn.rope import rotary_frequencies, rotary_table
-from unpad.nn.segments import segment_place, widened
+from unpad.nn.segments import segment_place
 
 
 def slot_table(num_slots: int, width: int) -> Tensor:

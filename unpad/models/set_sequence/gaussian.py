@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unpad.nn.activation import activate
 from unpad.nn.linear import Linear
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 MIN_LOG_VAR = -60.0  # lower bound of log variances in the gate, so that no square of a ratio overflows in fp32
 

@@ -10,7 +10,7 @@ from unpad.models.set_sequence.survival import hazard_nll
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 
 class PatientHeads(nn.Module):

@@ -18,8 +18,9 @@ from unpad.nn.block import Block, BlockConfig, Stream
 from unpad.nn.cross_attention import pair_sequences, received_attention
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
+from unpad.nn.precision import widened
 from unpad.nn.rope import Rotary, rotary_frequencies, rotary_table
-from unpad.nn.segments import segment_place, widened
+from unpad.nn.segments import segment_place
 
 CHUNK_TOKENS = 1 << 16  # most places at a time, of histories that end after every set
 LOG_DAYS = 5.0  # divisor of log1p of days: half a year is 1

@@ -14,7 +14,7 @@ The other files of this folder, in reading order:
 - `decoder.py`: latent -> events
 - `heads.py`, `survival.py`: class of a patient, and time to the outcome
 - `next_set.py`: codes, time and values of the next set
-- `set_losses.py`: distances between sets, and divergences of latents
+- `losses.py`: distances between sets, and divergences of latents
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import PatientHeads
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
+from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
-from unpad.models.set_sequence.set_losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 from unpad.models.set_sequence.survival import bin_edges
 from unpad.nn.activation import Kind
 from unpad.nn.block import BlockConfig, init_weights
 from unpad.nn.linear import Linear, compute_dtype
 from unpad.nn.losses import Terms, cross_entropy, token_nll
-from unpad.nn.segments import real_tokens, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import real_tokens
 from unpad.recipes.training import Ramp
 
 DATA = "patients"

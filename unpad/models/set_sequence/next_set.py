@@ -14,7 +14,8 @@ from unpad.batching.layout import Layout
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
-from unpad.nn.segments import segment_mean, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import segment_mean
 
 CHUNK_CELLS = 1 << 22  # most pairs of a set and a code in memory at a time
 LOG_VAR_LIMIT = 6.0  # of the time of the next set, in logarithms of days; exactly repeating times would reach -inf

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.errors import RecipeError
-from unpad.nn.segments import widened
+from unpad.nn.precision import widened
 
 
 def bin_edges(days: Sequence[float], where: str) -> Tensor:

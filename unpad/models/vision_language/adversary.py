@@ -1,4 +1,4 @@
-"""An adversary of pruning: it compares the text of a pruned pass with that of the whole one, block by block."""
+"""The adversary of pruning, which compares the text of a pruned pass with that of the whole pass, block by block."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
+from unpad.models.vision_language.losses import Discriminator, TextPool, adversarial, discriminator_terms
 from unpad.models.vision_language.prune_config import DiscriminatorConfig
-from unpad.models.vision_language.prune_losses import Discriminator, TextPool, adversarial, discriminator_terms
 from unpad.models.vision_language.prune_pass import Watch
 from unpad.models.vision_language.visual import Visual, cells, is_text
 from unpad.nn.block import Between
 from unpad.nn.losses import Terms
 
-TERMS = ("adversarial", "discriminator")  # those that train
-ACCURACIES = ("real_accuracy", "fake_accuracy")  # and those that are reported beside them
+TERMS = ("adversarial", "discriminator")  # terms that train
+ACCURACIES = ("real_accuracy", "fake_accuracy")  # terms that are only reported
 
 
 class Adversary(nn.Module):
-    """A discriminator of pooled text, and what it is shown.
+    """A discriminator of pooled text, and the selection of its inputs.
 
     Args:
-        config: where it looks.
+        config: blocks that it compares.
         width: channels of hidden states.
         blocks: of the language model.
     """
@@ -32,14 +32,14 @@ class Adversary(nn.Module):
         self.judge, self.pool = Discriminator(width, len(self.layers), config.inner), TextPool()
 
     def begin_step(self) -> list[nn.Parameter]:
-        """Perhaps draw all weights anew; the parameters that were."""
+        """Reinitialize the weights if due; return the reinitialized parameters."""
         if self.reinit == 0 or float(torch.rand(())) >= self.reinit:
             return []
         self.judge.reinitialise()
         return list(self.judge.parameters())
 
     def watch(self, batch: RaggedBatch, visual: Visual, inner: Between | None = None) -> Watch:
-        """Looks at the text of a pass over this batch where the discriminator compares."""
+        """Record the text's states of a pass over this batch at the blocks that the discriminator compares."""
         return Watch(self.layers, is_text(batch, visual.index).nonzero().flatten(), inner)
 
     def terms(self, batch: RaggedBatch, visual: Visual, real: Watch, fake: Watch) -> Terms:
@@ -47,7 +47,7 @@ class Adversary(nn.Module):
 
         Args:
             batch, visual: of the whole pass.
-            real, fake: what was seen in the whole pass, without gradient, and in the pruned one.
+            real, fake: records of the whole pass, without gradient, and of the pruned pass.
         """
         rows = cells(batch.layout)
         layout = rows.keep(is_text(batch, visual.index))

@@ -1,9 +1,9 @@
 """Merging of the visual tokens of every image before a language model reads them.
 
-The batch gets shorter: text keeps its order and its positions, and an image's tokens stand together where its patches
-began. Each has the position of the patch whose place it takes (`Merged.places`), so that positions are those of the
-whole run and the next token of a sequence has the same position as without merging. What the last patch of an image
-predicts, its last token predicts.
+The batch gets shorter: text keeps its order and its positions, and the merged tokens of an image replace its patches.
+Each merged token has the position of the patch whose place it takes (`Merged.places`), so that positions are those of
+the whole run and the next token of a sequence has the same position as without merging. The last token of an image
+predicts the target of its last patch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from unpad.recipes.section import Section
 
 
 class MergeConfig(Section):
-    """How the visual tokens of every image become fewer before the language model."""
+    """Settings of merging: fewer visual tokens per image before the language model."""
 
     variant: Literal["simple", "question", "slots", "similarity", "class_token"] = Field(
         description="simple: the best by a learned score become means of what is like them; question: the same, having "
@@ -59,13 +59,13 @@ class MergeConfig(Section):
 
 
 def make_merger(config: MergeConfig, width: int, question_width: int) -> nn.Module | None:
-    """The layer of a variant, None for class_token, which has none.
+    """Create the layer of a variant; None for class_token, which has no layer.
 
     Args:
         width: channels of the tower's features.
         question_width: channels of embeddings of text.
     """
-    ratio, slots = config.ratio or 1.0, config.slots or 1  # of the two a variant has one
+    ratio, slots = config.ratio or 1.0, config.slots or 1  # a variant has one of the two
     if config.variant == "simple":
         return TopMerger(width, config.inner, ratio, config.temperature, config.dropout)
     if config.variant == "question":
@@ -85,12 +85,12 @@ def merge_images(
     features: Tensor,
     tower_attention: Tensor | None,
 ) -> Merged:
-    """Merge the visual tokens of each image, having seen the question of its row.
+    """Merge the visual tokens of each image, given the question of its row.
 
     Args:
-        merger: of `make_merger`.
+        merger: from `make_merger`.
         batch: a flat run with images.
-        text: (total_tokens, question_width), embeddings; those of placeholders are not read.
+        text: (total_tokens, question_width), embeddings; placeholders' are not read.
         features: (media.total_tokens, width), of the tower.
         tower_attention: (media.total_tokens,); for class_token.
     """
@@ -98,11 +98,11 @@ def merge_images(
     images = batch.media.layout
     assert isinstance(images, Layout), "images come as a flat run"
     if merger is None:
-        assert tower_attention is not None, "class_token ranks by what patches received in the tower"
+        assert tower_attention is not None, "class_token ranks by the attention that patches received in the tower"
         assert config.ratio is not None, "checked by the config"
         return keep_best(features, images, tower_attention, num_merged(images, config.ratio))
-    assert batch.media_index is not None, "a batch with images says where they stand"
-    assert batch.media_seqs is not None, "and which rows they are of"
+    assert batch.media_index is not None, "a batch with images holds their places"
+    assert batch.media_seqs is not None, "and their rows"
     assert isinstance(batch.layout, Layout), "a flat run"
     asks = is_question(batch, batch.media_index)
     tokens, layout = _runs_of(batch.layout.keep(asks), batch.media_seqs)
@@ -112,7 +112,7 @@ def merge_images(
 
 
 def _runs_of(layout: Layout, seqs: Tensor) -> tuple[Tensor, Layout]:
-    """The tokens of these sequences (num,) int64, of which one may be named more than once, and their own layout."""
+    """Tokens of these sequences (num,) int64, which may repeat, and their own layout."""
     lengths = layout.lengths().index_select(0, seqs)
     bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     shift = layout.cu_seqlens.long().index_select(0, seqs) - bounds[:-1]
@@ -122,28 +122,28 @@ def _runs_of(layout: Layout, seqs: Tensor) -> tuple[Tensor, Layout]:
 
 
 def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) -> tuple[RaggedBatch, Visual]:
-    """The batch as the language model reads it, with merged images.
+    """Return the batch as the language model reads it, with merged images.
 
     Args:
         batch: a flat run with images.
-        text: (total_tokens, width), embeddings; those of placeholders are not read.
+        text: (total_tokens, width), embeddings; placeholders' are not read.
         merged: one sequence per image.
         embeds: (total_out, width), of the merged tokens.
 
     Returns:
-        A batch with `inputs_embeds` (new total_tokens, width), without `media`, and where its visual tokens stand.
+        A batch with `inputs_embeds` (new total_tokens, width), without `media`, and the places of its visual tokens.
     """
     assert batch.media is not None, "there is nothing to merge"
-    assert batch.media_index is not None, "a batch with images says where they stand"
+    assert batch.media_index is not None, "a batch with images holds their places"
     patches, index = batch.media.layout, batch.media_index
     assert isinstance(patches, Layout), "images come as a flat run"
     present = patches.lengths() > 0
     bounds = patches.cu_seqlens.long()
     first, last = index[bounds[:-1][present]], index[bounds[1:][present] - 1]  # of every image
-    becomes = torch.ones_like(batch.position_ids).index_fill(0, index, 0)  # (total_tokens,) tokens made of each
+    becomes = torch.ones_like(batch.position_ids).index_fill(0, index, 0)  # (total_tokens,) new tokens per old token
     becomes = becomes.index_copy(0, first, merged.layout.lengths()[present])
-    begins = becomes.cumsum(0) - becomes  # where they begin in the new run
-    made_of = torch.repeat_interleave(becomes)  # (new total_tokens,) the old token whose fields they have
+    begins = becomes.cumsum(0) - becomes  # their first place in the new run
+    made_of = torch.repeat_interleave(becomes)  # (new total_tokens,) the old token that gives the fields
 
     start = torch.zeros_like(patches.lengths())
     start[present] = begins[first]
@@ -154,7 +154,7 @@ def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) ->
     loss_mask = loss_mask.index_copy(0, final, batch.loss_mask[last])
     labels = batch.labels[made_of].index_fill(0, visual, 0).index_copy(0, final, batch.labels[last])
     target_index = loss_mask.nonzero().flatten()
-    assert len(target_index) == len(batch.target_index), "of an image only the last patch predicts something"
+    assert len(target_index) == len(batch.target_index), "only the last patch of an image has a target"
     short = replace(
         batch,
         layout=_grown(batch, becomes),
@@ -173,7 +173,7 @@ def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) ->
 
 
 def _grown(batch: RaggedBatch, becomes: Tensor) -> Layout:
-    """The layout of a run in which token i of the batch became so many tokens, (total_tokens,) int64."""
+    """Layout of the run in which token i of the batch became `becomes[i]` tokens, (total_tokens,) int64."""
     assert isinstance(batch.layout, Layout), "a flat run"
     before = torch.cat([becomes.new_zeros(1), becomes.cumsum(0)])
     bounds = before[batch.layout.cu_seqlens.long()].to(torch.int32)

@@ -1,10 +1,11 @@
-"""LLaVA checkpoints of Hugging Face: a folder of config.json and safetensors, in and out with equal logits.
+"""Import and export of Hugging Face LLaVA checkpoints, folders of config.json and safetensors, with equal logits.
 
-Covered is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as LLaVA 1.5 (Liu et al. 2023,
-arXiv 2310.03744). Its versions name tensors differently: with `model.` before all of them or not, the head inside the
-language model or beside it, `vision_model` inside the tower or not. All are read; written are the names of versions up
-to 4.51, which later ones convert. Rotary positions turn the same pairs of channels there and here, so rows keep their
-order; queries, keys and values lie below each other in one matrix here, and so do gate and values.
+Supported is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as in LLaVA 1.5 (Liu et al. 2023,
+arXiv 2310.03744). Versions of transformers name tensors differently: all with or without the prefix `model.`, the head
+inside or outside the language model, the tower with or without `vision_model`. `load_llava` reads all of them;
+`save_llava` writes the names of versions up to 4.51, which later versions convert. Rotary positions rotate the same
+pairs of channels in both, so rows keep their order; here one matrix stacks queries, keys and values, and another gate
+and values.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 Fields = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
-# What config.json leaves out has these values.
+# Values of the fields that config.json omits.
 LLAVA: Fields = {
     "model_type": "llava", "image_token_index": 32000, "projector_hidden_act": "gelu", "vision_feature_layer": -2,
     "vision_feature_select_strategy": "default", "multimodal_projector_bias": True, "tie_word_embeddings": False,
@@ -42,7 +43,7 @@ CLIP: Fields = {
     "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5, "attention_dropout": 0.0,
 }  # fmt: skip
-LARGE_CLIP: Fields = {  # when all of vision_config is left out
+LARGE_CLIP: Fields = {  # if all of vision_config is omitted
     **CLIP, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14,
 }  # fmt: skip
@@ -54,9 +55,9 @@ LLAMA: Fields = {
 }  # fmt: skip
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
-PLAIN = ("relu", "gelu", "quick_gelu")  # activations with one name there and here
+PLAIN = ("relu", "gelu", "quick_gelu")  # activations with equal names in both
 GATED = {"silu": "swiglu", "gelu": "geglu"}
-# Layers of a block beside to_qkv: ours, and theirs whose rows it holds, the gate first.
+# Layers of a block besides to_qkv: ours, and the transformers layers that it stacks, the gate first.
 CLIP_LAYERS = {
     "norm_1": ["layer_norm1"], "norm_2": ["layer_norm2"], "attention.to_out": ["self_attn.out_proj"],
     "feed_forward.up": ["mlp.fc1"], "feed_forward.down": ["mlp.fc2"],
@@ -75,11 +76,11 @@ JSON_FILES = (
 
 
 def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
-    """Read a model from a folder, whatever precision it was saved in.
+    """Load a model from a folder, saved in any precision.
 
     Returns:
-        The model, in fp32 and in evaluation mode; and what the folder's JSON files say, by file name: config.json, and
-        those of the tokenizer and of the image processor.
+        The model, in fp32 and in evaluation mode; and the contents of the folder's JSON files by file name: config.json
+        and the files of the tokenizer and the image processor.
 
     Raises:
         CheckpointError: a file is missing or damaged, a field of config.json is not covered, or a tensor is missing,
@@ -91,7 +92,7 @@ def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
     tensors = _read_tensors(folder)
     table = _table(config, vocab_size)
     _check_tensors(tensors, table, config, folder)
-    with torch.device("meta"):  # weights are read, not drawn
+    with torch.device("meta"):  # weights are loaded, not initialized
         model = VisionLanguage(config, vocab_size)
     state = {ours: _joined([tensors[name] for name in parts]) for ours, parts in table.items()}
     model.load_state_dict(state, assign=True)
@@ -99,14 +100,14 @@ def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
 
 
 def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, Any] | None = None) -> None:
-    """Write a model so that transformers loads it with the same logits.
+    """Save a model so that transformers loads it with the same logits.
 
-    CLIP's last norm is no part of a model here, and is written as the identity.
+    CLIP's last norm does not exist here and is written as the identity.
 
     Args:
-        folder: made; if it exists it must be empty.
-        files: what `load_llava` returned beside the model, to be written again: files of tokenizer and image processor,
-            and the fields of config.json that say nothing of the model.
+        folder: created; an existing one must be empty.
+        files: the JSON files that `load_llava` returned, to be written again: those of tokenizer and image processor,
+            and the fields of config.json that do not describe the model.
 
     Raises:
         CheckpointError: the model has a part that such a checkpoint cannot describe; names the field.
@@ -135,12 +136,12 @@ def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, An
 
 
 def _table(config: Config, vocab_size: int) -> dict[str, Shapes]:
-    """Every parameter of a model, and the tensors that lie below each other in it, with their shapes.
+    """Map every parameter of a model to the tensors that it stacks, with their shapes.
 
-    Their names are those of transformers without the `model.` before them.
+    Tensors have their names of transformers without the prefix `model.`.
     """
     vision, language = config.vision, config.language
-    patch = (vision.width, 3, vision.patch, vision.patch)  # a convolution there, by channel, row and column
+    patch = (vision.width, 3, vision.patch, vision.patch)  # a convolution in transformers, by channel, row and column
     table: dict[str, Shapes] = {
         "tower.class_token": {"vision_tower.embeddings.class_embedding": (vision.width,)},
         "tower.patch_embed.weight": {"vision_tower.embeddings.patch_embedding.weight": patch},
@@ -165,7 +166,7 @@ def _table(config: Config, vocab_size: int) -> dict[str, Shapes]:
 
 
 def _linear(ours: str, rows: dict[str, int], columns: int, bias: bool) -> dict[str, Shapes]:
-    """Entries of a linear layer that holds `rows` of each of theirs."""
+    """Entries of a linear layer that stacks `rows` rows of each of theirs."""
     table: dict[str, Shapes] = {
         f"{ours}.weight": {f"{name}.weight": (height, columns) for name, height in rows.items()}
     }
@@ -195,7 +196,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _in_memory(name: str) -> str:
-    """The name in `_table` of a tensor, whichever version named it."""
+    """Name in `_table` of a tensor of any version."""
     name = name.removeprefix("model.")
     for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
         if name.startswith(outer + inner):
@@ -204,7 +205,7 @@ def _in_memory(name: str) -> str:
 
 
 def _in_file(name: str) -> str:
-    """The name to write, from the one in `_table`."""
+    """Name in the file, given the name in `_table`."""
     if name == HEAD:
         return f"language_model.{HEAD}"
     for outer, inner in (("language_model.", "model."), ("vision_tower.", "vision_model.")):
@@ -217,10 +218,10 @@ def _in_file(name: str) -> str:
 
 
 def _read_config(given: Any, where: Path) -> tuple[Config, int]:
-    """The model's config and its vocabulary size.
+    """Return the model's config and its vocabulary size.
 
     Raises:
-        CheckpointError: a field is not covered.
+        CheckpointError: a field is not supported.
     """
     top = _filled(LLAVA, given, "the file", where)
     large = top.get("vision_config") is None
@@ -252,7 +253,7 @@ def _read_config(given: Any, where: Path) -> tuple[Config, int]:
 
 
 def _config_fields(model: VisionLanguage) -> Fields:
-    """What config.json says of a model."""
+    """Fields of config.json that describe a model."""
     config, vision, language = model.config, model.config.vision, model.config.language
     gates = {ours: theirs for theirs, ours in GATED.items()}
     dtype = str(model.embed.weight.dtype).removeprefix("torch.")
@@ -295,20 +296,20 @@ def _their_sizes(config: BlockConfig) -> Fields:
 
 
 def _filled(defaults: Fields, given: Any, name: str, where: Path) -> Fields:
-    """A section with the values it leaves out or leaves null."""
+    """Complete a section with the values of fields that are missing or null."""
     if not isinstance(given, dict):
         raise CheckpointError(f"{name} is not a JSON object", where=str(where), fix="use another copy")
     return {**defaults, **{key: value for key, value in given.items() if value is not None}}
 
 
 def _merged(old: Fields, new: Fields) -> Fields:
-    """The new fields, and the old ones that the new say nothing of."""
+    """Merge the new fields with the old fields that they do not replace."""
     both = {**old, **new}
     for key, value in new.items():
-        # Positions are described as a whole: parts of another way would stay.
+        # Positions are replaced as a whole, or parts of another method would stay.
         if isinstance(value, dict) and isinstance(old.get(key), dict) and key != "rope_parameters":
             both[key] = _merged(old[key], value)
-    # Other names of what is written, and the precision the file no longer has.
+    # Other names of written fields, and the former precision of the file.
     return {
         key: value for key, value in both.items() if key in new or key not in ("image_token_id", "dtype", "torch_dtype")
     }
@@ -319,7 +320,7 @@ def _rope_theta(text: Fields) -> Any:
 
 
 def _check_sizes(top: Fields, vision: Fields, text: Fields, where: Path) -> None:
-    """Raises CheckpointError where a size is no positive integer, as a list of sizes is not."""
+    """Raise CheckpointError if a size is not a positive integer, such as a list of sizes."""
     needed = {
         "vision_config": (vision, (*SIZES, "image_size", "patch_size")),
         "text_config": (text, (*SIZES, "vocab_size", "max_position_embeddings")),
@@ -336,7 +337,7 @@ def _check_sizes(top: Fields, vision: Fields, text: Fields, where: Path) -> None
 
 
 def _check_covered(top: Fields, vision: Fields, text: Fields, where: Path) -> None:
-    """Raises CheckpointError where the file asks for what a model here does not have."""
+    """Raise CheckpointError if the file requires a feature that models here lack."""
     head_dim = text["hidden_size"] // text["num_attention_heads"]
     rules: list[tuple[str, Any, Sequence[Any]]] = [
         ("model_type", top["model_type"], ["llava"]),
@@ -371,7 +372,7 @@ def _refuse(field: str, value: Any, expected: str, where: Path) -> None:
 
 
 def _check_expressible(config: Config) -> None:
-    """Raises CheckpointError where config.json has no words for a part of the model."""
+    """Raise CheckpointError if config.json cannot describe a part of the model."""
     vision, language = config.vision, config.language
     rules: list[tuple[str, Any, Sequence[Any]]] = [
         ("vision.positions", vision.positions, ["learned"]),
@@ -404,7 +405,7 @@ def _check_expressible(config: Config) -> None:
 
 
 def _read_json_files(folder: Path) -> Fields:
-    """The JSON files of a model, its tokenizer and its image processor, by name; only config.json must be there."""
+    """Read the JSON files of a model, its tokenizer and its image processor, by name; only config.json is required."""
     paths = [folder / name for name in JSON_FILES if (folder / name).exists()]
     files = {path.name: storage.parse_json(_read_bytes(path), path) for path in paths}
     if CONFIG not in files:
@@ -420,7 +421,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, as transformers finds them: one, those of an index, or else all."""
+    """Find the safetensors files as transformers does: one file, the files of an index, or else all."""
     if (folder / WEIGHTS).exists():
         return [folder / WEIGHTS]
     if (folder / INDEX).exists():
@@ -443,7 +444,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors in fp32, by their names in `_table`."""
+    """Read all tensors in fp32, by their names in `_table`."""
     tensors: dict[str, Tensor] = {}
     for path in _weight_files(folder):
         try:
@@ -467,7 +468,7 @@ def _in_fp32(tensor: Tensor, name: str, path: Path) -> Tensor:
 
 
 def _check_tensors(tensors: dict[str, Tensor], table: dict[str, Shapes], config: Config, folder: Path) -> None:
-    """Raises CheckpointError where what the file holds is not exactly what the config describes."""
+    """Raise CheckpointError unless the file holds exactly the tensors that the config describes."""
     shapes = {name: shape for parts in table.values() for name, shape in parts.items()}
     problems = [f"{_in_file(name)} is missing" for name in shapes if name not in tensors]
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
-"""Token mergers: the vision tokens of each sample become fewer, each a weighted mean of some of them.
+"""Token mergers: layers that replace the vision tokens of each sample by fewer weighted means.
 
-Vision tokens of all samples stand end to end in one run, question tokens in another, one sequence per sample in both.
-All mergers have the forward of `TopMerger`. A sample without vision tokens gets none; one without question tokens is
-merged as if questions said nothing.
+Vision tokens of all samples form one flat run, question tokens another, with one sequence per sample in both. All
+mergers have the forward of `TopMerger`. A sample without vision tokens gets none; a sample without question tokens is
+merged without the question's influence.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from unpad.nn.cross_attention import EPS, CrossAttention, Pairs, PairWeights, Pr
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.segments import segment_mean, segment_place, segment_top_k, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import segment_mean, segment_place, segment_top_k
 
 
 class TokenWeights(Protocol):
-    """The share of every vision token in every token that is left; the shares of each of these add up to 1."""
+    """Share of every vision token in every merged token; the shares of a merged token add up to 1."""
 
     def average(self, values: Tensor) -> Tensor:
         """Merge (num_vision, dim) into (total_out, dim)."""
@@ -35,14 +36,14 @@ class TokenWeights(Protocol):
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merger returns.
+    """Result of a merger.
 
     Args:
         features: (total_out, dim).
         layout: of `features`, one sequence per sample.
-        weights: merge anything else that vision tokens have in the same way.
-        places: (total_out,) int64, the vision token whose place each one takes, ascending in every sample: its centre,
-            or where there is none one of an even spacing.
+        weights: merge other values of the vision tokens in the same way.
+        places: (total_out,) int64, the vision token whose place each merged token takes, ascending in every sample: its
+            centre, or without centres an even spacing.
     """
 
     features: Tensor
@@ -52,35 +53,35 @@ class Merged:
 
 
 def num_merged(layout: Layout, ratio: float) -> Tensor:
-    """Tokens that a ratio leaves of each sample, max(1, floor(ratio * n)) and none of none, (num_seqs,) int64."""
+    """Number of tokens that a ratio leaves of each sample, max(1, floor(ratio * n)), or 0 of 0, (num_seqs,) int64."""
     lengths = layout.lengths()
-    # 0.29 * 100 is 28.999999999999996; the small number gives such products their integer.
+    # 0.29 * 100 is 28.999999999999996; the small number restores the integer.
     return torch.minimum((lengths.double() * ratio + 1e-9).floor().long().clamp_min(1), lengths)
 
 
 def _lay_out(counts: Tensor, largest: int) -> Layout:
-    """The layout of counts (num_seqs,) int64 tokens per sequence, the largest of which is known on the host."""
+    """Layout of `counts` (num_seqs,) int64 tokens per sequence, with `largest` known on the host."""
     return Layout(F.pad(counts.cumsum(0, dtype=torch.int32), (1, 0)), largest)
 
 
-# --------------------------------------------------------------------------- the best tokens, and what is like them
+# --------------------------------------------------------------------------- the best tokens as centres
 
 
 class TopAssignment(nn.Module):
-    """Choose the best tokens of each sample as centres, and share all tokens out among them.
+    """Choose the best tokens of each sample as centres, and distribute all tokens among them.
 
     A learned score s ranks tokens; the M best are centres, in training after Gumbel noise (Gumbel-top-k: Kool et al.
-    2019, arXiv 1903.06059). Token x gives its share softmax over centres c of q(x) k(c) / (sqrt(inner) temperature) +
-    log sigmoid(s_c) to c: a centre of a higher score draws more tokens to itself, and so the score learns although
-    the choice has no gradient. It learns nothing where there is one centre, which gets everything. What a centre
-    received is then divided by its sum, so that the result is a mean and its size does not depend on how many tokens
-    like the centre.
+    2019, arXiv 1903.06059). Token x gives centre c the share softmax over centres of q(x) k(c) / (sqrt(inner)
+    temperature) + log sigmoid(s_c): a centre with a higher score attracts more tokens, so that the score learns
+    although the choice has no gradient. With a single centre, which gets everything, the score learns nothing. The
+    shares that a centre received are then divided by their sum: the result is a mean, whose size does not depend on the
+    number of tokens close to the centre.
 
     Args:
         width: channels of tokens.
         inner: channels in which tokens and centres are compared, and of the scorer.
         ratio: tokens left per token.
-        temperature: of the shares; the smaller, the nearer to one centre per token.
+        temperature: of the shares; a small one approaches one centre per token.
         dropout: share of the scorer's hidden values that training sets to zero.
     """
 
@@ -92,14 +93,14 @@ class TopAssignment(nn.Module):
         self.to_q, self.to_k = Linear(width, inner, bias=False), Linear(width, inner, bias=False)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Rank tokens (num_vision, width) by (num_vision,), fp32 or wider."""
+        """Scores (num_vision,) of tokens (num_vision, width), fp32 or wider."""
         hidden = activate("relu", self.hidden(x))
         if self.training and self.dropout:
             hidden = dropout(hidden, self.dropout, draw_seed())
         return widened(self.to_score(hidden)[:, 0])
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[PairWeights, Layout, Tensor]:
-        """Weights of tokens (num_vision, width) in each centre, the layout of the centres, and which tokens these are.
+        """Weights of tokens (num_vision, width) in each centre, the layout of the centres, and their tokens.
 
         Centres keep the order of their tokens; in eval the same tokens give the same centres.
         """
@@ -119,9 +120,9 @@ class TopAssignment(nn.Module):
 
 
 def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs, scale: float) -> PairWeights:
-    """Softmax over the centres for every token, then each centre's share of every token divided by their sum.
+    """Softmax over the centres for every token, then normalize the shares of every centre.
 
-    Both in logarithms: the weights of a centre that nobody likes still add up to 1.
+    Both in logarithms: the weights of a centre far from all tokens still add up to 1.
 
     Args:
         q: (num_vision, inner), of the tokens.
@@ -135,7 +136,7 @@ def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs, scale: float) -
         with torch.autocast(q.device.type, enabled=False):
             scores = widened(centres.take(k) @ tokens.take(q).transpose(1, 2)) / scale  # (num_seqs, centres, tokens)
         scores = scores + centres.take(bias)[:, :, None]
-        # Finite, and yet nothing in a softmax: a row that is all -inf would be NaN in the next one.
+        # Finite, and yet zero after a softmax: a row of -inf alone would become NaN in the next one.
         nothing = torch.finfo(scores.dtype).min / 4
         shares = scores.masked_fill(~centres.mask[:, :, None], nothing).log_softmax(1)
         rectangles.append(shares.masked_fill(~tokens.mask[:, None], -math.inf).softmax(2)[:, None])
@@ -143,7 +144,7 @@ def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: Pairs, scale: float) -
 
 
 class TopMerger(nn.Module):
-    """The best tokens of each sample become weighted means of the tokens that are like them.
+    """Merger to the best tokens of each sample, as weighted means of the tokens that resemble them.
 
     Args:
         width: channels of vision features.
@@ -171,16 +172,16 @@ class TopMerger(nn.Module):
 
 
 class QuestionMerger(nn.Module):
-    """`TopMerger` that ranks and compares tokens after they have seen the question.
+    """`TopMerger` that ranks and compares tokens after attention to the question.
 
     The result is the weighted mean of the raw features plus a projection of the weighted mean of the attended ones.
-    The projection starts at zero: what follows the merger, frozen and trained on raw features, sees those at first.
+    The projection starts at zero, so that frozen layers after the merger, trained on raw features, see these at first.
 
     Args:
         width: channels of vision features.
         question_width: channels of question tokens.
         inner: channels in which vision tokens attend to the question.
-        heads: of that attention.
+        heads: of this attention.
         ratio, temperature, dropout: of `TopAssignment`; dropout also of the attention weights.
     """
 
@@ -204,7 +205,7 @@ class QuestionMerger(nn.Module):
     def attended(
         self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
     ) -> Tensor:
-        """Vision tokens that have seen the question of their sample, (num_vision, inner)."""
+        """Vision tokens after attention to the question of their sample, (num_vision, inner)."""
         vision, question = self.vision_in(vision_features), self.question_in(question)
         delta, _ = self.attention(vision, question, pair_sequences(vision_layout, question_layout))
         attended: Tensor = self.norm(widened(vision), delta)[1]
@@ -231,9 +232,9 @@ def _zero_linear(width: int, out: int) -> Linear:
 
 
 class PoolMerger(nn.Module):
-    """Learned slots, told the question, attend to the vision tokens; each slot is one token of the result.
+    """Merger by learned slots, which attend to the vision tokens given the question; each slot becomes one token.
 
-    Every sample with vision tokens gets exactly `slots` tokens, more than it had where it had fewer. The result is
+    Every sample with vision tokens gets exactly `slots` tokens, even if it had fewer. The result is
     scale * projection of the slots + the mean of the raw features by the slots' own attention, averaged over heads.
     The projection starts at zero, so that at first every token is a convex mean of raw features. Nothing is sampled:
     training differs from eval by dropout only. Slots as queries: Set Transformer (Lee et al. 2019, arXiv 1810.00825).
@@ -258,7 +259,7 @@ class PoolMerger(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = dropout
-        # As wide as what a norm returns: the question is added to all slots of a sample, and they must stay different.
+        # As wide as a norm's output: all slots of a sample get the same question added, and must stay different.
         self.slots = nn.Parameter(torch.randn(slots, inner))
         self.vision_in, self.question_in = Projection(width, inner), Projection(question_width, inner)
         self.question_hidden, self.question_out = Linear(inner, inner), Linear(inner, inner)
@@ -288,7 +289,7 @@ class PoolMerger(nn.Module):
         return Merged(features, layout, weights, _evenly(layout, vision_layout))
 
     def _question_term(self, question: Tensor, layout: Layout) -> Tensor:
-        """What the question adds to every slot of its sample, (num_seqs, inner) in fp32 or wider; zero for none."""
+        """Term that the question adds to every slot of its sample, (num_seqs, inner) fp32 or wider; 0 without one."""
         mean = segment_mean(self.question_in(question), layout)
         hidden = activate("gelu", self.question_hidden(mean))
         if self.training and self.dropout:
@@ -297,8 +298,8 @@ class PoolMerger(nn.Module):
 
 
 def _evenly(layout: Layout, vision_layout: Layout) -> Tensor:
-    """For the tokens of each sample the vision tokens at even distances from its first on, (total_out,) int64; one may
-    be named more than once where there are fewer of them."""
+    """Vision tokens at even distances from the first of each sample, one per token of `layout`, (total_out,) int64;
+    they repeat if a sample has fewer."""
     sequence = layout.seq_of_token()
     here, there = (x.lengths().index_select(0, sequence) for x in (layout, vision_layout))
     return vision_layout.cu_seqlens.long().index_select(0, sequence) + segment_place(layout) * there // here
@@ -309,17 +310,17 @@ def _evenly(layout: Layout, vision_layout: Layout) -> Tensor:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Tokens that are left as they are; places (total_out,) int64."""
+    """Weights of tokens that are kept unchanged; places (total_out,) int64."""
 
     places: Tensor
 
     def average(self, values: Tensor) -> Tensor:
-        """Take those of (num_vision, dim), (total_out, dim)."""
+        """Select from (num_vision, dim), (total_out, dim)."""
         return values.index_select(0, self.places)
 
 
 def keep_best(features: Tensor, layout: Layout, scores: Tensor, budget: Tensor) -> Merged:
-    """Leave the tokens of the highest scores of each sample as they are, and drop the others.
+    """Keep the tokens with the highest scores of each sample unchanged, and drop the others.
 
     Args:
         features: (num_vision, dim).
@@ -336,11 +337,11 @@ def keep_best(features: Tensor, layout: Layout, scores: Tensor, budget: Tensor) 
 
 @dataclass(frozen=True)
 class TokenGroups:
-    """Tokens that are left, each the plain mean of its own group of vision tokens.
+    """Weights of merged tokens that are plain means of disjoint groups of vision tokens.
 
     Args:
-        owner: (num_vision,) int64, the token of the result that each vision token went into.
-        sizes: (total_out,) int64, vision tokens per token of the result.
+        owner: (num_vision,) int64, the merged token that contains each vision token.
+        sizes: (total_out,) int64, vision tokens per merged token.
     """
 
     owner: Tensor
@@ -356,7 +357,7 @@ class TokenGroups:
 
 
 class SimilarityMerger(nn.Module):
-    """`similarity_merge` behind the mergers' interface; nothing is learned.
+    """`similarity_merge` with the mergers' interface; nothing is learned.
 
     Args:
         ratio: tokens left per token.
@@ -377,14 +378,14 @@ class SimilarityMerger(nn.Module):
 def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged:
     """Merge the most similar tokens of each sample until `budget` are left: ToMe (Bolya et al. 2022, arXiv 2210.09461).
 
-    One round splits each sample's tokens by turns into two halves, finds for each token of the first half the most
-    similar one (cosine) of the second, and merges the best of these pairs. A round merges at most half of the tokens,
-    so rounds are as many as halvings. Means count each token by the vision tokens in it. A merged token stands where
-    its token of the second half stood.
+    One round splits each sample's tokens alternately into two halves, finds for each token of the first half the most
+    similar token (cosine) of the second, and merges the best of these pairs. A round merges at most half of the tokens,
+    so there are as many rounds as halvings. Means weight each token by its number of vision tokens. A merged token
+    takes the place of its token of the second half.
 
     Args:
         features: (num_vision, dim), compared and averaged. Gradient flows through the means, not through the choice.
-        budget: (num_seqs,) int64; a sample with fewer tokens keeps them, one with any keeps at least 1.
+        budget: (num_seqs,) int64; a sample with fewer tokens keeps all, a sample with any keeps at least 1.
     """
     budget = torch.minimum(budget.clamp_min(1), layout.lengths())
     groups = TokenGroups(torch.arange(len(features), device=features.device), torch.ones_like(layout.seq_of_token()))
@@ -392,7 +393,7 @@ def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged
     with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
         while bool((current.lengths() > budget).any()):
             goes, into = _pair_off(groups.average(widened(features)), current, current.lengths() - budget)
-            after = (~goes).cumsum(0) - 1  # (num_tokens,) where those that stay will stand
+            after = (~goes).cumsum(0) - 1  # (num_tokens,) new places of the tokens that stay
             owner = torch.where(goes, after[into], after)[groups.owner]
             current, places = current.keep(~goes), places[~goes]
             groups = TokenGroups(owner, torch.bincount(owner, minlength=int(current.cu_seqlens[-1])))
@@ -400,11 +401,11 @@ def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged
 
 
 def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens to merge in one round, (num_tokens,) bool, and the token that each would merge into, (num_tokens,) int64.
+    """Tokens to merge in one round, (num_tokens,) bool, and the target of each, (num_tokens,) int64.
 
     Args:
         x: (num_tokens, dim).
-        excess: (num_seqs,) int64, tokens too many.
+        excess: (num_seqs,) int64, tokens above the budget.
     """
     first = segment_place(layout) % 2 == 0
     sides = layout.keep(first), layout.keep(~first)

@@ -1,7 +1,21 @@
-"""Text with images in it: a vision tower, a projector, and a decoder that reads one visual token per patch, or fewer.
+"""Vision-language model: text with images in it, answered by a decoder. Start here.
 
-The composition of LLaVA 1.5 (Liu et al. 2023, arXiv 2310.03744). A sequence is text with placeholders, as many as its
-images have patches; it may have no image, one or several, at any place.
+A vision tower turns every patch of an image into a feature vector, and a projector turns the vector into a visual
+token, an embedding of the language model. A decoder reads these in place of the text's placeholders, one per patch
+(the composition of LLaVA 1.5: Liu et al. 2023, arXiv 2310.03744). A sequence may have no image, one or several, at any
+place. With `model.merge` the visual tokens of an image become fewer before the decoder reads them; with `model.prune`
+the decoder drops some of them before or between its blocks.
+
+The other files of this folder, in reading order:
+
+- `tower.py`: pixels of patches -> features
+- `visual.py`: places of visual tokens in a run of text, and the text that is the question
+- `merge.py`, `image_merge.py`: layers that merge tokens; the settings of merging, and the shorter batch
+- `prune_config.py`: settings of pruning
+- `prune.py`: heads and rankings that judge tokens, soft and hard removal
+- `prune_pass.py`: one pass of the decoder that drops tokens between blocks
+- `losses.py`, `adversary.py`: loss terms that train the heads; the discriminator's view of a pass
+- `llava.py`: LLaVA checkpoints of Hugging Face, in and out
 """
 
 from __future__ import annotations
@@ -22,9 +36,9 @@ from unpad.models.contract import Generates, ModelConfig, PrunesTokens
 from unpad.models.vision_language.adversary import ACCURACIES, Adversary
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
 from unpad.models.vision_language.image_merge import MergeConfig, make_merger, merge_images, shorten
+from unpad.models.vision_language.losses import keep_terms
 from unpad.models.vision_language.prune import PrunerHead
 from unpad.models.vision_language.prune_config import PruneConfig
-from unpad.models.vision_language.prune_losses import keep_terms
 from unpad.models.vision_language.prune_pass import PrunePass, Watch
 from unpad.models.vision_language.tower import Tower, TowerConfig
 from unpad.models.vision_language.visual import Visual, cells, check_places, placed
@@ -36,7 +50,7 @@ from unpad.recipes.training import Weight
 
 DATA = "vqa"
 Mode = Literal["origin", "merge_only", "soft", "hard"]
-# Weight of sparsity where the recipe does not say; docs/log.md has what others did.
+# Default weight of sparsity; docs/log.md has the effects of others.
 SPARSITY = 5.0
 
 
@@ -66,13 +80,13 @@ class Config(ModelConfig):
 
     @property
     def ranks_in_tower(self) -> bool:
-        """Whether what patches receive in the tower is asked for."""
+        """Whether merging or pruning ranks patches by the attention that they receive in the tower."""
         merges = self.merge is not None and self.merge.variant == "class_token"
         return merges or (self.prune is not None and self.prune.method == "class_token")
 
     @property
     def longest(self) -> int:
-        """Most positions of a sequence, its patches included."""
+        """Largest number of positions of a sequence, patches included."""
         return self.language.longest
 
     @property
@@ -87,8 +101,8 @@ class VisionReading:
 
     Args:
         batch: with `inputs_embeds` in place of images.
-        visual: where its visual tokens stand; None for text alone.
-        features: (media.total_tokens, vision width), what the tower made of the images; None for text alone.
+        visual: places of its visual tokens; None for text alone.
+        features: (media.total_tokens, vision width), output of the tower; None for text alone.
     """
 
     batch: RaggedBatch
@@ -114,17 +128,17 @@ class Projector(nn.Module):
 class VisionLanguage(Generates, PrunesTokens):
     """Next-token model over a flat run of sequences with images in them.
 
-    With `config.merge` images become fewer visual tokens before the decoder reads them, with `config.prune` it loses
-    some on its way, as `mode` says. What a sample has left depends on nothing but the sample: its question, up to where
-    the answer begins, and its own images.
+    With `config.merge` images become fewer visual tokens before the decoder reads them; with `config.prune` the decoder
+    drops some between its blocks, according to `mode`. The remaining tokens of a sample depend on the sample alone: its
+    question, up to the beginning of the answer, and its own images.
 
     Args:
         config: sizes and choices.
         vocab_size: rows of the embedding and of the head.
 
     Attributes:
-        temperature: () of the heads' probabilities; `begin_step` lowers it, and a checkpoint knows it.
-        given, kept, kept_tokens: as in `PrunesTokens`; steps of decoding leave them as they are.
+        temperature: () of the heads' probabilities; `begin_step` lowers it, and checkpoints store it.
+        given, kept, kept_tokens: as in `PrunesTokens`; decoding does not change them.
     """
 
     additions = ("merger.*", "pruners.*", "discriminator.*", "temperature")
@@ -167,7 +181,7 @@ class VisionLanguage(Generates, PrunesTokens):
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """The modes that mean something for this model."""
+        """Modes that this model supports."""
         prune = self.config.prune
         found: list[Mode] = ["origin"]
         found += ["merge_only"] if self.config.merge is not None else []
@@ -176,13 +190,13 @@ class VisionLanguage(Generates, PrunesTokens):
 
     @property
     def mode(self) -> Mode:
-        """What happens to visual tokens; assign to it to choose, None for the default again.
+        """Treatment of visual tokens; assign a mode to choose it, or None to restore the default.
 
-        origin: nothing, there is one per patch. merge_only: those of each image are merged, none is removed. soft:
-        merged, and later blocks attend to them less, as the heads' probabilities say. hard: merged, and those that are
-        not wanted are taken out. By default all that the model has is done, and it is soft only while heads learn, or
-        the discriminator does: frozen heads take tokens out for the rest of the model to learn without them, as
-        rankings do and evaluation.
+        origin: one token per patch. merge_only: the tokens of each image are merged, none is removed. soft: merged, and
+        later blocks attend to them less, by the heads' probabilities. hard: merged, and unwanted tokens are removed.
+        By default the model applies everything that it has, softly only in training while the heads or the
+        discriminator learn. Frozen heads, rankings and evaluation remove tokens, so that the rest of the model learns
+        without them.
         """
         if self._mode is not None:
             return self._mode
@@ -210,18 +224,18 @@ class VisionLanguage(Generates, PrunesTokens):
     def forward(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden states after the last norm, (total_tokens, width), in the computing dtype.
 
-        Visual tokens that were merged or removed have none, and total_tokens is less by as many. In a rectangle those
-        of removed ones mean nothing; with merged images it is computed as a flat run.
+        Merged and removed visual tokens have none, and total_tokens is smaller by their number. In a rectangle the
+        states of removed tokens are undefined; a rectangle with merged images is computed as a flat run.
 
         Args:
             batch: `input_ids` with placeholders, and `media`, `media_index` and `media_seqs` unless it is all text.
             cache: filled by the first pass; later passes read one text token per sequence.
 
         Raises:
-            SourceError: a sequence has not as many placeholders as patches, or an image does not fit the tower.
-            RecipeError: a position lies outside the model's context.
+            SourceError: a sequence has not one placeholder per patch, or an image does not fit the tower.
+            RecipeError: a position is outside the model's context.
         """
-        # A step of decoding may bring the id of a placeholder that the model itself wrote.
+        # In decoding the input may be a placeholder's id that the model itself generated.
         alone = isinstance(batch.layout, Layout) and batch.layout.max_seqlen <= 1
         if cache is not None and batch.media is None and alone:
             hidden: Tensor = self.decoder(batch, cache)
@@ -244,12 +258,12 @@ class VisionLanguage(Generates, PrunesTokens):
     def splice(self, batch: RaggedBatch, visual: Tensor) -> RaggedBatch:
         """The batch as the decoder reads it, with `inputs_embeds` (total_tokens, language width) instead of images.
 
-        `input_ids` stay beside them: they tell the decoder that this is text, whose positions it scales.
+        `input_ids` remain: they tell the decoder that this is text, whose positions it scales.
 
         Args:
             visual: (media_index.numel(), language width), put at `media_index`.
         """
-        assert batch.media_index is not None, "a batch with images says where they stand"
+        assert batch.media_index is not None, "a batch with images holds their places"
         x = self._text(batch)
         x = x.index_copy(0, batch.media_index, visual.to(x.dtype))
         return replace(batch, inputs_embeds=x, media=None, media_index=None, media_seqs=None)
@@ -284,14 +298,14 @@ class VisionLanguage(Generates, PrunesTokens):
         self.decoder.label_smoothing = value
 
     def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
-        """Prepare for an update: while heads learn the temperature of its progress, and perhaps a new discriminator.
+        """Prepare for a step: set the temperature while heads learn, and reinitialize the discriminator if due.
 
         Args:
-            step: of the stage, from 0, of `total_steps`.
-            weights: of the terms that train in it; the costly ones are computed where they are among them.
+            step: number of the step in its stage, from 0 to `total_steps` - 1.
+            weights: of the terms that train in this step; costly terms are computed only if they are among them.
 
         Returns:
-            Parameters that were drawn anew, whose state in the optimizer is to be forgotten.
+            Reinitialized parameters, whose optimizer state must be reset.
         """
         self._asked, prune = frozenset(weights), self.config.prune
         if prune is None or not prune.learns:
@@ -303,8 +317,8 @@ class VisionLanguage(Generates, PrunesTokens):
         return self.discriminator.begin_step()
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        """Terms over the batch's targets, as of the decoder, and over the samples with images, of soft removal: what is
-        kept, and where an update asks for them what the discriminator says. Raises as `forward`."""
+        """Loss terms: the decoder's over the batch's targets, and over samples with images those of soft removal and,
+        if the step trains them, the discriminator's. Raises as `forward`."""
         reading = self._read(batch)
         pruning, watch = self._pruning(reading), None
         softly = pruning is not None and self.mode == "soft"
@@ -329,8 +343,8 @@ class VisionLanguage(Generates, PrunesTokens):
         return counts | self.decoder.count_targets(batch)
 
     def _adversary_terms(self, batch: RaggedBatch, reading: VisionReading, fake: Watch) -> Terms:
-        """What the discriminator says of the pass that `fake` watched, and of one with all visual tokens."""
-        assert self.discriminator is not None, "the terms are there with a discriminator only"
+        """The discriminator's terms of the pass that `fake` watched, and of a pass with all visual tokens."""
+        assert self.discriminator is not None, "only a model with a discriminator has these terms"
         with torch.no_grad():
             whole = reading if self.config.merge is None else self._compose(batch, reading.features, "origin")
             assert whole.visual is not None, "a batch with images"
@@ -350,9 +364,9 @@ class VisionLanguage(Generates, PrunesTokens):
         return self._compose(batch, features, self.mode, received)
 
     def _look(self, media: RaggedBatch) -> tuple[Tensor, Tensor | None]:
-        """Features of patches, and what they receive in the tower where somebody ranks by it, as of `Tower.look`."""
+        """Features of patches, and the attention that they receive if a ranking uses it, as of `Tower.look`."""
         pixels = media.inputs_embeds
-        # A frozen tower keeps nothing for a backward pass that will not come.
+        # A frozen tower stores nothing for a backward pass.
         trains = any(p.requires_grad for p in self.tower.parameters()) or (pixels is not None and pixels.requires_grad)
         with torch.set_grad_enabled(trains and torch.is_grad_enabled()):
             ranks = self.config.ranks_in_tower and self.mode != "origin"
@@ -361,7 +375,7 @@ class VisionLanguage(Generates, PrunesTokens):
     def _compose(
         self, batch: RaggedBatch, features: Tensor | None, mode: Mode, received: Tensor | None = None
     ) -> VisionReading:
-        """Put what the tower made of images into the text, as patches or merged."""
+        """Insert the tower's features into the text, as patches or merged."""
         assert features is not None, "a batch with images"
         merge = self.config.merge
         if merge is None or mode == "origin":
@@ -373,18 +387,18 @@ class VisionLanguage(Generates, PrunesTokens):
         return VisionReading(short, replace(visual, tower_attention=received), features)
 
     def _text(self, batch: RaggedBatch) -> Tensor:
-        """Embeddings of text, (total_tokens, language width); those of placeholders mean nothing."""
+        """Embeddings of text, (total_tokens, language width); those of placeholders are arbitrary."""
         if batch.inputs_embeds is not None:
             return batch.inputs_embeds
         assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
-        # A placeholder's id may lie outside the vocabulary; its embedding is not read.
+        # A placeholder's id may be outside the vocabulary; its embedding is not read.
         ids = batch.input_ids if batch.media_index is None else batch.input_ids.index_fill(0, batch.media_index, 0)
         embedded: Tensor = self.embed(ids)
         return embedded
 
     def _pruning(self, reading: VisionReading) -> PrunePass | None:
-        """What removes tokens in one pass over this batch, None where nothing does; begins `given` and what
-        is kept."""
+        """The removal of tokens in one pass over this batch, None without one; resets `given`, `kept` and
+        `kept_tokens`."""
         blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)
         self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.restrict(visual.index).lengths()
         if self.mode == "origin":

@@ -1,7 +1,7 @@
-"""Pruning of vision tokens: heads that learn what to keep, soft and hard removal, and rankings to compare with.
+"""Pruning of vision tokens: learned heads, soft and hard removal, and rankings for comparison.
 
-Vision tokens of all samples stand end to end in one run with a layout of one sequence per sample. Soft removal hides a
-token from attention by degrees, and with probability 0 as if it were not there; hard removal takes it out of the run.
+Vision tokens of all samples form one flat run with one sequence per sample. Soft removal hides a token from attention
+by degrees, with probability 0 entirely; hard removal removes it from the run.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_seque
 from unpad.nn.dropout import draw_seed, dropout, mix
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.segments import segment_place, segment_top_k, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import segment_place, segment_top_k
 
-# Bias of a key that is removed. Beside any key that is not, its weight is exactly 0 even in fp64, as with -inf; but a
-# token that sees no other key, such as one at the beginning of a causal sequence, stays finite.
+# Bias of a removed key. Next to any other key its weight is exactly 0 even in fp64, as with -inf; but the output of a
+# token that sees no other key, such as the first of a causal sequence, stays finite.
 REMOVED = -1e4
 
 
@@ -33,7 +34,7 @@ REMOVED = -1e4
 
 
 class PrunerHead(nn.Module):
-    """Says for every vision token at some layer how likely it is to be kept, having seen the question.
+    """Head of one layer that predicts the probability of keeping every vision token, given the question.
 
     V = norm(Linear(norm(vision))), Q the same of the question; logit = MLP(norm(V + attention of V to Q)). With noise
     on the logits `keep_probability` is a sample of the binary concrete distribution (Maddison et al. 2016, arXiv
@@ -44,7 +45,7 @@ class PrunerHead(nn.Module):
         inner: channels inside; an even multiple of `heads`.
         heads: of the attention.
         dropout: of attention weights and of the MLP's hidden values.
-        attention_weight: none takes no attention; fixed adds it to the logits, times 0.5; learned learns that factor.
+        attention_weight: none ignores attention; fixed adds it to the logits, times 0.5; learned learns the factor.
     """
 
     attention_weight: Tensor | None
@@ -79,12 +80,12 @@ class PrunerHead(nn.Module):
         question_layout: Layout,
         attention: Tensor | None = None,
     ) -> Tensor:
-        """Judge vision tokens.
+        """Score vision tokens.
 
         Args:
             vision: (num_vision, width) hidden states.
             question: (num_question, width) hidden states; a sample may have none.
-            attention: (num_vision,), from `text_to_vision_attention`; with an attention weight only.
+            attention: (num_vision,), from `text_to_vision_attention`; only with an attention weight.
 
         Returns:
             (num_vision,) logits of being kept, fp32 or wider.
@@ -105,8 +106,8 @@ def keep_probability(logits: Tensor, temperature: float | Tensor) -> Tensor:
     """Probability of being kept, sigmoid(logit / temperature); the same shape.
 
     Args:
-        logits: (num_vision,), fp32 or wider, with noise where one draw is asked for.
-        temperature: above 0; a scalar tensor does as well.
+        logits: (num_vision,), fp32 or wider, with noise for one draw.
+        temperature: above 0; may be a scalar tensor.
     """
     return torch.sigmoid(logits / temperature)
 
@@ -117,13 +118,13 @@ def fresh_noise(logits: Tensor) -> Tensor:
 
 
 def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same noise as one draw that never changes: it depends on the layer and on the token's place alone.
+    """Logistic noise of one fixed draw, which depends only on the layer and the token's place.
 
-    Heads learn logits beside noise. The tokens of the highest logits are another choice than any they were trained on;
-    with this draw evaluation makes one of those choices.
+    Heads learn logits in the presence of noise. The tokens with the highest logits alone are a choice unlike those in
+    training; with this draw evaluation makes a choice like those.
 
     Args:
-        place: (num_vision,) int64, number of the token among those that its sample began with.
+        place: (num_vision,) int64, number of the token among the initial tokens of its sample.
 
     Returns:
         (num_vision,).
@@ -132,10 +133,10 @@ def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:
     return _draw(layer, 1 << most.bit_length(), dtype, place.device).index_select(0, place)
 
 
-@lru_cache(maxsize=64)  # some twenty operations, which would be a part of reading a short prompt that can be seen
+@lru_cache(maxsize=64)  # about twenty operations, a measurable part of reading a short prompt
 def _draw(layer: int, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Logistic noise of the first so many places, (num,)."""
-    with torch.inference_mode(False), torch.no_grad():  # first asked for in inference, they may be trained with later
+    """Logistic noise of the first `num` places, (num,)."""
+    with torch.inference_mode(False), torch.no_grad():  # first used in inference, it may be used in training later
         place = torch.arange(num, device=device)
         # 0 hashes to 0, which would always drop the first token; -1 is before the first layer.
         bits = mix(mix(torch.tensor(layer + 2, device=device)) ^ place)
@@ -146,7 +147,7 @@ def _draw(layer: int, num: int, dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def cumulative_keep(probabilities: Sequence[Tensor]) -> Tensor:
-    """Probability of being kept by every head so far, the product of theirs, (num_vision,)."""
+    """Probability of being kept by every head so far, the product of their probabilities, (num_vision,)."""
     return torch.stack(list(probabilities)).prod(0)
 
 
@@ -161,8 +162,7 @@ def soft_bias(probability: Tensor, is_vision: Tensor) -> Tensor:
     """The key bias of soft removal, for `self_attention`.
 
     A probability p multiplies the weight of a key by p before weights are divided by their sum. 1 changes nothing; with
-    0 every other token's output is as if the token were not in the run. Scaling hidden states instead would be undone
-    by the norm that follows.
+    0 every other token's output is as without the token. The next norm would undo a scaling of hidden states.
 
     Args:
         probability: (num_vision,), of all heads so far.
@@ -178,14 +178,14 @@ def soft_bias(probability: Tensor, is_vision: Tensor) -> Tensor:
 
 
 def hard_keep(probability: Tensor, layout: Layout, threshold: float) -> Tensor:
-    """The tokens to keep: those above the threshold, and the best of each sample in any case.
+    """Mark the tokens to keep: all above the threshold, and in any case the best of each sample.
 
     Args:
         probability: (num_vision,).
         threshold: below 1; 0 keeps all tokens, even those whose probability has underflowed to 0.
 
     Returns:
-        (num_vision,) bool; `layout.keep` gives the layout of what is left.
+        (num_vision,) bool; `layout.keep` gives the layout of the remaining tokens.
     """
     if threshold <= 0:
         return torch.ones_like(probability, dtype=torch.bool)
@@ -193,7 +193,7 @@ def hard_keep(probability: Tensor, layout: Layout, threshold: float) -> Tensor:
 
 
 def keep_top(scores: Tensor, layout: Layout, budget: Tensor) -> Tensor:
-    """The tokens of the highest scores of each sample.
+    """Mark the tokens with the highest scores of each sample.
 
     Args:
         scores: (num_vision,).
@@ -219,23 +219,23 @@ def text_to_vision_attention(
     *,
     key_bias: Tensor | None = None,
 ) -> Tensor:
-    """What each vision token receives from the text of its sample in a layer: the mean of the layer's own attention
-    weights over heads and text tokens.
+    """Attention that each vision token receives from the text of its sample in a layer: the mean of the layer's
+    attention weights over heads and text tokens.
 
     FastV (Chen et al. 2024, arXiv 2403.06764) ranks by it at an early layer, with `last_tokens` as text. Ranking by the
     class token of a vision tower is the same with that token as text (VisionZip, Yang et al. 2024, arXiv 2412.04467);
-    in a tower without one every token may stand for text and for vision at once.
+    in a tower without a class token every token may count as text and as vision.
 
     Args:
-        q: (total_tokens, heads, head_dim), as the layer uses them: positions turned in.
+        q: (total_tokens, heads, head_dim), as the layer uses them, positions applied.
         k: (total_tokens, kv_heads, head_dim).
         layout: of the whole run.
-        is_vision, is_text: (total_tokens,) bool; the keys to look at, and the queries to average over.
+        is_vision, is_text: (total_tokens,) bool; the keys to measure, and the queries to average over.
         causal: a query sees itself and earlier tokens only.
-        key_bias: (total_tokens,), the layer's, if it has one.
+        key_bias: (total_tokens,), of the layer.
 
     Returns:
-        (num_vision,) in fp32 or wider; zeros in a sample without text. Weights are made for text queries only, and
+        (num_vision,) in fp32 or wider; zeros in a sample without text. Weights are computed for text queries only, and
         without gradient for few sequences at a time.
     """
     text = is_text.nonzero().flatten()
@@ -249,18 +249,18 @@ def last_tokens(layout: Layout) -> Tensor:
     """True on the last token of each sequence, (total_tokens,) bool."""
     bounds = layout.cu_seqlens.long()
     found = torch.zeros(int(bounds[-1]), dtype=torch.bool, device=bounds.device)
-    # Before an empty sequence another one ends; before an empty first one -1 is the end of the run, an end too.
+    # Before an empty sequence another one ends; for an empty first one -1 is the end of the run, an end too.
     return found.index_fill_(0, bounds[1:] - 1, True) if len(found) else found
 
 
-# --------------------------------------------------------------------------- rankings to compare with
+# --------------------------------------------------------------------------- rankings for comparison
 
 RANKINGS = ("random", "uniform", "attention", "class_token")
 
 
 @dataclass(frozen=True)
 class VisionTokens:
-    """What a ranking may know of the vision tokens of a batch; only what it uses need be there.
+    """Properties of the vision tokens of a batch that rankings use; a ranking needs only its own.
 
     Args:
         layout: one sequence per sample.
@@ -288,7 +288,7 @@ def select(name: str, tokens: VisionTokens, seed: int = 0) -> Tensor:
         (num_vision,), higher = keep.
 
     Raises:
-        RecipeError: there is no ranking of this name.
+        RecipeError: the name is unknown.
     """
     if name == "random":
         assert tokens.sample_ids is not None, "random draws by sample ids"
@@ -316,7 +316,7 @@ def _random(layout: Layout, sample_ids: Tensor, seed: int) -> Tensor:
 
 def _evenly_spaced(rows: Tensor, columns: Tensor, bits: int = 16) -> Tensor:
     """Order of ordered dithering (Bayer 1973, "An optimum method for two-level rendition of continuous-tone pictures"):
-    the first 4^k-th part of a grid is every 2^k-th cell of it both ways, and what lies between is spread in turn."""
+    the first 4^k-th part of a grid is every 2^k-th cell in both directions, and the cells between follow likewise."""
     rank = torch.zeros_like(rows)
     for bit in range(bits):
         both, row = (rows ^ columns) >> bit & 1, rows >> bit & 1

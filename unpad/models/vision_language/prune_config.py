@@ -1,4 +1,4 @@
-"""Settings of pruning: where the language model loses visual tokens, who chooses them, and what teaches the heads."""
+"""Settings of pruning: layers that drop visual tokens, method of choice, and training of the heads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from unpad.recipes.training import Ramp, Weight
 
 
 class DiscriminatorConfig(Section):
-    """A judge of hidden states: those of the whole model, or those of the pruned one."""
+    """Settings of the classifier of hidden states into whole model and pruned model."""
 
     layers: list[int] = Field(
         [-1], min_length=1, description="Blocks after which it compares the text, counted from 0, or from the end."
     )
     inner: int = Field(512, ge=1, description="Channels inside.")
-    reinit: float = Field(0.0, ge=0, le=1, description="Probability per update that all its weights are drawn anew.")
+    reinit: float = Field(0.0, ge=0, le=1, description="Probability per step that all its weights are reinitialized.")
 
 
 class PruneConfig(Section):
-    """Where the language model loses visual tokens, before its first block or later, and which."""
+    """Which visual tokens the language model drops, and before or after which blocks."""
 
     layers: list[int] = Field(
         min_length=1, description="Blocks after which tokens are removed, counted from 0; -1 before the first."
@@ -65,13 +65,13 @@ class PruneConfig(Section):
 
     @property
     def wanted(self) -> tuple[float, Literal["tokens", "ratio"]]:
-        """The target of sparsity, and what it counts."""
+        """Target of sparsity, and its unit."""
         if self.target is None:
             return (0.5 if self.keep is None else self.keep ** len(self.layers)), "ratio"
         return self.target, "ratio" if self.target <= 1 else "tokens"
 
     def temperature_at(self, step: int, total_steps: int) -> float:
-        """The temperature for one update of a stage, counted from 0."""
+        """Temperature of one step of a stage, counted from 0."""
         course = self.temperature
         return course.at(step, total_steps) if isinstance(course, Ramp) else course
 
@@ -98,10 +98,10 @@ class PruneConfig(Section):
         return self
 
     def check_blocks(self, blocks: int) -> None:
-        """Refuse numbers of blocks that a model does not have, or that change nothing there.
+        """Reject numbers of blocks that a model does not have, or that have no effect.
 
         Raises:
-            ValueError: says which.
+            ValueError: names the number.
         """
         if self.layers[-1] >= blocks - 1:
             what = f"nothing reads visual tokens after the last of {blocks} blocks"

@@ -1,4 +1,4 @@
-"""One pass of a language model that loses visual tokens on its way."""
+"""One pass of a language model that drops visual tokens between its blocks."""
 
 from __future__ import annotations
 
@@ -30,25 +30,24 @@ from unpad.nn.segments import segment_place
 
 
 class PrunePass:
-    """Removes visual tokens before and between the blocks of one pass.
+    """Removal of visual tokens before and between the blocks of one pass.
 
-    Which ones a sample loses depends on nothing but the sample: its question, up to where the answer begins, and its
-    own visual tokens.
+    The choice depends on the sample alone: its question, up to the beginning of the answer, and its own visual tokens.
 
     Args:
-        config: where, and by whom.
-        heads: of every layer, where they are learned; named by its number.
+        config: layers and method of the removal.
+        heads: learned heads, by the number of their layer.
         blocks: of the language model.
         batch: as the language model reads it.
-        visual: where its visual tokens stand.
-        soft: whether tokens are hidden by the heads' probabilities, or taken out.
-        learns: whether noise and dropout of the heads are drawn anew; else they choose as in evaluation.
-        temperature: of those.
+        visual: places of its visual tokens.
+        soft: hide tokens by the heads' probabilities instead of removing them.
+        learns: draw noise and dropout of the heads for this pass; else choose as in evaluation.
+        temperature: of the probabilities.
 
     Attributes:
         kept: visual tokens of every sample that entered each block so far, a (num_seqs,) int64 per block.
-        kept_tokens: the patch of `media` that each of those is or stands for, sample after sample, a (num_visual,)
-            int64 per block.
+        kept_tokens: the patch of `media` that each of these tokens represents, sample by sample, a (num_visual,) int64
+            per block.
         probabilities: of the heads so far, each (num_visual,); soft removal only.
     """
 
@@ -67,14 +66,14 @@ class PrunePass:
         self._config, self._heads, self._blocks = config, heads, blocks
         self._soft, self._learns, self._temperature = soft, learns, temperature
         self._given, self._seq_ids = visual, batch.seq_ids
-        # Places in the stream of the visual tokens that are left, and which patch each of them stands for.
+        # Places in the stream of the remaining visual tokens, and the patch that each represents.
         self._visual, self._source = visual.index, visual.source
-        # A prompt may end with an image; the token that something is predicted from stays, whoever judges it.
+        # A prompt may end with an image; a token that predicts a target always stays.
         self._needed = (batch.loss_mask | is_last(batch.layout)).index_select(0, self._visual)  # (num_visual,) bool
         asks, rows = is_question(batch, self._visual), cells(batch.layout)
         self.visual_layout = rows.restrict(self._visual)
         self._lengths = self.visual_layout.lengths()
-        self._place = segment_place(self.visual_layout)  # (num_visual,) among those that the sample began with
+        self._place = segment_place(self.visual_layout)  # (num_visual,) among the initial tokens of the sample
         self._question = asks.nonzero().flatten()
         self._question_layout = rows.restrict(self._question)
         self._places = torch.arange(batch.total_tokens, device=asks.device)  # of the batch's tokens in the stream
@@ -104,7 +103,7 @@ class PrunePass:
         return cumulative_keep(self.probabilities)
 
     def _judge(self, index: int, entered: Stream, left: Stream) -> Tensor:
-        """Logits of the head after a block, (num_visual,), with noise: new while heads learn, else one draw."""
+        """Logits of the head after a block, (num_visual,), with noise: random while heads learn, else fixed."""
         hidden, received = left.hidden(), None
         visual, question = hidden.index_select(0, self._visual), hidden.index_select(0, self._question)
         if self._config.attention_weight != "none":
@@ -123,7 +122,7 @@ class PrunePass:
 
     @torch.no_grad()
     def _choose(self, index: int, entered: Stream, left: Stream) -> Tensor:
-        """Which visual tokens go on after a block, (num_visual,) bool."""
+        """Mask of the visual tokens that stay after a block, (num_visual,) bool."""
         config = self._config
         if config.learns:
             scores = self._judge(index, entered, left).masked_fill(self._needed, torch.inf)
@@ -137,12 +136,12 @@ class PrunePass:
     def _rank(self, index: int, entered: Stream) -> Tensor:
         """Scores of the visual tokens, (num_visual,), by a ranking."""
         media, received, in_tower = self._given.media, None, self._given.tower_attention
-        assert media.grid is not None, "a batch of images says how large they are"
+        assert media.grid is not None, "a batch of images holds their sizes"
         if self._config.method == "attention":
-            # The last token of the question looks, as in FastV; others may stand before the image.
+            # Attention of the question's last token, as in FastV; other tokens may precede the image.
             received = self._received(index, entered, self._question[last_tokens(self._question_layout)])
         columns = media.grid[:, 1].index_select(0, cells(media.layout).seq_of_token())
-        ids = self._seq_ids  # without ids every sample draws alike, which no neighbour changes either
+        ids = self._seq_ids  # without ids every sample draws the same, which no neighbour changes either
         tokens = VisionTokens(
             self.visual_layout,
             sample_ids=torch.zeros_like(self.visual_layout.lengths()) if ids is None else ids,
@@ -155,7 +154,7 @@ class PrunePass:
 
     @torch.no_grad()
     def _received(self, index: int, entered: Stream, text: Tensor) -> Tensor:
-        """What each visual token received in block `index` from the text at these places, (num_visual,)."""
+        """Attention that each visual token receives in block `index` from the text at these places, (num_visual,)."""
         block, layout, bias = self._blocks[index], entered.layout, entered.key_bias
         assert isinstance(block, Block), "the language model is a stack of blocks"
         q, k = block.attention.queries_and_keys(block.norm_1(entered.hidden())[1], entered.rotary)
@@ -167,7 +166,7 @@ class PrunePass:
         return text_to_vision_attention(q, k, cells(layout), looked_at, looking, causal, key_bias=bias)
 
     def _remove(self, stream: Stream, kept: Tensor) -> Stream:
-        """Take visual tokens out of the stream; in a rectangle they become padding.
+        """Remove visual tokens from the stream; in a rectangle they become padding.
 
         Args:
             kept: (num_visual,) bool.
@@ -180,7 +179,7 @@ class PrunePass:
         self.visual_layout = self.visual_layout.restrict(left)
         self._lengths = self.visual_layout.lengths()
         if isinstance(stream.layout, Layout):
-            places = stays.cumsum(0) - 1  # of tokens that stay; nobody asks for the others
+            places = stays.cumsum(0) - 1  # of tokens that stay; the others are never looked up
             self._places, self._visual, self._question = (
                 places[at] for at in (self._places, self._visual, self._question)
             )
@@ -188,15 +187,15 @@ class PrunePass:
 
 
 class Watch:
-    """Looks at hidden states on the way, and changes nothing about them.
+    """Record of hidden states between blocks, which it leaves unchanged.
 
     Args:
-        layers: blocks after which to look.
-        tokens: (num,) int64, whose states; nothing may be removed before them.
-        inner: what is done between the blocks besides.
+        layers: blocks after which to record.
+        tokens: (num,) int64, tokens to record; no token before them may be removed.
+        inner: another change between the blocks, applied after recording.
 
     Attributes:
-        states: of each layer, (num, width).
+        states: per layer, (num, width).
     """
 
     def __init__(self, layers: Sequence[int], tokens: Tensor, inner: Between | None = None) -> None:

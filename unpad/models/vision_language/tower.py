@@ -1,7 +1,7 @@
-"""The vision tower: patches of images of any number, end to end, in; one feature vector per patch out.
+"""The vision tower, which maps a flat run of images' patches to one feature vector per patch.
 
 A vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929). With learned positions and a norm before the first
-block it is CLIP's (Radford et al. 2021, arXiv 2103.00020).
+block it equals CLIP's (Radford et al. 2021, arXiv 2103.00020).
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class TowerConfig(BlockConfig):
 
     @property
     def num_run(self) -> int:
-        """Blocks that run; those after the feature layer are weights without work."""
+        """Number of blocks that run; blocks after the feature layer are unused weights."""
         return self.feature_layer + (self.blocks + 1 if self.feature_layer < 0 else 0)
 
 
 class Tower(nn.Module):
-    """Features of patches, without a norm after the last block, as a language model reads them.
+    """Vision transformer whose features, without a norm after the last block, a language model reads.
 
     Args:
         config: sizes and choices.
@@ -66,7 +66,7 @@ class Tower(nn.Module):
         super().__init__()
         self.config = config
         learned = config.positions == "learned"
-        # A table of positions holds a bias already.
+        # A table of positions contains a bias already.
         self.patch_embed = Linear(3 * config.patch**2, config.width, bias=config.bias and not learned)
         self.class_token: nn.Parameter | None = None
         self.positions: nn.Module
@@ -87,32 +87,32 @@ class Tower(nn.Module):
         return self._run(media, wants_attention=False)[0]
 
     def look(self, media: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """Features in the order of the patches, (total_patches, width), fp32 or wider, and what attention the patches
-        received in the last block that runs, (total_patches,) without gradient. At least one block must run.
+        """Features in the order of the patches, (total_patches, width), fp32 or wider, and the attention that
+        patches receive in the last block that runs, (total_patches,) without gradient. At least one block must run.
 
-        Attention is that of the class token, as in VisionZip (Yang et al. 2024, arXiv 2412.04467); in a tower without
-        one the mean of all patches' of the image.
+        The attention is the class token's, as in VisionZip (Yang et al. 2024, arXiv 2412.04467), or without a class
+        token the mean over the patches of the image.
 
         Args:
             media: a flat run of images: `inputs_embeds` (total_patches, 3 * patch * patch), the pixels of each patch
                 by channel, then row, then column; `position_ids` row by row; `grid`.
 
         Raises:
-            SourceError: patches of another size, or an image of another size than learned positions know.
+            SourceError: patches have another size, or an image has another size than learned positions.
         """
         features, received = self._run(media, wants_attention=True)
         assert received is not None, "a tower without a block that runs attends to nothing"
         return features, received
 
     def _run(self, media: RaggedBatch, wants_attention: bool) -> tuple[Tensor, Tensor | None]:
-        """Features, and where it is wanted the attention, as in `look`."""
+        """Features, and with `wants_attention` the attention, as in `look`."""
         layout = media.layout
         assert isinstance(layout, Layout), "images come as a flat run"
         assert media.inputs_embeds is not None, "a batch of images holds their patches"
         assert media.grid is not None, "and the size of each image"
         self._check(media.inputs_embeds, media.grid)
-        # The weights' dtype, for the pixels because fp32 ones must not hold back an fp64 model, for the residual stream
-        # because it stays fp32 while products run in bf16.
+        # The weights' dtype: fp32 pixels must not limit an fp64 model, and the residual stream stays fp32 while
+        # products run in bf16.
         dtype = self.patch_embed.weight.dtype
         x = self.patch_embed(media.inputs_embeds.to(dtype)).to(dtype)  # (total_patches, width)
         places = None
@@ -126,7 +126,7 @@ class Tower(nn.Module):
     def _blocks(
         self, x: Tensor, layout: Layout, patches: Tensor | None, wants_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the blocks; results as of `_run`, for all tokens of a run in which only `patches` are patches."""
+        """Run the blocks over a run in which only `patches` are patches; results as of `_run`, for all tokens."""
         if self.pre_norm is not None:
             # Its output is the residual stream, which autocast must not round.
             with torch.autocast(x.device.type, enabled=False):
@@ -143,7 +143,7 @@ class Tower(nn.Module):
 
     @torch.no_grad()
     def _received(self, block: nn.Module, x: Tensor, layout: Layout, patches: Tensor | None) -> Tensor:
-        """What each patch receives in a block that reads x (total_tokens, width), (total_patches,)."""
+        """Attention that each patch receives in a block with input x (total_tokens, width), (total_patches,)."""
         assert isinstance(block, Block), "a tower is a stack of blocks"
         q, k = block.attention.queries_and_keys(block.norm_1(x)[1], None)
         looked_at = torch.ones(len(x), dtype=torch.bool, device=x.device)
@@ -155,10 +155,10 @@ class Tower(nn.Module):
         return text_to_vision_attention(q, k, layout, looked_at, looking, self.config.causal)
 
     def _with_class_tokens(self, x: Tensor, layout: Layout) -> tuple[Tensor, Layout, Tensor]:
-        """Put a class token before the patches of every image.
+        """Insert a class token before the patches of every image.
 
         Returns:
-            The longer run, its layout, and the place in it of every patch, (total_patches,) int64.
+            The longer run, its layout, and the place of every patch in it, (total_patches,) int64.
         """
         assert self.class_token is not None, "only beside a table of positions"
         assert isinstance(self.positions, nn.Embedding), "which has its position in row 0"
@@ -177,7 +177,7 @@ class Tower(nn.Module):
                 f"a patch has {patches.shape[1]} values, expected 3 x {config.patch} x {config.patch}",
                 fix="cut images into patches of vision.patch pixels a side, in three channels",
             )
-        # On an accelerator reading the sizes would make it wait; there whoever prepares images sees to it.
+        # Reading the sizes would make an accelerator wait; there the preparation of images ensures them.
         if config.positions == "grid" or grid.device.type != "cpu":
             return
         wrong = (grid != config.side).any(1).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""Where visual tokens stand in a run of text, and which text asks about them."""
+"""Places of visual tokens in a run of text, and the text that asks about them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Visual:
     """The visual tokens of a batch.
 
     Args:
-        index: (num_visual,) int64, their places in the run, ascending.
-        source: (num_visual,) int64, the patch of `media` that each is or stands for.
+        index: (num_visual,) int64, places in the run, ascending.
+        source: (num_visual,) int64, the patch of `media` that each represents.
         media: the images.
-        tower_attention: (media.total_tokens,), what each patch received in the tower, where somebody ranks by it.
+        tower_attention: (media.total_tokens,), attention that each patch received in the tower, if a ranking uses it.
     """
 
     index: Tensor
@@ -45,7 +45,7 @@ def mark(places: Tensor, total: int) -> Tensor:
 
 
 def cells(layout: Layout | PaddedLayout) -> Layout:
-    """The rows of a rectangle as sequences, their padding included; a flat run as it is."""
+    """Layout of the rows of a rectangle as sequences, padding included; a flat run's layout unchanged."""
     if isinstance(layout, Layout):
         return layout
     rows, columns = layout.attention_mask.shape
@@ -89,7 +89,7 @@ def is_text(batch: RaggedBatch, index: Tensor) -> Tensor:
 
 
 def check_places(batch: RaggedBatch, image_id: int | None) -> None:
-    """Refuse a batch whose patches are not exactly where its placeholders are.
+    """Reject a batch whose patches are not exactly at its placeholders.
 
     Args:
         image_id: of the placeholders; None: only their number is checked.
@@ -126,9 +126,9 @@ def check_places(batch: RaggedBatch, image_id: int | None) -> None:
 
 
 def _placeholders(batch: RaggedBatch, image_id: int | None) -> Tensor | None:
-    """The places of placeholders, ascending, (num,) int64; None where they cannot be told.
+    """Places of placeholders, ascending, (num,) int64; None if unknown.
 
-    On an accelerator finding them would make it wait; there whoever made the batch sees to it.
+    Finding them would make an accelerator wait; there the code that made the batch ensures them.
     """
     if image_id is None or batch.input_ids is None or batch.input_ids.device.type != "cpu":
         return None

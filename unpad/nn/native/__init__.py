@@ -1,1 +1,1 @@
-"""Native kernels, optional at every point: without them, or with UNPAD_NATIVE=0, torch computes the same."""
+"""Native kernels, all optional: without them, or with UNPAD_NATIVE=0, torch computes the same."""

@@ -63,7 +63,7 @@ def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
 
 
 def _output(kind: str, x: Tensor) -> Tensor:
-    """Room for y."""
+    """Empty tensor for y."""
     return x.new_empty((x.shape[0], x.shape[1] // 2 if kind in GATED else x.shape[1]))
 
 

@@ -1,7 +1,7 @@
 /* Attention within each sequence of a flat run of tokens, forward and backward.
  *
- * A task is one sequence and one key head with all the query heads that it serves, so every number is written by one
- * task and gradients of keys are summed in a fixed order. A task packs its keys and values once, then takes QUERY_ROWS
+ * A task is one sequence and one key head with all the query heads that it serves, so that one task writes each number
+ * and the order in which gradients of keys are summed is fixed. A task packs its keys and values once, then takes QUERY_ROWS
  * queries at a time against KEY_BLOCK keys at a time: scores of a tile stay in registers until they are weights, and
  * only weights are stored, as bf16. Memory is linear in the length of the longest sequence.
  *
@@ -160,7 +160,7 @@ struct DoubleMath : Double {
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-/* Memory that grows and is kept for the thread's next task. */
+/* Growing buffer, reused by the thread's next task. */
 template <class T>
 class Buffer {
   public:
@@ -274,7 +274,7 @@ struct Call {
     int64_t group() const { return sizes.heads / sizes.kv_heads; }
 };
 
-/* What the tiles of one task write to and read again. */
+/* Scratch memory of the tiles of one task. */
 template <class M>
 struct Workspace {
     Buffer<typename M::Element> rows, queries, grads, weights, grad_scores;
@@ -283,7 +283,7 @@ struct Workspace {
     Buffer<typename M::Wide> bias, bias_grad, key_grad, value_grad, query_grad, out;
 };
 
-/* y = x * factor, turned by the angles of cos and sin (by their negatives when `back`), row by row. */
+/* y = x * factor, rotated by the angles of cos and sin (by their negatives when `back`), row by row. */
 template <class M, class In>
 void turn(
     const In* x, int64_t x_stride, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
@@ -322,7 +322,7 @@ void interleave_rows(
             M::interleave(rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / 2 * head_dim + d);
 }
 
-/* Largest sum of squares of a row. A NaN may be lost here; it is found again in the scores. */
+/* Largest sum of squares of a row. A NaN may be lost here; it shows again in the scores. */
 template <class M>
 double largest_square(const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim) {
     double largest = 0;
@@ -456,7 +456,7 @@ class Task {
         return rows;
     }
 
-    /* Keys that some of the first `num_rows` rows of the block see. */
+    /* Keys seen by any of the first `num_rows` rows of the block. */
     int64_t seen_by(int64_t num_rows) const { return sizes_.causal ? std::min(first_ + num_rows, length_) : length_; }
 
     /* Whether every row from `row` on sees every key up to `stop`. */
@@ -540,7 +540,7 @@ class Task {
         finish(sums, out, log_z);
     }
 
-    /* What to take off each row's scores before they are powers: nothing when they are known to be small. */
+    /* Subtracted from each row's scores before exponentiation: nothing when the scores are known to be small. */
     void find_shifts(const Element* queries) {
         const double square = largest_square<M>(queries, ROW_WIDTH, num_rows_, head_dim_) * key_square_;
         shifted_ = bias_ || !(std::sqrt(square) * std::fabs(sizes_.scale) * LOG2_E <= SAFE_EXPONENT);
@@ -803,8 +803,8 @@ class Task {
     Vec totals_[QUERY_ROWS];
 };
 
-/* Sequences in the order they are started: by falling power of two of their length, so that no thread is left alone
- * with a long one at the end. */
+/* Order in which sequences are started: by descending power of two of their length, so that no thread is left with a
+ * long one at the end. */
 std::vector<int32_t> long_first(const int32_t* cu_seqlens, int64_t num_seqs) {
     int64_t starts[34] = {};
     auto place = [&](int64_t seq) {

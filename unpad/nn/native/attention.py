@@ -1,4 +1,4 @@
-"""The torch side of attention.cpp: two operators that profiles show by name, and the gradient between them."""
+"""Attention of attention.cpp as two operators with names in profiles, and the gradient between them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
 from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.precision import wide_dtype
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of `rotary_table`, each (total_tokens, 1, head_dim / 2)
 
-WIDE = {torch.bfloat16: torch.float32, torch.float64: torch.float64}  # what sums are kept in
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernels know this kind of heads; ask `library.enabled` besides."""
+    """Whether the kernels support such heads, if `library.enabled`."""
     multiple = {torch.bfloat16: 16, torch.float64: 2}.get(dtype)
     return multiple is not None and MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
 
@@ -43,7 +43,7 @@ def native_attention(
     Args:
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16 or fp64: queries, keys, values.
         cu_seqlens: (num_seqs + 1,) int32, from 0 to total_tokens.
-        rotary: turns queries and keys first, as `nn.rope.rotate` does. No gradient flows to it.
+        rotary: angles by which queries and keys are rotated first, as `nn.rope.rotate` does. No gradient flows to it.
         key_bias: (total_tokens,), added to every score of a key; -inf hides the key. Every query must see a key that
             is not hidden. Gradient flows to it.
         dropout: share of weights set to zero, the others divided by 1 - dropout; drawn from `seed` and the places of
@@ -116,7 +116,7 @@ class AttentionSizes(ctypes.Structure):
 
 @lru_cache(maxsize=1)
 def _functions() -> tuple[Any, Any]:
-    """The compiled forward and backward, told their arguments once."""
+    """The compiled forward and backward, with their argument types declared once."""
     forward, backward = library().unpad_attention_forward, library().unpad_attention_backward
     shared: list[Any] = [
         ctypes.c_int,
@@ -145,7 +145,7 @@ def attention_forward(
     """Out (total_tokens, heads, head_dim), and log_z (heads, total_tokens) wide, the log of each softmax's sum."""
     qkv, cu_seqlens = qkv.contiguous(), cu_seqlens.contiguous()
     total, _, head_dim = qkv.shape
-    wide = WIDE[qkv.dtype]
+    wide = wide_dtype(qkv.dtype)
     sizes = _sizes(qkv, cu_seqlens, heads, kv_heads, causal, scale, dropout, seed)
     tables = _wide(cos, wide), _wide(sin, wide), _wide(key_bias, wide)
     out = qkv.new_empty((total, heads, head_dim))
@@ -174,9 +174,9 @@ def attention_backward(
     seed: int,
     wants_bias: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of qkv, and of key_bias per key head, (kv_heads, total_tokens) wide, or (0,) where it is not wanted."""
+    """Gradient of qkv, and of key_bias per key head, (kv_heads, total_tokens) wide, or (0,) if unwanted."""
     qkv, cu_seqlens, grad_out = qkv.contiguous(), cu_seqlens.contiguous(), grad_out.contiguous()
-    wide = WIDE[qkv.dtype]
+    wide = wide_dtype(qkv.dtype)
     sizes = _sizes(qkv, cu_seqlens, heads, kv_heads, causal, scale, dropout, seed)
     tables = _wide(cos, wide), _wide(sin, wide), _wide(key_bias, wide)
     grad_qkv = torch.empty_like(qkv)
@@ -210,13 +210,13 @@ def _wide(x: Tensor | None, wide: torch.dtype) -> Tensor | None:
 def _no_forward(qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     total, _, head_dim = qkv.shape
     heads = settings[2]
-    return qkv.new_empty((total, heads, head_dim)), qkv.new_empty((heads, total), dtype=WIDE[qkv.dtype])
+    return qkv.new_empty((total, heads, head_dim)), qkv.new_empty((heads, total), dtype=wide_dtype(qkv.dtype))
 
 
 def _no_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     kv_heads, wants_bias = settings[3], settings[-1]
     shape = (kv_heads, len(qkv)) if wants_bias else (0,)
-    return torch.empty_like(qkv), qkv.new_empty(shape, dtype=WIDE[qkv.dtype])
+    return torch.empty_like(qkv), qkv.new_empty(shape, dtype=wide_dtype(qkv.dtype))
 
 
 _OPS.impl("ragged_attention", attention_forward, "CPU")

@@ -1,4 +1,4 @@
-/* How the kernels that work row by row walk over columns, and how many threads a walk is worth. */
+/* Loop over columns for the kernels that work row by row, and the number of threads it is worth. */
 #ifndef UNPAD_COLUMNS_H
 #define UNPAD_COLUMNS_H
 

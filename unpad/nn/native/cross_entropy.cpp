@@ -1,6 +1,6 @@
-/* Cross-entropy of rows of logits, which become their own gradient.
+/* Cross-entropy of rows of logits, overwritten with their gradient.
  *
- * Three passes over a row, of which the last two find it in the cache: the largest logit, the sums, the gradient.
+ * Three passes over a row, the last two from the cache: the largest logit, the sums, the gradient.
  */
 #include "kernels.h"
 
@@ -11,7 +11,7 @@
 namespace unpad {
 namespace {
 
-/* A NaN may get lost here; row_sums meets it again. */
+/* A NaN may be lost here; row_sums meets it again. */
 template <class T>
 typename T::Wide row_largest(int64_t vocab_size, const typename T::Element* logits) {
     typename T::Vec largest = T::set(-std::numeric_limits<typename T::Wide>::infinity());

@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits that become their own gradient: the operator `unpad::cross_entropy_`."""
+"""Cross-entropy that overwrites rows of logits with their gradient: the operator `unpad::cross_entropy_`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.precision import wide_dtype
 
 
 def cross_entropy_(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
@@ -24,7 +25,7 @@ def cross_entropy_(logits: Tensor, labels: Tensor, smoothing: float, want_grad: 
         loss and nll, (num_rows,) fp32 or fp64, in nats: smoothed and plain negative log-likelihood. No autograd.
 
     Raises:
-        IndexError: a label is none of the vocabulary; the logits are then as they were.
+        IndexError: a label is outside the vocabulary; the logits are then unchanged.
     """
     loss, nll = torch.ops.unpad.cross_entropy_.default(logits, labels, smoothing, want_grad)
     if want_grad:
@@ -51,8 +52,8 @@ def _function() -> Callable[..., None]:
 
 
 def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for loss and nll."""
-    wide = torch.promote_types(logits.dtype, torch.float32)
+    """Empty tensors for loss and nll."""
+    wide = wide_dtype(logits.dtype)
     return logits.new_empty(len(logits), dtype=wide), logits.new_empty(len(logits), dtype=wide)
 
 

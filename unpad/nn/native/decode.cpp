@@ -1,7 +1,7 @@
 /* Attention of one new token per sequence against the keys and values of its earlier ones.
  *
  * A task is one row and one key head with all the query heads that it serves. It reads as many keys as the row has,
- * whatever other rows have, and depends on no other task: a row's result is the same alone and among others.
+ * whatever other rows have, and depends on no other task: a row's result does not depend on the other rows.
  */
 #include "kernels.h"
 
@@ -51,7 +51,7 @@ struct Decode {
     }
 
   private:
-    /* One head of a new token, turned by the row's angles. */
+    /* One head of a new token, rotated by the row's angles. */
     void turn(const Element* x, int64_t row, Element* y) const {
         const int64_t half = sizes.head_dim / 2;
         if (!cos) {

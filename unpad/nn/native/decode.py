@@ -1,4 +1,4 @@
-"""The torch side of decode.cpp: one operator that stores a new token per row and attends to all of its row."""
+"""Attention of decode.cpp as one operator, which stores a new token per row and attends to its whole row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unpad.nn.native.attention import WIDE, AttentionSizes
+from unpad.nn.native.attention import AttentionSizes
 from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.precision import wide_dtype
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernel knows this kind of heads; ask `library.enabled` besides."""
+    """Whether the kernel supports such heads, if `library.enabled`."""
     return dtype == torch.float64 or (dtype == torch.bfloat16 and head_dim % 16 == 0)
 
 
@@ -27,7 +28,7 @@ def decode_attention(
         qkv: (num_rows, heads + 2 * kv_heads, head_dim) bf16 or fp64, one token per row: queries, keys, values.
         keys, values: (num_rows, kv_heads, capacity, head_dim) of qkv's type, changed at [row, :, lengths[row]].
         lengths: (num_rows,) int64, earlier tokens of each row, below capacity.
-        rotary: cosines and sines of `rotary_table`, which turn queries and keys first.
+        rotary: cosines and sines of `rotary_table`, which rotate queries and keys first.
 
     Returns:
         (num_rows, heads, head_dim).
@@ -72,7 +73,7 @@ def _decode(
     assert lengths.dtype == torch.int64, "lengths are int64"
     assert lengths.shape == (num_rows,), "one length per row"
     assert num_rows == 0 or int(lengths.max()) < capacity, "the cache is full"
-    wide = WIDE[qkv.dtype]
+    wide = wide_dtype(qkv.dtype)
     tables = (None if table is None else table.to(wide).contiguous() for table in (cos, sin))
     out = qkv.new_empty((num_rows, heads, head_dim))
     sizes = AttentionSizes(

@@ -3,7 +3,7 @@
  * Every function takes `dtype`, the type of activations: UNPAD_BF16 (AVX-512 BF16 instructions) or UNPAD_DOUBLE (the
  * same code, one number at a time, which the proof runs). "Wide" below is the type sums are kept in: float for bf16,
  * double for double. Arrays are contiguous unless a stride is given; nothing is kept between calls. Results depend on
- * nothing but the arguments: no atomics, no sum whose order a scheduler decides.
+ * the arguments alone: no atomics, no sum in an order that a scheduler decides.
  */
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
@@ -16,7 +16,7 @@ extern "C" {
 
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1 };
 
-/* Raised with every change of this file, so that a library compiled from another one is not called. */
+/* Raised with every change of an interface below, so that a library compiled from another one is not called. */
 #define UNPAD_INTERFACE 3
 int unpad_interface(void);
 
@@ -104,8 +104,8 @@ void unpad_activation_backward(
 
 /* Cross-entropy (cross_entropy.cpp). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
  * sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
- * row's smoothed and plain negative log-likelihood, in nats. Returns how many labels are none of the vocabulary; with
- * one nothing is written. */
+ * row's smoothed and plain negative log-likelihood, in nats. Returns the number of labels outside the vocabulary; if
+ * there is any, nothing is written. */
 int64_t unpad_cross_entropy(
     int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll);
 

@@ -1,6 +1,6 @@
-"""Load the compiled kernels, where there are any and the processor can run them.
+"""The library of compiled kernels, if it exists and the processor can run it.
 
-`enabled()` is what callers ask before they take the native path; `describe()` is what a run prints.
+Callers check `enabled()` before they take the native path; a run prints `describe()`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
 
 @lru_cache(maxsize=1)
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or why there is none."""
+    """The library, or None, and the reason."""
     if os.environ.get(SWITCH, "1") == "0":
         return None, f"switched off by {SWITCH}=0"
     file = Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
@@ -52,24 +52,24 @@ def _openmp_runtimes() -> set[str]:
 
 
 def library() -> ctypes.CDLL:
-    """The compiled kernels; ask `enabled` first."""
+    """The compiled kernels; check `enabled` first."""
     loaded, reason = _load()
     assert loaded is not None, reason
     return loaded
 
 
 def enabled() -> bool:
-    """Whether the native kernels are there and switched on."""
+    """Whether the native kernels are available and switched on in this thread."""
     return not _switched_off.get() and _load()[0] is not None
 
 
 def runs(x: Tensor) -> bool:
-    """Whether kernels take activations like this tensor."""
+    """Whether kernels accept activations like this tensor."""
     return x.device.type == "cpu" and x.dtype in DTYPES and enabled()
 
 
 def describe() -> str:
-    """The path that kernels take in this process, for the log."""
+    """Description of the kernels that this process runs, for the log."""
     loaded, reason = _load()
     return f"native kernels ({reason})" if loaded is not None else f"torch kernels ({reason})"
 
@@ -88,7 +88,7 @@ def switched_off() -> Iterator[None]:
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """Address of a contiguous tensor's first number, for ctypes; None stays NULL."""
+    """Address of a contiguous tensor's first number, for ctypes; None becomes NULL."""
     if tensor is None:
         return None
     assert tensor.is_contiguous(), "kernels read contiguous memory"

@@ -1,6 +1,6 @@
 /* Residual add, dropout and normalisation over channels in one visit to each row.
  *
- * A row is read from memory once; the passes after the first find it in the cache. The mean is subtracted before
+ * A row is read from memory once; later passes read it from the cache. The mean is subtracted before
  * squaring: E[x^2] - E[x]^2 would lose the variance of rows far from zero.
  */
 #include "kernels.h"

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
 from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.precision import wide_dtype
 
 
 class _Norm(ctypes.Structure):
@@ -45,12 +46,12 @@ def add_norm(
 
     Args:
         residual: (total_tokens, width), wide: fp32 for bf16 activations, fp64 for fp64.
-        delta: (total_tokens, width) of `dtype`, what the layer before adds; None for nothing.
-        weight, bias: (width,), wide; no bias with None.
+        delta: (total_tokens, width) of `dtype`, output of the previous layer; None for none.
+        weight, bias: (width,), wide; bias None for none.
         eps: added to the variance.
-        centred: LayerNorm where True, RMSNorm where False.
+        centred: True for LayerNorm, False for RMSNorm.
         dropout: share of `delta` set to zero, below 1; the rest is divided by 1 - dropout.
-        seed: 0 to 2**63 - 1; says which numbers stay, the same in forward and backward.
+        seed: 0 to 2**63 - 1; determines which numbers stay, the same in forward and backward.
         dtype: of activations, a key of `DTYPES`.
 
     Returns:
@@ -105,7 +106,7 @@ class _AddNorm(torch.autograd.Function):
 
 
 def _narrow(wide: torch.dtype) -> torch.dtype:
-    """Dtype of the activations whose sums are kept in `wide`."""
+    """Dtype of the activations whose sums accumulate in `wide`."""
     return torch.bfloat16 if wide == torch.float32 else wide
 
 
@@ -122,13 +123,13 @@ _library.define(
 
 
 def _outputs(residual: Tensor, delta: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for sum, y and stats; an operator may not return its argument, so no delta gives a sum of no numbers."""
+    """Empty tensors for sum, y and stats; an operator may not return its argument: without delta sum is empty."""
     total = residual.new_empty(residual.shape if delta is not None else 0)
     return total, residual.new_empty(residual.shape, dtype=dtype), residual.new_empty((len(residual), 2))
 
 
 def _grads(grad_y: Tensor, weight: Tensor, has_delta: bool, has_bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Room for the gradients of residual, delta, weight and bias, of no numbers where there was no such tensor."""
+    """Empty tensors for the gradients of residual, delta, weight and bias, without numbers for a missing tensor."""
     return (
         weight.new_empty(grad_y.shape),
         grad_y.new_empty(grad_y.shape if has_delta else 0),
@@ -162,7 +163,7 @@ def _forward(
     seed: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = wide_dtype(dtype)
     assert residual.dtype == wide, f"activations of {dtype} with a residual of {residual.dtype}"
     for vector in (weight,) if bias is None else (weight, bias):
         assert vector.dtype == wide, f"parameters of {vector.dtype} with a residual of {wide}"

@@ -1,7 +1,7 @@
-/* Inner products of rows as they lie in memory, which is what decoding is made of.
+/* Inner products of rows in place in memory, the main work of decoding.
  *
  * `Bf16Rows` multiplies 32 numbers per instruction, `DoubleRows` one. `sum_each` adds up the lanes of as many vectors
- * as a vector has lanes, each of them in the same order: a product is the same wherever it stands in a tile.
+ * as a vector has lanes, each in the same order: a product does not depend on its place in a tile.
  */
 #ifndef UNPAD_ROWS_H
 #define UNPAD_ROWS_H

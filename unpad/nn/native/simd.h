@@ -1,7 +1,7 @@
-/* Vectors that the kernels are written with, once for both types.
+/* Vector types of the kernels, which are written once for both.
  *
  * `Bf16` holds 16 bf16 numbers in memory and 16 floats in a register; `Double` one double in both. A kernel is a
- * template over them, so what the proof runs in double is the code that trains in bf16. Vec has + - * /.
+ * template over them, so the proof runs in double the code that trains in bf16. Vec has + - * /.
  */
 #ifndef UNPAD_SIMD_H
 #define UNPAD_SIMD_H
@@ -16,7 +16,7 @@
 
 namespace unpad {
 
-/* Bits that decide what dropout keeps: the finaliser of MurmurHash3. nn/dropout.py computes the same in torch. */
+/* Bits that determine what dropout keeps: the finaliser of MurmurHash3. nn/dropout.py computes the same in torch. */
 inline uint32_t mix(uint32_t x) {
     x ^= x >> 16;
     x *= 0x85ebca6bu;
@@ -25,7 +25,7 @@ inline uint32_t mix(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/* One stream of bits per row: what `Vec keep` draws from, for the columns of this row. */
+/* One stream of bits per row, from which `Vec keep` draws for the columns of this row. */
 inline uint32_t dropout_row(uint64_t seed, uint64_t row) {
     uint32_t low = mix((uint32_t)seed ^ mix((uint32_t)row));
     return mix(low ^ (uint32_t)(seed >> 32) ^ (uint32_t)(row >> 32));

@@ -1,6 +1,6 @@
 /* A linear layer for few rows, where reading the weights takes longer than multiplying by them.
  *
- * A panel of weight rows is read from memory once and meets every input row; meanwhile the next panel is on its way.
+ * A panel of weight rows is read from memory once and multiplied by every input row while the next panel is prefetched.
  * Each product is summed in one order whatever the number of rows, so that a row's result does not depend on the rows
  * beside it.
  */

@@ -1,4 +1,4 @@
-"""The torch side of small_linear.cpp: a linear layer for the few rows that decoding computes at a time."""
+"""Linear layer of small_linear.cpp for the few rows that decoding computes at a time."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from unpad.nn.native.library import DTYPES, library, pointer
 
-MAX_ROWS = 32  # beyond, torch's own product is as fast; benchmarks/generation.md has the figures
+MAX_ROWS = 32  # beyond it torch's own product is as fast; benchmarks/generation.md has the figures
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias without gradient; a row's result does not depend on the rows beside it.
+    """x weight^T + bias without gradient; a row's result does not depend on the other rows.
 
     Args:
-        x: (num_rows, in) bf16 or fp64. Any number of rows is right, up to MAX_ROWS fast.
+        x: (num_rows, in) bf16 or fp64. Correct for any number of rows, fast up to MAX_ROWS.
         weight: (out, in) of x's type.
         bias: (out,) of x's type.
 

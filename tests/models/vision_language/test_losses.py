@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tests.helpers.samples import WIDTH, bounds_of, check_alone, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
-from unpad.models.vision_language.prune import PrunerHead, cumulative_keep, keep_probability
-from unpad.models.vision_language.prune_losses import (
+from unpad.models.vision_language.losses import (
     Discriminator,
     Term,
     TextPool,
@@ -22,6 +21,7 @@ from unpad.models.vision_language.prune_losses import (
     sparsity,
     token_count,
 )
+from unpad.models.vision_language.prune import PrunerHead, cumulative_keep, keep_probability
 
 F64 = torch.float64
 LAYERS = 3

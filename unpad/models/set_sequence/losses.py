@@ -16,7 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from unpad.batching.layout import Layout, LengthGroup
 from unpad.nn.autograd import apply
-from unpad.nn.segments import segment_mean, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import segment_mean
 
 SHORTEST = 1e-3  # length below which the direction of a vector gradually fades; bounds the gradient of directions
 BLOCK_CELLS = 1 << 20  # most pairs of members in memory at a time

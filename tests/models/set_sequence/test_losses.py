@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.samples import bounds_of
 from unpad.batching.layout import Layout, build_layout
-from unpad.models.set_sequence import set_losses as module
-from unpad.models.set_sequence.set_losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
+from unpad.models.set_sequence import losses as module
+from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 
 WIDTH = 6
 F64 = torch.float64

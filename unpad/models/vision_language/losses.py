@@ -1,7 +1,7 @@
-"""What pruning of vision tokens is trained with: losses on what is kept, and an adversary.
+"""Losses of pruning of vision tokens: on the kept share, and by an adversary.
 
 Losses are (sum, count) over samples, as everywhere. `keep` is the probability of being kept by all heads together
-(`nn.prune.cumulative_keep`), since heads prune one after another; it has a gradient, and the heads learn from it.
+(`prune.cumulative_keep`), since heads prune one after another; its gradient trains the heads.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from unpad.nn.activation import activate
 from unpad.nn.dropout import draw_seed, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
-from unpad.nn.segments import segment_mean, segment_place, segment_sum, widened
+from unpad.nn.precision import widened
+from unpad.nn.segments import segment_mean, segment_place, segment_sum
 
 Term = tuple[Tensor, int]
 
-# --------------------------------------------------------------------------- what is kept
+# --------------------------------------------------------------------------- the kept share
 
 
 def sparsity(
     keep: Tensor, layout: Layout, target: float, unit: Literal["tokens", "ratio"], one_sided: bool = True
 ) -> Term:
-    """Square of how far the share kept of each sample is from the target, (share - target)^2.
+    """Squared distance of each sample's kept share from the target, (share - target)^2.
 
     Args:
         keep: (num_vision,).
-        target: tokens to keep per sample, all of a sample with fewer; or the share of them.
+        target: tokens to keep per sample, all tokens of a sample with fewer; or the share to keep.
         one_sided: keeping less than the target costs nothing.
     """
     mean = segment_mean(keep, layout)
@@ -43,14 +44,14 @@ def sparsity(
 
 
 def token_count(keep: Tensor, layout: Layout) -> Term:
-    """Share kept of each sample; keep (num_vision,)."""
+    """Kept share of each sample; keep (num_vision,)."""
     return _sum(segment_mean(keep, layout), layout)
 
 
 def binarisation(keep: Tensor, layout: Layout) -> Term:
     """mean(m (1 - m)) - var(m) / 2 over the tokens of each sample: lowest where every m is 0 or 1.
 
-    The variance is that of the sample's own tokens, around their own mean.
+    The variance is taken over the sample's own tokens, around their own mean.
 
     Args:
         keep: (num_vision,).
@@ -62,7 +63,7 @@ def binarisation(keep: Tensor, layout: Layout) -> Term:
 
 
 def keep_terms(keep: Tensor, layout: Layout, target: float, unit: Literal["tokens", "ratio"], one_sided: bool) -> Terms:
-    """The three terms of what is kept, by the names that recipes give them; arguments as in `sparsity`."""
+    """The three terms of the kept share, by their names in recipes; arguments as in `sparsity`."""
     return {
         "sparsity": sparsity(keep, layout, target, unit, one_sided),
         "token_count": token_count(keep, layout),
@@ -71,7 +72,7 @@ def keep_terms(keep: Tensor, layout: Layout, target: float, unit: Literal["token
 
 
 def _sum(per_sample: Tensor, layout: Layout) -> Term:
-    """Sum over the samples that have vision tokens, and their number."""
+    """Sum over the samples with vision tokens, and their number."""
     present = layout.lengths() > 0
     return torch.where(present, per_sample, 0).sum(), int(present.sum())
 
@@ -82,8 +83,8 @@ def _sum(per_sample: Tensor, layout: Layout) -> Term:
 class TextPool(nn.Module):
     """Mean of the text tokens of each sample, with weights that rise towards its end.
 
-    Training adds Gaussian noise, whose deviation changes along the same way; eval adds none. Both go linearly from the
-    sample's first token to its last.
+    Training adds Gaussian noise, eval none. Weights and the noise's deviation change linearly from the sample's first
+    token to its last.
 
     Args:
         start, end: weight of the first and of the last token.
@@ -113,10 +114,10 @@ class TextPool(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Tells pooled hidden states of the whole model, real, from those of the pruned one, fake.
+    """Classifier of pooled hidden states: real from the whole model, fake from the pruned one.
 
-    Each layer's vector h becomes z + Linear(z) with z = dropout(gelu(Linear(tanh(h / 100)))); those of all layers,
-    side by side, go through two hidden layers to one logit, positive for real.
+    Each layer's vector h becomes z + Linear(z) with z = dropout(gelu(Linear(tanh(h / 100)))); two hidden layers map the
+    concatenated vectors of all layers to one logit, positive for real.
 
     Args:
         width: channels of hidden states.
@@ -135,7 +136,7 @@ class Discriminator(nn.Module):
         self.reinitialise()
 
     def reinitialise(self) -> None:
-        """Draw all weights anew; the caller resets the optimizer's state of them."""
+        """Reinitialize all weights; the caller resets their optimizer state."""
         for module in self.modules():
             if isinstance(module, Linear):
                 nn.init.xavier_uniform_(module.weight)
@@ -154,9 +155,9 @@ class Discriminator(nn.Module):
 
 
 def discriminator_terms(discriminator: Discriminator, real: Tensor, fake: Tensor) -> Terms:
-    """What trains the discriminator, and nothing but it: `discriminator`, BCE(D(real), 1) + BCE(D(fake), 0).
+    """Terms that train the discriminator alone: `discriminator`, BCE(D(real), 1) + BCE(D(fake), 0).
 
-    `real_accuracy` and `fake_accuracy` are the samples of each kind that it judged right.
+    `real_accuracy` and `fake_accuracy` count the samples of each kind that it classified correctly.
 
     Args:
         real, fake: (num_seqs, layers, width), the same samples pooled in the same way; no gradient flows to them.
@@ -171,10 +172,10 @@ def discriminator_terms(discriminator: Discriminator, real: Tensor, fake: Tensor
 
 
 def adversarial(discriminator: Discriminator, fake: Tensor) -> Term:
-    """What trains whoever made `fake` (num_seqs, layers, width) to pass for real, BCE(D(fake), 1).
+    """Term that trains the source of `fake` (num_seqs, layers, width) to pass for real, BCE(D(fake), 1).
 
-    Gradient flows to `fake` and not to the discriminator: one backward pass of this and of `discriminator_terms`
-    together gives each side its own gradients only.
+    Gradient flows to `fake` and not to the discriminator: one backward pass of this term and `discriminator_terms`
+    gives each side only its own gradients.
     """
     frozen = {name: parameter.detach() for name, parameter in discriminator.named_parameters()}
     return _bce(functional_call(discriminator, frozen, (fake,)), 1), len(fake)
