@@ -17,9 +17,13 @@ ROOT = Path(__file__).parents[2]
 VERBS = """
 import sys
 from unpad.cli import app
+from unpad.errors import UnpadError
 for words in sys.stdin.read().splitlines():
     print("$", words, flush=True)
-    app(words.split(), standalone_mode=False)
+    try:
+        app(words.split(), standalone_mode=False)
+    except UnpadError as error:
+        print(error, flush=True)
 """
 
 
@@ -46,24 +50,50 @@ def write_series(path: Path) -> None:
     path.write_text("".join(rows), "utf-8")
 
 
+def show(folder: Path, *words: str) -> str:
+    """Run verbs of the copy in one process; return their output and the errors that a user can cause."""
+    done = subprocess.run(
+        [sys.executable, "-c", VERBS], input="\n".join(words), cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def lint(folder: Path) -> None:
+    """Check the files that the example adds with ruff, by the rules of the package."""
+    python = [str(path) for path in folder.rglob("*.py") if not (ROOT / path.relative_to(folder)).exists()]
+    assert len(python) == 5
+    for command in (["check"], ["format", "--check", "--diff"]):
+        words = [sys.executable, "-m", "ruff", *command, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run([*words, *python], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.slow
 def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_every_verb(tmp_path: Path) -> None:
     assert build(tmp_path) == 6
+    lint(tmp_path)
     write_series(tmp_path / "series.jsonl")
     data = "data.series=series.jsonl"
-    words = [
+    shown = show(
+        tmp_path,
         "data check series.jsonl --kind series", f"plan series {data}", f"prove series {data}",
         f"train series {data} --out run", "eval run", "report run",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", VERBS], input="\n".join(words), cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    shown = done.stdout
+    assert "Error:" not in shown
+    assert shown.count("unpad eval run") == 1, "the commands after training name each verb once"
     assert "rows read 120 = rows used 120 + bad rows 0" in shown
     assert "all 20 lines hold" in shown
     accuracy = float(re.search(r"accuracy +([\d.]+)", shown)[1])  # type: ignore[index]
     assert accuracy > 0.8
     assert "are classified correctly" in (tmp_path / "run" / "report.html").read_text("utf-8")
+
+    (tmp_path / "faults.jsonl").write_text('{"numbers": [1]}\n{"numbers": [1e39], "label": "high"}\n', "utf-8")
+    with (tmp_path / "series.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"numbers": [1, 2], "label": "middle"}\n')
+    shown = show(tmp_path, "data check faults.jsonl --kind series", "eval run")
+    assert 'faults.jsonl:1: E_MISSING no field "label"; there is "numbers"' in shown
+    assert "faults.jsonl:2: E_RANGE" in shown
+    assert 'SourceError: the label "middle" is none of the run: high, low' in shown
+    assert "series.jsonl:121\n  do: train again" in shown

@@ -108,7 +108,7 @@ class Data(ABC):
 
     @abstractmethod
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
-        """Build a batch of one piece of a plan without any batching code; the ground truth of the proof."""
+        """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
 
     @abstractmethod
     def where(self, seq_id: int) -> str:

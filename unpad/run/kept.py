@@ -35,4 +35,5 @@ def what_next(folder: Path) -> list[str]:
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
     recipe = load_recipe(str(folder / RECIPE))
     use = family_of(recipe).next_command(recipe, name)
-    return [f"next:  {use}", f"       unpad eval {name}", f"       unpad report {name}"]
+    commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad report {name}"])  # each once
+    return [f"{'' if index else 'next:':<7}{command}" for index, command in enumerate(commands)]
