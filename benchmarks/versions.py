@@ -42,7 +42,8 @@ def turn(checkout: Path, name: str, options: argparse.Namespace) -> float:
         return float(json.loads(done.stdout))
     with tempfile.TemporaryDirectory() as folder:
         before = os.times()
-        command = [sys.executable, "-m", "unpad.cli", "train", "zh_chat", "--out", "run"]
+        ends = [] if options.demo_steps is None else [f"train.max_steps={options.demo_steps}"]
+        command = [sys.executable, "-m", "unpad.cli", "train", "zh_chat", *ends, "--out", "run"]
         subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
         after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=["W1", "chat", "demo"])
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--demo-steps", type=int, help="of the demo; default all")
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "../../shared/data")
     options = parser.parse_args()
     machine = describe_machine()
@@ -69,6 +71,7 @@ def main() -> None:
             order = [options.old, options.new][:: 1 if number % 2 == 0 else -1]
             seconds = {checkout: turn(checkout, name, options) for checkout in order}
             pairs.append((seconds[options.old], seconds[options.new]))
+            print(f"{name}: {pairs[-1][0]:.1f} s old, {pairs[-1][1]:.1f} s new", file=sys.stderr, flush=True)
         ratios = [new / old for old, new in pairs]
         old, new = (spread(list(column)).median for column in zip(*pairs, strict=True))
         middle = spread(ratios)
