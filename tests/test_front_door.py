@@ -14,6 +14,8 @@ import unpad
 from unpad.recipes.fields import complete_field, complete_override, complete_value
 from unpad.recipes.find import complete_recipe, recipe_names
 
+pytestmark = pytest.mark.slow
+
 HEAVY = ("torch", "matplotlib", "pyarrow", "transformers", "tensorboard", "tokenizers", "safetensors", "rjieba")
 PARSERS = ("numpy", "pydantic", "yaml", "rich", "PIL")  # what `--help` does without as well
 

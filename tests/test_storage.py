@@ -16,6 +16,8 @@ from unpad import storage
 from unpad.errors import CheckpointError, DiskError, RunInUseError
 from unpad.storage import LineLog, RunLock
 
+pytestmark = pytest.mark.slow
+
 FILES = {"a.bin": b"alpha" * 50, "b.json": b"{}\n", "empty": b""}
 
 

@@ -15,6 +15,8 @@ from tests.helpers.patients import NUM_CODES, random_patients, tiny_patients_mod
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.models.set_sequence.event_sets import EventSets
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LENGTHS = [1, 40, 0, 7, 3]
 

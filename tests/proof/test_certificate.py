@@ -24,6 +24,8 @@ from unpad.nn.native import library
 from unpad.proof.certificate import prove
 from unpad.proof.line import Certificate
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = [9, 3, 14, 2, 7, 11]
 
 

@@ -23,6 +23,8 @@ from unpad.batching.layout import Layout, build_layout
 from unpad.models.set_sequence import losses as module
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 6
 F64 = torch.float64
 LENGTHS = [7, 1, 40, 12, 0, 3, 44, 1, 7]  # one set has no members

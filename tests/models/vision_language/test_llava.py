@@ -21,6 +21,8 @@ from unpad.models import build_model, model_config
 from unpad.models.vision_language.llava import load_llava, save_llava
 from unpad.models.vision_language.model import VisionLanguage
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2}

@@ -20,6 +20,8 @@ from unpad.proof.pruned_reference import plain_pass
 from unpad.recipes.training import GenerateSettings
 from unpad.training.step import accumulate
 
+pytestmark = pytest.mark.slow
+
 WIDTH, BLOCKS = 16, 3
 # Images before, within and after the question, three in one row, none, a single patch, more slots than patches; the
 # answers of the last two are predicted from an image.

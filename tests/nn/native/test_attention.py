@@ -19,6 +19,8 @@ from unpad.nn.native.attention import native_attention, supports
 from unpad.nn.native.library import describe, enabled
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
+pytestmark = pytest.mark.slow
+
 if not enabled():
     pytest.skip(describe(), allow_module_level=True)
 
