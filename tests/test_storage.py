@@ -6,12 +6,12 @@ import os
 import resource
 import signal
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import in_child
 from unpad import storage
 from unpad.errors import CheckpointError, DiskError, RunInUseError
 from unpad.storage import LineLog, RunLock
@@ -19,21 +19,6 @@ from unpad.storage import LineLog, RunLock
 pytestmark = pytest.mark.slow
 
 FILES = {"a.bin": b"alpha" * 50, "b.json": b"{}\n", "empty": b""}
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Run `work` in a forked process; return its exit code (9 after SIGKILL is -9, 1 after an exception)."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def operations(work: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -10,7 +10,6 @@ import resource
 import shutil
 import signal
 import struct
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.processes import in_child
 from unpad import storage
 from unpad.errors import CheckpointError, DiskError, NonFiniteError
 from unpad.run import checkpoint
@@ -66,21 +66,6 @@ def newest(folder: Path) -> tuple[State, list[str]]:
 
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Run `work` in a forked process and return its exit code."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            work()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 # --------------------------------------------------------------------------- round trip

@@ -91,7 +91,7 @@ def _sample(setup: Setup) -> np.ndarray:
 def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tuple[int, int], int]]:
     """Every piece of the sample straight from the data, and the index in that list of each (sequence, start).
 
-    The planner cuts the pieces; their contents are read one sequence at a time, without any batching code.
+    The planner cuts the pieces; their contents are read one sequence at a time, without `Data.load` or a plan.
     """
     truth: list[RaggedBatch] = []
     index: dict[tuple[int, int], int] = {}
