@@ -27,7 +27,7 @@ from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare, resize
 from unpad.data.pixels.sizes import Grid, detail, grid_of, scaled_grid
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, assign, declared_splits, describe_split
@@ -159,7 +159,7 @@ class ImageData(Data):
         shown = ", ".join(f"{name} {count:,}" for name, count in counts.most_common(12))
         more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
         lines = [
-            f"{self.read_rows:,} images read = {used:,} used + {len(self.bad):,} quarantined"
+            f"{self.read_rows:,} images read = {used:,} used + {count_bad(self.bad):,} quarantined"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
             f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
             f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
@@ -261,7 +261,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     read = [read_all(file, recipe.data) for file in files]
     listed = [(example, file.source) for file, (examples, _) in zip(files, read, strict=True) for example in examples]
     bad = [row for _, rows in read for row in rows]
-    num_rows = len(listed) + len(bad)
+    num_rows = len(listed) + count_bad(bad)
     apply_policy(bad, num_rows, recipe.data)
     used = [example for example, _ in listed if example.split != "test"]
     refuse_empty(len(used), "images", files)

@@ -26,7 +26,7 @@ from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixel
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare, unpatch
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.places import resolve_path
@@ -154,11 +154,11 @@ class VqaData(Data):
         return digest.hexdigest()
 
     def lines(self) -> list[str]:
-        used = len(self.examples)
+        used, num_bad = len(self.examples), count_bad(self.bad)
         captions = sum(example.caption for example in self.examples)
         patches = self.grids.prod(1)
         lines = [
-            f"{used + len(self.bad) + self.left_out:,} rows read = {used:,} used + {len(self.bad):,} quarantined"
+            f"{used + num_bad + self.left_out:,} rows read = {used:,} used + {num_bad:,} quarantined"
             + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
             f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
@@ -242,7 +242,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
         RecipeError: a row does not fit the model's context and would be cut.
     """
     examples, images, source, bad, weights = _read(recipe)
-    apply_policy(bad, len(examples) + len(bad), recipe.data)
+    apply_policy(bad, len(examples) + count_bad(bad), recipe.data)
     keep = [i for i, example in enumerate(examples) if example.split != "test"]
     used = [examples[i] for i in keep]
     files = expand(recipe.data.vqa, partial(resolve_path, recipe.data))

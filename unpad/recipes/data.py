@@ -15,7 +15,7 @@ class Source(Section):
 
     path: str = Field(description="File, folder or glob.")
     weight: float = Field(1.0, gt=0, description="Epochs of this source per epoch of the run; 0.5 draws half of it.")
-    format: Literal["auto", "text", "json", "jsonl", "parquet"] = Field(
+    format: Literal["auto", "text", "json", "jsonl", "parquet", "csv"] = Field(
         "auto", description="auto: by the file's ending."
     )
     field: str | None = Field(None, description="Field or column that holds the text; default `text` or `messages`.")
@@ -50,6 +50,11 @@ class EventSource(Section):
         "auto", description="Column of the value; null: events without a value, such as diagnoses."
     )
     set: str | None = Field("auto", description="Column of the event's set number; auto: set_index, if present.")
+    words: Literal["error", "code", "skip"] = Field(
+        "error",
+        description="Texts such as NEG in the column of values, or in text_value of meds; code: the event's code "
+        "becomes code=text; skip: the event has no value.",
+    )
     static: list[str] = Field(
         [], description="Columns of a table with one row per patient; they become the patient's first set."
     )

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,12 @@ def test_a_path_without_data_names_where_it_looked(tmp_path: Path, monkeypatch: 
 )
 def test_other_encodings_are_recognised(head: bytes, guess: str | None) -> None:
     assert guess_encoding(head) == guess
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_a_run_begins(tmp_path: Path) -> None:
+    write(tmp_path, "a.txt")
+    (tmp_path / os.fsdecode("中.txt".encode("gb18030"))).write_text("b")
+    with pytest.raises(SourceError, match="E_NAME") as caught:
+        names(tmp_path, ".")
+    assert r"\xd6\xd0.txt" in caught.value.where
+    assert caught.value.exit_code == 3

@@ -86,6 +86,23 @@ def test_each_sub_folder_is_a_class_in_natural_order(tmp_path: Path) -> None:
     ]
 
 
+def test_folders_named_like_parts_of_a_split_hold_the_classes(tmp_path: Path) -> None:
+    for name in ("train/cat/1.png", "train/dog/1.png", "Val/cat/2.png", "test/dog/3.png"):
+        put(tmp_path / "a" / name)
+    put(tmp_path / "a" / "train" / "4.png")
+    found = [item for item in items(tmp_path / "a") if isinstance(item, ImageExample)]
+    assert [(image.label, image.split) for image in found] == [
+        ("dog", "test"), ("cat", "train"), ("dog", "train"), ("cat", "holdout"),
+    ]  # fmt: skip
+    assert listed(tmp_path / "a")[1] == ("/train/4.png", "E_LABEL")
+    for name in ("train/1.png", "car/1.png", "train/steam/2.png"):  # a class named train
+        put(tmp_path / "b" / name)
+    assert {label for _, label in listed(tmp_path / "b")} == {"train", "car"}
+    put(tmp_path / "a" / "more" / "1.png")
+    with pytest.raises(SourceError, match="more beside them is not"):
+        items(tmp_path / "a")
+
+
 def test_what_is_no_image_in_a_class_is_named(tmp_path: Path) -> None:
     put(tmp_path / "Cat/a.png", b"<html>")
     put(tmp_path / "Cat/b.png", png()[:-20])

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unpad.data.sources.arrays import read_array
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, excerpt, read_array, read_lines
+from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, excerpt, read_lines
 
 GOOD = b'{"text": "ok"}\n'
 DEEP = b'{"text": ' + b"[" * 5000 + b"]" * 5000 + b"}"
@@ -88,6 +89,7 @@ def test_a_bad_line_is_named_and_its_neighbours_are_kept(
         (rb'{"text": "\\ud800"}', "\\ud800"),
         (b'{"text": "' + b"x" * 3_000_000 + b'"}', "x" * 3_000_000),
         (b'  {"text":"a"}\t', "a"),
+        ('{"text": "a\u3000"}\u3000\u00a0\u2028\r'.encode(), "a\u3000"),
         (b'{"text": "' + b"[{" * 600 + b'"}', "[{" * 600),
         (b'{"text": "a", "id": 18446744073709551615, "x": 1.5e3}', "a"),
     ],
@@ -133,6 +135,7 @@ def test_a_byte_order_mark_at_the_beginning_is_no_content(tmp_path: Path) -> Non
         (b'["a", "b"]', "JSON array"),
         (b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n', "JSON array"),
         (b'[{"text": "a"},\n{"text": "b"}]', "JSON array"),
+        (b'[\n{"text": "a"}\n]\n', "JSON array"),
     ],
 )
 def test_a_file_of_another_kind_is_one_bad_row_that_says_so(tmp_path: Path, content: bytes, guess: str) -> None:
@@ -146,6 +149,10 @@ def test_an_array_in_the_first_line_does_not_condemn_the_file(tmp_path: Path) ->
     good, bad = lines_of(tmp_path, b'["a"]\n' + GOOD)
     assert [row.code for row in bad] == ["E_NOT_OBJECT"]
     assert list(good) == [2]
+    good, bad = lines_of(tmp_path, b"[broken\n" + GOOD)
+    assert [row.code for row in bad] == ["E_JSON"]
+    assert list(good) == [2]
+    assert lines_of(tmp_path, GOOD + "\u3000\n".encode() + GOOD)[1] == []
 
 
 @settings(deadline=None, max_examples=300)
@@ -199,7 +206,9 @@ def test_an_array_is_read_in_order(tmp_path: Path) -> None:
         (b'["a"\n"b"]', [0], [(":2", "E_JSON")]),
         (b'["a",\n"b\nc"]', [0], [(":2", "E_CTRL")]),
         (b'["a"]\n["b"]', [0], [(":2", "E_EXTRA")]),
-        (b'["a",\n"\xff"]', [], [(":2", "E_UTF8")]),
+        (b'["a",\n"\xff", "b"]', [0, 2], [("[1]", "E_UTF8")]),
+        ('["甲"\u3000,\u00a0"乙"\u2028]\u3000'.encode(), [0, 1], []),
+        (b'["a", ' + b"[" * 3000 + b'"]"' + b"]" * 3000 + b', "b"]', [0, 2], [("[1]", "E_DEPTH")]),
         (b'{"text": "a"}\n{"text": "b"}', [], [(":1", "E_TYPE")]),
         (b"null", [], [(":1", "E_TYPE")]),
         (b"", [], [(":1", "E_EMPTY")]),

@@ -1,10 +1,9 @@
-"""Columns of a table as ids, codes, numbers and times, with every row that cannot be read."""
+"""Columns of a table as ids, codes, words and numbers, with every row that cannot be read; `times.py` reads times."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -14,21 +13,21 @@ from unpad.data.histories.tables import Table, alias
 from unpad.data.sources.example import BadRow
 from unpad.errors import SourceError
 
-# Divisors rather than factors, so that 90 minutes and 1.5 hours are the same number of days.
-PER_DAY = {"minutes": 1440.0, "hours": 24.0, "days": 1.0}
-# By the name of a column.
-UNITS = {"minute": "minutes", "hour": "hours", "day": "days", **{unit: unit for unit in PER_DAY}}
-MOST_DAYS = 73_050  # 200 years: no history is longer, and seconds since 1970 taken for minutes are
 MOST = 1e30  # larger numbers measure nothing, and their squares would not fit
-MICROSECONDS = 86_400e6  # of a day
 NOTHING = ("", "NA", "N/A", "null", "NULL", "None")  # CSV spellings of a missing number
 
 # RE2, as pyarrow has it.
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _NONFINITE = r"^[+-]?(?i:nan|inf|infinity)$"
-_DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?Z?$"
-_CLOCK = r"^\d{1,2}:\d{2}(:\d{2})?$"
 _ODD = "[\uff10-\uff19\uff0e\uff0d\u200b\u2060\ufeff]"  # full-width digits, point and minus; characters without width
+
+# Results in words, which messages may show because they identify nobody.
+RESULTS = (
+    r"(?i:neg(ative)?|pos(itive)?|(ab)?normal|(not )?detected|(non[- ]?)?reactive|trace|present|absent|true|false|yes"
+    r"|no|high|low|[+-]{1,4})"
+)
+MOST_WORD = 40  # characters of a word that becomes a part of a code
+
 
 Explain = Callable[[int], tuple[str, str]]  # row -> what is wrong, what to do
 
@@ -81,7 +80,7 @@ def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
         owners = pa.array([file.owner or "" for file in table.files], pa.string())
         return owners.take(pa.array(table.file_of)), False
     column = table.column("id")
-    faults.add(~_valid(column), "E_NULL", "there is no id", "fill it in or remove the row")
+    faults.add(~valid(column), "E_NULL", "there is no id", "fill it in or remove the row")
     if pa.types.is_floating(column.type):
         values = np.asarray(column.fill_null(0).cast(pa.float64()))
         whole = np.isfinite(values) & (values == np.floor(values)) & (np.abs(values) < 2**53)
@@ -90,10 +89,10 @@ def ids(table: Table, faults: Faults) -> tuple[pa.Array, bool]:
     if pa.types.is_integer(column.type):
         return column.fill_null(0).cast(pa.string()), True
     if not pa.types.is_string(column.type):
-        raise _wrong_type(table, "id", column.type, "whole numbers or texts")
-    column = _utf8(column, faults).fill_null("")
+        raise wrong_type(table, "id", column.type, "whole numbers or texts")
+    column = utf8(column, faults).fill_null("")
     faults.add(_equal(column, ""), "E_NULL", "there is no id", "fill it in or remove the row")
-    spaced = ~_equal(column, pc.utf8_trim_whitespace(column)) | _matches(column, _ODD)
+    spaced = ~_equal(column, pc.utf8_trim_whitespace(column)) | matches(column, _ODD)
     fix = "write the id as in the other tables, in plain digits or letters"
     faults.add(spaced, "E_ID", "the id has white space or full-width digits", fix)
     return pc.replace_substring_regex(column, r"^(-?\d+)\.0$", r"\1"), False
@@ -121,19 +120,28 @@ def codes(table: Table, faults: Faults) -> pa.Array:
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
     if not pa.types.is_string(column.type):
-        raise _wrong_type(table, "code", column.type, "texts or whole numbers")
+        raise wrong_type(table, "code", column.type, "texts or whole numbers")
     fix = "fill in the code or remove the row"
-    faults.add(~_valid(column), "E_NULL", "the code is null", fix)
-    column = _utf8(column, faults).fill_null("")
+    faults.add(~valid(column), "E_NULL", "the code is null", fix)
+    column = utf8(column, faults).fill_null("")
     faults.add(_equal(pc.utf8_trim_whitespace(column), ""), "E_EMPTY", "the code is blank", fix)
     return column
 
 
-def numbers(table: Table, name: str, faults: Faults, expected: str = "a number") -> np.ndarray:
+def numbers(
+    table: Table,
+    name: str,
+    faults: Faults,
+    expected: str = "a number",
+    truths: bool = False,
+    words: pa.Array | None = None,
+) -> np.ndarray:
     """Read a column of numbers, (num_rows,) float64; nan for empty rows.
 
     Args:
         expected: what messages ask for in place of a text that cannot be read as a number.
+        truths: whether the texts True and False, in any case, are 1 and 0.
+        words: (num_rows,) strings, texts that are no numbers and are read elsewhere; nan here.
 
     Raises:
         SourceError: the column holds no numbers.
@@ -142,17 +150,40 @@ def numbers(table: Table, name: str, faults: Faults, expected: str = "a number")
     if pa.types.is_null(column.type):
         return np.full(len(column), np.nan)
     if pa.types.is_string(column.type):
+        if truths:
+            for word, digit in (("true", "1"), ("false", "0")):
+                column = pc.replace_substring_regex(column, f"^(?i:{word})$", digit)
+        if words is not None:
+            column = pc.if_else(pa.array(valid(words)), None, column)
         return _from_text(column, table.names[name], faults, expected)
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.int8())
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        raise _wrong_type(table, name, kind, "numbers")
-    present = _valid(column)
+        raise wrong_type(table, name, kind, "numbers")
+    present = valid(column)
     values = np.asarray(column.cast(pa.float64(), safe=False).fill_null(np.nan))
     _refuse_nonfinite(present & ~np.isfinite(values), table.names[name], faults)
     _refuse_huge(values, table.names[name], faults)
     return values
+
+
+def words(table: Table, name: str, faults: Faults) -> pa.Array:
+    """Read the texts of a column that are no numbers, as strings; null for numbers, empty rows, and in other columns.
+
+    Texts too long for a code, such as notes, are faults.
+    """
+    column = table.column(name)
+    if not pa.types.is_string(column.type):
+        return pa.nulls(len(column), pa.string())
+    column = pc.utf8_trim_whitespace(utf8(column, faults))
+    nothing = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
+    number = matches(column, _NUMBER) | matches(column, _NONFINITE)
+    found = pc.if_else(pa.array(nothing | number), None, column)
+    long = np.asarray(pc.fill_null(pc.greater(pc.utf8_length(found), MOST_WORD), False))
+    what = f'"{table.names[name]}" is a text of more than {MOST_WORD} characters, too long for a code'
+    faults.add(long, "E_TYPE", what, "shorten it, or set words: skip on this item of data.events")
+    return found
 
 
 def categories(table: Table, name: str, faults: Faults) -> pa.Array | None:
@@ -162,78 +193,22 @@ def categories(table: Table, name: str, faults: Faults) -> pa.Array | None:
         return column.cast(pa.string())
     if not pa.types.is_string(column.type):
         return None
-    column = _utf8(column, faults)
-    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
-    if (_matches(column, _NUMBER) | empty).all():
+    column = utf8(column, faults)
+    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
+    if (matches(column, _NUMBER) | empty).all():
         return None  # CSV has numbers as texts
     return pc.if_else(pa.array(empty), None, column)
 
 
-def times(table: Table, name: str, unit: str, faults: Faults) -> np.ndarray:
-    """Read a column of times in days, of its own clock or since 1970 for timestamps, (num_rows,) float64; nan for null.
-
-    Args:
-        unit: minutes, hours, days or timestamp.
-
-    Raises:
-        SourceError: the column holds timestamps and the unit is another, or the other way round.
-    """
-    column = table.column(name)
-    shown = table.names[name]
-    if pa.types.is_null(column.type):
-        return np.full(len(column), np.nan)
-    if unit == "timestamp":
-        return _timestamps(column, table, name, faults)
-    if _is_calendar(column.type):
-        what = f'E_UNIT the column "{shown}" holds timestamps, expected {unit}'
-        raise SourceError(what, where=table.files[0].shown, fix="set unit: timestamp for this table")
-    if pa.types.is_string(column.type):
-        dated = _matches(column, _DATE) | _matches(column, _CLOCK)
-        fix = f"write the {unit} as a number, or set unit: timestamp where all are dates"
-        faults.add(dated, "E_UNIT", f'"{shown}" is a date or a time of day, expected {unit}', fix)
-    days = numbers(table, name, faults) / PER_DAY[unit]
-    far = np.abs(np.nan_to_num(days)) > MOST_DAYS
-    what = f'"{shown}" is more than 200 years, counted in {unit}'
-    faults.add(
-        far, "E_UNIT", what, "set the unit that the column has; seconds since 1970 are to be written as timestamps"
-    )
-    return days
-
-
-def unit_of(table: Table, name: str, asked: str) -> str:
-    """Return the unit of a column of times: the requested one, or else by its type or its name.
-
-    Raises:
-        SourceError: the unit is unknown.
-    """
-    if asked != "auto":
-        return asked
-    column, shown = table.column(name), table.names[name]
-    if _is_calendar(column.type):
-        return "timestamp"
-    if pa.types.is_string(column.type):
-        said = column.filter(pc.fill_null(pc.not_equal(column, ""), False))
-        if len(said) and _matches(said.slice(0, 1), _DATE)[0]:
-            return "timestamp"
-    if shown.lower() in UNITS:
-        return UNITS[shown.lower()]
-    raise SourceError(
-        f'E_UNIT the column "{shown}" does not say what it counts',
-        where=table.files[0].shown,
-        fix="say minutes, hours, days or timestamp on this item of data.events, as {path: a/events.csv, unit: hours}; "
-        "`unpad data check RECIPE.yaml` reads it there",
-    )
-
-
-# --------------------------------------------------------------------------- texts that mean numbers and times
+# --------------------------------------------------------------------------- texts that mean numbers
 
 
 def _from_text(column: pa.Array, shown: str, faults: Faults, expected: str) -> np.ndarray:
     """Parse the texts of a CSV column as numbers."""
-    column = _utf8(column, faults)
-    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
-    _refuse_nonfinite(_matches(column, _NONFINITE), shown, faults)
-    good = _matches(column, _NUMBER)
+    column = utf8(column, faults)
+    empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~valid(column)
+    _refuse_nonfinite(matches(column, _NONFINITE), shown, faults)
+    good = matches(column, _NUMBER)
 
     def explain(index: int) -> tuple[str, str]:
         what, fix = _no_number(column[index].as_py(), expected)
@@ -256,6 +231,9 @@ def _no_number(text: str, expected: str) -> tuple[str, str]:
             f'is the limit "{text}"',
             "write a number, such as half the limit, or give such results a code of their own",
         )
+    if expected == "a number" and re.fullmatch(RESULTS, text):
+        fix = "set words: code on this item of data.events, which makes the word a part of the code, or write a number"
+        return f'is the word "{text}", expected {expected}', fix
     if re.fullmatch(r"-?\d{1,9},\d{1,9}", text):
         return f'has a decimal comma: "{text}"', "write a point"
     return f"is a text of {len(text)} characters, expected {expected}", f"write {expected}, or leave it empty"
@@ -270,46 +248,10 @@ def _refuse_huge(values: np.ndarray, shown: str, faults: Faults) -> None:
                "leave it empty, or give it in another unit")  # fmt: skip
 
 
-def _timestamps(column: pa.Array, table: Table, name: str, faults: Faults) -> np.ndarray:
-    shown = table.names[name]
-    if pa.types.is_string(column.type):
-        column = _utf8(column, faults)
-        empty = np.asarray(pc.is_in(column, pa.array(NOTHING))) | ~_valid(column)
-        good = _matches(column, _DATE)
-        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), column, None), "Z$", "")
-        try:
-            column = plain.cast(pa.timestamp("us"))
-        except pa.ArrowException:  # the thirtieth of February, or an hour of 25
-            real = np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
-            good &= real
-            column = pc.if_else(pa.array(real), plain, None).cast(pa.timestamp("us"))
-        what, fix = f'"{shown}" is not a date', "write it as 2024-01-31 or 2024-01-31 12:30:00"
-        faults.add(~(good | empty), "E_UNIT", what, fix)
-    elif not _is_calendar(column.type):
-        what = f'E_UNIT the column "{shown}" holds {column.type}, expected timestamps'
-        raise SourceError(what, where=table.files[0].shown, fix="set unit: minutes, hours or days for this table")
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
-        column = column.cast(pa.timestamp(column.type.unit))  # the same moment, in UTC
-    present = _valid(column)
-    since = np.asarray(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0))
-    return np.where(present, since / MICROSECONDS, np.nan)
-
-
-def _is_calendar(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
-
-
-def _is_real(text: str | None) -> bool:
-    try:
-        return text is not None and bool(datetime.fromisoformat(text))
-    except ValueError:
-        return False
-
-
 # --------------------------------------------------------------------------- arrays
 
 
-def _valid(column: pa.Array) -> np.ndarray:
+def valid(column: pa.Array) -> np.ndarray:
     return np.asarray(pc.is_valid(column))
 
 
@@ -317,11 +259,11 @@ def _equal(column: pa.Array, other: object) -> np.ndarray:
     return np.asarray(pc.fill_null(pc.equal(column, other), False))
 
 
-def _matches(column: pa.Array, pattern: str) -> np.ndarray:
+def matches(column: pa.Array, pattern: str) -> np.ndarray:
     return np.asarray(pc.fill_null(pc.match_substring_regex(column, pattern), False))
 
 
-def _utf8(column: pa.Array, faults: Faults) -> pa.Array:
+def utf8(column: pa.Array, faults: Faults) -> pa.Array:
     """Replace texts that are not UTF-8, which parquet does not check, by null."""
     try:
         column.validate(full=True)
@@ -341,6 +283,6 @@ def _decodes(text: bytes) -> bool:
         return False
 
 
-def _wrong_type(table: Table, name: str, kind: pa.DataType, expected: str) -> SourceError:
+def wrong_type(table: Table, name: str, kind: pa.DataType, expected: str) -> SourceError:
     what = f'E_TYPE the column "{table.names[name]}" holds {kind}, expected {expected}'
     return SourceError(what, where=table.files[0].shown, fix="name another column, or write it again")

@@ -20,8 +20,9 @@ from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.event_files import AUTO, declared_sides, find_files, number, read_splits
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
+from unpad.data.histories.times import times, unit_of
 from unpad.data.sources.example import BadRow
-from unpad.errors import RecipeError
+from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 
 
@@ -89,21 +90,22 @@ def _read_timed(
         wanted["set"] = ("set_index",) if source.set == "auto" else (source.set,)
     optional = {"set"} if source.set == "auto" else set()
     if layout == "meds" and source.value == "auto":
-        optional.add("value")
+        wanted["text"] = ("text_value",)
+        optional |= {"value", "text"}
     table = open_table(files, wanted, optional, "data.events")
     faults = Faults(table)
     ids, whole_ids = columns.ids(table, faults)
     faults.ids = ids
     codes = columns.codes(table, faults)
-    unit = columns.unit_of(table, "time", source.unit)
-    days = columns.times(table, "time", unit, faults)
+    unit = unit_of(table, "time", source.unit)
+    days = times(table, "time", unit, faults)
     if layout != "meds":
         fix = "fill it in; facts without a time are columns of a table of their own, named by static"
         faults.add(np.isnan(days), "E_NULL", "there is no time", fix)
     if source.negative == "error" or (source.negative == "auto" and layout == "patients"):
         fix = "count from admission, or set negative: allow for this table"
         faults.add(days < 0, "E_NEGATIVE", "the time is below 0", fix)
-    values = columns.numbers(table, "value", faults) if table.has("value") else np.full(len(table), np.nan)
+    codes, values = _read_values(source, table, codes, faults)
     person = number(ids)
     unsorted = _goes_back(person, days) & faults.good
     if settings.unsorted == "error":
@@ -124,6 +126,35 @@ def _read_timed(
         others=owners, declared=declared,
         unsorted=int(unsorted[good].sum()), bad=faults.bad, num_rows=len(table) + len(table.bad),
     )  # fmt: skip
+
+
+def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Faults) -> tuple[pa.Array, np.ndarray]:
+    """Read the value of every event, (num_rows,) float64; with words=code, a text becomes a part of the event's code.
+
+    Texts are those of the column of values, and of MEDS's text_value where there is no number.
+
+    Raises:
+        SourceError: text_value holds texts, and the source does not say what they mean.
+    """
+    if not table.has("value") and not table.has("text"):
+        return codes, np.full(len(table), np.nan)
+    treated = source.words != "error"
+    words = columns.words(table, "value", faults) if treated and table.has("value") else None
+    empty = np.full(len(table), np.nan)
+    values = columns.numbers(table, "value", faults, words=words) if table.has("value") else empty
+    if table.has("text"):
+        told = columns.words(table, "text", faults) if source.words == "code" else table.column("text")
+        told = pc.if_else(pa.array(np.isnan(values)), told.cast(pa.string()), None)
+        num_told = int(pc.sum(pc.fill_null(pc.not_equal(told, ""), False)).as_py() or 0)
+        if num_told and not treated:
+            what = f'E_TYPE {num_told:,} events have no number but a text in "text_value"'
+            fix = "set words on this item of data.events: code makes the text a part of the event's code, skip drops it"
+            raise SourceError(what, where=table.files[0].shown, fix=fix)
+        words = told if words is None else pc.coalesce(words, told)
+    if source.words != "code" or words is None:
+        return codes, values
+    joined = pc.binary_join_element_wise(codes, words, "=")
+    return pc.if_else(pc.is_valid(words), joined, codes), values
 
 
 def _title(path: Path, layout: str) -> str:

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from unpad.data.histories import columns
-from unpad.data.histories.columns import PER_DAY, Faults
+from unpad.data.histories.columns import Faults
 from unpad.data.histories.event_files import ID_NAMES, number
 from unpad.data.histories.event_rows import EventTable, units_of
 from unpad.data.histories.tables import Table, TableFile, open_table
+from unpad.data.histories.times import PER_DAY, times
 from unpad.data.sources.example import BadRow
 from unpad.errors import RecipeError
 from unpad.recipes.data import EventSettings
@@ -102,11 +103,11 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock) -> LabelTable
     twice = np.bincount(person, minlength=1)[person] > 1
     fix = "leave one row per patient; of several prediction times keep one"
     faults.add(twice, "E_LABEL", "the patient has several rows of labels", fix)
-    label = columns.numbers(table, "label", faults, expected="0 or 1")
+    label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     faults.add(wrong, "E_LABEL", f'"{table.names["label"]}" is neither 0 nor 1', "write 0 or 1, or leave it empty")
-    end = columns.times(table, "end", clock.unit, faults) if table.has("end") else np.full(len(table), np.nan)
-    landmark = columns.times(table, "landmark", clock.unit, faults) if table.has("landmark") else None
+    end = times(table, "end", clock.unit, faults) if table.has("end") else np.full(len(table), np.nan)
+    landmark = times(table, "landmark", clock.unit, faults) if table.has("landmark") else None
     if landmark is not None:
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
     if labels.duration is not None:

@@ -6,7 +6,6 @@ named after a patient by its number in its folder.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,13 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
+from unpad.data.sources.delimited import LINE_END, read_header
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import BOM, HEAD_BYTES
-from unpad.data.sources.jsonlines import wrong_encoding
+from unpad.data.sources.jsonlines import RowFault
+from unpad.data.sources.parquet import open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 
-DELIMITERS = ",;\t"
 # pyarrow's other types of text and list -> the plain type.
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
 
@@ -226,8 +225,11 @@ def _is_parquet(path: Path) -> bool:
 
 def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> Any:
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             return get(file)
+    except UnicodeDecodeError:
+        what, fix = "E_UTF8 the name of a column is not UTF-8", "write the file again"
+        raise SourceError(what, where=shown, fix=fix) from None
     except OSError as error:
         if error.strerror:
             raise _unreadable(error, shown) from None
@@ -250,41 +252,33 @@ def _unreadable(error: OSError, shown: str) -> SourceError:
 def _header(path: Path, shown: str) -> tuple[list[str], str]:
     """Read the names of a CSV file's columns, and find its delimiter."""
     try:
-        with path.open("rb") as handle:
-            head = handle.read(HEAD_BYTES)
+        return read_header(path)
     except OSError as error:
         raise _unreadable(error, shown) from None
-    if wrong := wrong_encoding(head):
-        raise SourceError(f"{wrong.code} {wrong.what}", where=shown, fix=wrong.fix)
-    lines = head.removeprefix(BOM).decode("utf-8", "replace").splitlines()
-    if not lines or not lines[0].strip():
-        raise SourceError(
-            "E_EMPTY the file has no header", where=f"{shown}:1", fix="begin with the names of the columns"
-        )
-    delimiter = max(DELIMITERS, key=lines[0].count)
-    return next(csv.reader([lines[0]], delimiter=delimiter)), delimiter
+    except RowFault as fault:
+        raise SourceError(f"{fault.code} {fault.what}", where=f"{shown}:1", fix=fault.fix) from None
 
 
 def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
     """Read the columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
     present, delimiter = _header(file.path, file.shown)
-    bad: list[BadRow] = []
-    broken: list[int] = []  # lines
+    broken: list[pa_csv.InvalidRow] = []
 
     def refuse(row: pa_csv.InvalidRow) -> str:
-        broken.append(row.number)
-        what = f"the line has {row.actual_columns} fields, the header {row.expected_columns}"
-        bad.append(BadRow(f"{file.shown}:{row.number}", "E_CSV", what, "quote fields that hold the delimiter"))
+        broken.append(row)
         return "skip"
 
     try:
         # Texts throughout: types guessed from the first rows would refuse values of later ones. One
-        # thread, because several do not know the number of a line.
+        # thread, because several do not know the number of a row.
         columns = pa_csv.read_csv(
             file.path,
             read_options=pa_csv.ReadOptions(use_threads=False),
             parse_options=pa_csv.ParseOptions(
-                delimiter=delimiter, ignore_empty_lines=False, invalid_row_handler=refuse
+                delimiter=delimiter,
+                ignore_empty_lines=False,
+                invalid_row_handler=refuse,
+                newlines_in_values=_has_quote(file.path),
             ),
             convert_options=pa_csv.ConvertOptions(
                 column_types={name: pa.string() for name in present}, strings_can_be_null=False
@@ -295,9 +289,43 @@ def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list
     except pa.ArrowException:
         what, fix = "E_CSV it cannot be read as CSV", "look for a quote without its end, or bytes that are not UTF-8"
         raise SourceError(what, where=file.shown, fix=fix) from None
-    lines = np.setdiff1d(np.arange(2, columns.num_rows + len(broken) + 2), np.array(broken, np.int64))
+    lines, broken_lines = _line_numbers(columns, present, broken)
+    bad = [
+        BadRow(
+            f"{file.shown}:{line}",
+            "E_CSV",
+            f"the line has {row.actual_columns} fields, the header {row.expected_columns}",
+            "quote fields that hold the delimiter",
+        )
+        for line, row in zip(broken_lines.tolist(), broken, strict=True)
+    ]
     blank = np.ones(columns.num_rows, np.bool_)
     for column in columns.columns:
         blank &= np.asarray(pc.equal(column, ""))
     full = np.flatnonzero(~blank)  # an empty line reads as empty fields
     return columns.select(chosen).take(pa.array(full)), lines[full], bad
+
+
+def _has_quote(path: Path) -> bool:
+    with path.open("rb") as handle:
+        return any(b'"' in piece for piece in iter(lambda: handle.read(1 << 20), b""))
+
+
+def _line_numbers(
+    columns: pa.Table, present: list[str], broken: list[pa_csv.InvalidRow]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lines at which rows begin: of those that were read, (num_rows,) int64, and of the broken ones.
+
+    pyarrow counts rows; a row has more lines than one where quotes hold line ends.
+    """
+    header = 1
+    numbers = np.array([row.number for row in broken], np.int64)
+    total = columns.num_rows + len(broken) + 1
+    read = np.setdiff1d(np.arange(header + 1, total + 1), numbers)
+    more = np.zeros(total + 1, np.int64)  # by the number of a row: lines besides its first
+    more[header] = sum(len(LINE_END.findall(name)) for name in present)
+    more[numbers] = [len(LINE_END.findall(row.text.rstrip("\r\n"))) for row in broken]
+    for column in columns.columns:
+        more[read] += np.asarray(pc.count_substring_regex(column, LINE_END.pattern)).astype(np.int64)
+    first = np.arange(total + 1) + np.cumsum(more) - more
+    return first[read], first[numbers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
@@ -17,22 +17,28 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     """Refuse bad rows unless the recipe says that they are quarantined.
 
     Args:
-        num_rows: rows read, good and bad.
+        num_rows: rows of the data, good and bad, those that could not be read included.
         checked: argument of `unpad data check` in the fix; default the file of the first bad row.
 
     Raises:
-        SourceError: the policy is `stop` and there is a bad row, or more than `data.max_bad` of the rows are bad.
+        SourceError: the policy is `stop` and there is a bad row, more than `data.max_bad` of the rows are bad,
+            or a fault takes along an unknown number of rows.
     """
-    share = len(bad) / max(num_rows, 1)
-    if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad):
+    num_bad = count_bad(bad)
+    share = num_bad / max(num_rows, 1)
+    unknown = next((row for row in bad if row.num_rows is None), None)
+    if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad and unknown is None):
         return
-    path = checked or re.sub(r"(:\d+|\[\d+\])$", "", bad[0].where)
-    lines = [f"{len(bad)} of {num_rows} rows cannot be used:"]
+    path = checked or _file_of(bad[0])
+    lines = [f"{num_bad} of {num_rows} rows cannot be used:"]
     lines += [f"  {row.where}: {row.code} {row.what}" for row in bad[:MAX_SHOWN]]
     if len(bad) > MAX_SHOWN:
         lines.append(f"  ... and {len(bad) - MAX_SHOWN} more")
     fix = f"`unpad data check {path}` shows each with its fix"
-    if data.on_bad_row == "stop":
+    if unknown is not None:
+        lines.append(f"  {unknown.where}: how many rows follow is unknown, so the fault is never quarantined")
+        fix += "; mend the file, or leave it out"
+    elif data.on_bad_row == "stop":
         fix += "; data.on_bad_row=quarantine goes on without them"
         if share > data.max_bad:
             fix += f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all"
@@ -40,6 +46,10 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
         fix += "; or raise data.max_bad"
     raise SourceError("\n".join(lines), where=bad[0].where, fix=fix)
+
+
+def _file_of(row: BadRow) -> str:
+    return re.sub(r"(:\d+|\[\d+\])$", "", row.where)
 
 
 def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> None:

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
-from unpad.data.sources.rows import collect, examples, missing, optional_fields, require_text
+from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
+from unpad.data.sources.rows import collect, examples, optional_fields, require_text
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]

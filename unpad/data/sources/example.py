@@ -1,5 +1,6 @@
 """Records of source files: examples and bad rows."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,10 +37,20 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used: its place, a stable code such as E_UTF8, the fault, and the fix."""
+    """A row that cannot be used: its place, a stable code such as E_UTF8, the fault, and the fix.
+
+    Args:
+        num_rows: rows that the fault takes along, such as the rest of a damaged file; None where that is unknown.
+    """
 
     where: str
     code: str
     what: str
     fix: str
     excerpt: str = ""
+    num_rows: int | None = 1
+
+
+def count_bad(bad: Iterable[BadRow]) -> int:
+    """Count the rows that faults take along; a fault of unknown extent counts as one."""
+    return sum(1 if row.num_rows is None else row.num_rows for row in bad)

@@ -2,8 +2,9 @@
 
 import codecs
 import glob
+import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,9 +12,12 @@ from typing import Literal
 from unpad.errors import SourceError
 from unpad.recipes.data import Source
 
-Format = Literal["text", "json", "jsonl", "parquet"]
+Format = Literal["text", "json", "jsonl", "parquet", "csv"]
 
-FORMATS: dict[str, Format] = {".json": "json", ".jsonl": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet"}
+FORMATS: dict[str, Format] = {
+    ".json": "json", ".jsonl": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet", ".csv": "csv",
+    ".tsv": "csv",
+}  # fmt: skip
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
 HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
 BOM = codecs.BOM_UTF8
@@ -71,8 +75,29 @@ def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[P
     """List the files of a path: a file, the files of a folder with one of these suffixes, or the matches of a pattern.
 
     Raises:
-        SourceError: there is none.
+        SourceError: there is none, or the name of one is not UTF-8.
     """
+    paths = _list_paths(path, suffixes)
+    refuse_names(paths)
+    return paths
+
+
+def refuse_names(paths: Iterable[Path]) -> None:
+    """Refuse files whose names are not UTF-8, as some zip files leave them: no file of a run could name them.
+
+    Raises:
+        SourceError: names the first.
+    """
+    for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+            fix = "rename it, for example with `convmv -f GBK -t UTF-8 --notest FILE`"
+            raise SourceError("E_NAME the file's name is not UTF-8", where=shown, fix=fix) from None
+
+
+def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
     if path.is_file():
         return [path]
     tried = path.absolute()

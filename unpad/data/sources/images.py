@@ -1,4 +1,5 @@
-"""Labelled images: a folder with one sub-folder per class, a manifest in JSON lines, or parquet with the bytes inside.
+"""Labelled images: a folder with one sub-folder per class, perhaps inside train/ and val/, a manifest in JSON lines, or
+parquet with the bytes inside.
 
 Listing reads every file, checks that it is whole and hashes it, but decodes no pixels.
 """
@@ -19,16 +20,20 @@ from typing import TYPE_CHECKING, Any
 from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
 from unpad.data.sources import files
 from unpad.data.sources.example import BadRow, SplitName
-from unpad.data.sources.files import SourceFile, natural_key
-from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
-from unpad.data.sources.rows import collect, missing, require_text, rows
+from unpad.data.sources.files import SourceFile, natural_key, refuse_names
+from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
+from unpad.data.sources.parquet import one_row, open_parquet, read_batches
+from unpad.data.sources.rows import collect, require_text, rows
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPLITS: dict[str, SplitName] = {"train": "train", "val": "holdout", "holdout": "holdout", "test": "test"}
+SPLITS: dict[str, SplitName] = {
+    "train": "train", "val": "holdout", "valid": "holdout", "validation": "holdout", "holdout": "holdout",
+    "test": "test",
+}  # fmt: skip
 FIELDS = ("label", "split", "width", "height", "sha256")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
@@ -148,9 +153,7 @@ def read_bytes(example: ImageExample) -> bytes:
 
 @lru_cache(maxsize=2)
 def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(path) as table:
+    with open_parquet(path) as table:
         return table.read_row_group(group, columns=[name]).column(name)
 
 
@@ -224,15 +227,39 @@ def _check_unchanged(declared: tuple[int | None, int | None, str | None], info: 
 
 
 def _in_folder(root: Path) -> Iterator[Found | BadRow]:
-    """Yield every visible file below a sub-folder, which is its class; images beside the sub-folders have none."""
+    """Yield every visible file below a sub-folder, which is its class; images beside the sub-folders have none.
+
+    Sub-folders named train, val and the like are parts of a split, with the classes inside.
+    """
     real = os.path.realpath(root)
-    for path in sorted(_visible(root), key=lambda path: natural_key(path.relative_to(root))):
-        label, *inside = path.relative_to(root).parts
+    paths = sorted(_visible(root), key=lambda path: natural_key(path.relative_to(root)))
+    refuse_names(paths)
+    by_split = _is_split(root, [path.relative_to(root).parts for path in paths])
+    for path in paths:
+        parts = path.relative_to(root).parts
+        split = SPLITS[parts[0].lower()] if by_split and len(parts) > 1 else None
+        label, *inside = parts[1:] if split is not None else parts
         if inside or path.is_dir():
-            yield Found(str(path), label, path, real)
+            yield Found(str(path), label, path, real, split)
         elif is_image(path):
             what = "the image stands beside the folders of the classes"
             yield BadRow(str(path), "E_LABEL", what, "move it into the folder of its class")
+
+
+def _is_split(root: Path, parts: list[tuple[str, ...]]) -> bool:
+    """Decide whether the sub-folders are parts of a split rather than classes.
+
+    Raises:
+        SourceError: two or more are, and others are not.
+    """
+    names = {path[0] for path in parts if len(path) > 1}
+    sides = sorted(name for name in names if name.lower() in SPLITS)
+    nested = {path[0] for path in parts if len(path) > 2}
+    others = sorted(names - set(sides))
+    if len(nested & set(sides)) > 1 and others:
+        what = f"the folders {', '.join(sides)} are parts of a split, and {', '.join(others[:3])} beside them is not"
+        raise SourceError(what, where=str(root), fix="keep either classes or parts of a split in the folder")
+    return bool(sides) and not others
 
 
 def _visible(root: Path) -> Iterator[Path]:
@@ -281,40 +308,24 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
 
 
 def _in_parquet(file: SourceFile) -> Iterator[Found | BadRow]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    name = file.field or "image"
+    for item in read_batches(file.path, (name,), FIELDS, WINDOW):
+        if isinstance(item, BadRow):
+            yield item
+            continue
+        first, group, inside, batch = item
+        for index in range(batch.num_rows):
+            row, where = one_row(batch, index), f"{file.path}:{first + index}"
+            if isinstance(row, RowFault):
+                yield row.at(where)
+            else:
+                yield _parquet_row(where, file.path, row, (group, inside + index, name))
 
-    name, row = file.field or "image", 0
+
+def _parquet_row(where: str, path: Path, row: dict[str, Any], place: tuple[int, int, str]) -> Found | BadRow:
     try:
-        with pq.ParquetFile(file.path) as table:
-            present = table.schema_arrow.names
-            if name not in present:
-                yield missing((name,), present, "column").at(str(file.path))
-                return
-            columns = [column for column in (name, *FIELDS) if column in present]
-            for group in range(table.num_row_groups):
-                inside = 0
-                for batch in table.iter_batches(WINDOW, row_groups=[group], columns=columns):
-                    for index in range(batch.num_rows):
-                        row += 1
-                        yield _parquet_row(f"{file.path}:{row}", file.path, batch, index, (group, inside, name))
-                        inside += 1
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, FileNotFoundError | PermissionError):
-            raise
-        what = f"cannot be read after row {row}: {str(error).splitlines()[0][:200]}"
-        yield RowFault("E_PARQUET", what).at(f"{file.path}:{row + 1}")
-
-
-def _parquet_row(
-    where: str, path: Path, batch: pa.RecordBatch, index: int, place: tuple[int, int, str]
-) -> Found | BadRow:
-    try:
-        row = {column: batch.column(column)[index].as_py() for column in batch.schema.names}
         content = _image_of(row[place[2]])
         return Found(where, _label(row), path, "", declared_split(row), _declared(row), place, content)
-    except UnicodeDecodeError as error:
-        return RowFault("E_UTF8", f"byte 0x{error.object[error.start]:02x} of a string is not UTF-8").at(where)
     except (ImageError, RowFault) as error:
         return BadRow(where, error.code, error.what, error.fix)
 

@@ -1,4 +1,4 @@
-"""Strict JSON, line by line or element by element: every fault has a place and a code.
+"""Strict JSON, line by line, and the faults that `arrays.py` shares: every fault has a place and a code.
 
 The standard decoder accepts duplicate keys, NaN, numbers out of range and lone surrogates. Here each of them is a bad
 row, found by cheap hooks, or by a check of only the rows that contain suspicious characters.
@@ -36,12 +36,15 @@ FIXES = {
     "E_NO_TARGET": "add the assistant's reply or remove the row",
     "E_SPLIT": "write train or holdout, or leave the field out",
     "E_PARQUET": "write the file again",
+    "E_CSV": "quote cells that hold the delimiter, a quote (doubled) or a line break",
 }
 
-_SPACE = re.compile(r"[ \t\n\r]*")
+# Between values, white space of any script: wide and non-breaking spaces are common in Chinese files.
+SPACES = "\t\n\r \u0085\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+SPACE = re.compile(f"[{SPACES}]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]')
+BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[\[{]|[\]}]')
 
 
 class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadRow, never seen by users
@@ -51,9 +54,9 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
         super().__init__(code, what)
         self.code, self.what, self.fix = code, what, fix or FIXES[code]
 
-    def at(self, where: str, content: object = "") -> BadRow:
+    def at(self, where: str, content: object = "", num_rows: int | None = 1) -> BadRow:
         """Return the bad row, with an excerpt of its content."""
-        return BadRow(where, self.code, self.what, self.fix, excerpt(content))
+        return BadRow(where, self.code, self.what, self.fix, excerpt(content), num_rows)
 
 
 def excerpt(content: object) -> str:
@@ -75,11 +78,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
 
     Only \n ends a line (\r in a file without any \n), so U+2028 and U+0085 stay inside texts. Blank lines are skipped.
     """
-    decoder, faults = _strict_decoder()
+    decoder, faults = strict_decoder()
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
         if wrong := _not_lines(head):
-            yield wrong.at(f"{path}:1", head)
+            yield wrong.at(f"{path}:1", head, num_rows=None)
             return
         handle.seek(0)
         offset = 0
@@ -87,7 +90,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]] | BadRow]:
             if number == 1:
                 offset = len(raw) - len(raw.removeprefix(BOM))
                 raw = raw.removeprefix(BOM)
-            if raw and not raw.isspace():
+            if not _is_blank(raw):
                 try:
                     yield number, _parse_line(raw, offset, decoder, faults)
                 except RowFault as fault:
@@ -100,7 +103,11 @@ def count_blank_lines(path: Path) -> int:
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
         handle.seek(0)
-        return sum(raw.isspace() for raw in _lines(handle, head))
+        return sum(map(_is_blank, _lines(handle, head)))
+
+
+def _is_blank(raw: bytes) -> bool:
+    return raw.isspace() or not raw or (raw.lstrip()[0] > 127 and not raw.decode("utf-8", "replace").strip())
 
 
 def _lines(handle: Iterable[bytes], head: bytes) -> Iterable[bytes]:
@@ -112,15 +119,15 @@ def _lines(handle: Iterable[bytes], head: bytes) -> Iterable[bytes]:
 def _parse_line(raw: bytes, offset: int, decoder: json.JSONDecoder, faults: list[RowFault]) -> dict[str, Any]:
     faults.clear()
     try:
-        text = raw.decode().rstrip("\r\n")  # or a cut-off string would seem to hold a raw line break
+        text = raw.decode().rstrip(SPACES)  # or a cut-off string would seem to hold a raw line break
         value = decoder.decode(text)
     except UnicodeDecodeError as error:
-        raise _bad_utf8(error, offset) from None
+        raise bad_utf8(error.object[error.start], offset + error.start) from None
     except json.JSONDecodeError as error:
-        raise _explain(error, 0) from None
+        raise explain(error, 0) from None
     except RecursionError:
         raise RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels") from None
-    _check(text, 0, len(text), value, faults)
+    check_value(text, 0, len(text), value, faults)
     if type(value) is not dict:
         raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
     return value
@@ -133,16 +140,21 @@ def _not_lines(head: bytes) -> RowFault | None:
     body = head.removeprefix(BOM).lstrip()
     if not body.startswith(b"["):
         return None
-    first, _, rest = body.partition(b"\n")
-    if rest.strip():
-        try:
-            json.loads(first)
-            return None  # the row is an array, not the file
-        except (ValueError, RecursionError):
-            pass
+    first, *others = body.splitlines()
+    others = [line for line in others if line.strip()]
+    if others and (_parses(first) or (first.strip() != b"[" and _parses(others[0]))):
+        return None  # the row begins like an array, not the file
     return RowFault(
         "E_ENCODING", "the file is one JSON array, not one object per line", "name it .json or set format: json"
     )
+
+
+def _parses(line: bytes) -> bool:
+    try:
+        json.loads(line)
+        return True
+    except (ValueError, RecursionError):
+        return False
 
 
 def wrong_encoding(head: bytes) -> RowFault | None:
@@ -156,83 +168,10 @@ def wrong_encoding(head: bytes) -> RowFault | None:
     return RowFault("E_ENCODING", f"the file is not UTF-8 text; it seems to be {guess}", fix)
 
 
-# --------------------------------------------------------------------------- arrays
-
-
-def read_array(path: Path) -> Iterator[tuple[int, Any] | BadRow]:
-    """Read a JSON array; yield (index from 0, element) or the bad row.
-
-    A fault inside an element names the element; broken syntax names the line and ends the reading.
-    """
-    raw = path.read_bytes()
-    if wrong := wrong_encoding(raw[:HEAD_BYTES]):
-        yield wrong.at(f"{path}:1", raw)
-        return
-    try:
-        text = raw.decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        yield _bad_utf8(error, 0).at(f"{path}:{line}", raw[max(0, error.start - 30) : error.start + 30])
-        return
-    try:
-        yield from _elements(path, text)
-    except json.JSONDecodeError as error:
-        fault = _explain(error, text.rfind("\n", 0, error.pos) + 1)
-        yield fault.at(f"{path}:{error.lineno}", text[max(0, error.pos - 30) : error.pos + 50])
-
-
-def _elements(path: Path, text: str) -> Iterator[tuple[int, Any] | BadRow]:
-    decoder, faults = _strict_decoder()
-    position = _skip_space(text, 0)
-    if text[position : position + 1] != "[":
-        yield _not_array(text[position:]).at(f"{path}:1", text)
-        return
-    index, position = 0, _skip_space(text, position + 1)
-    more = text[position : position + 1] != "]"
-    while more:
-        faults.clear()
-        try:
-            value, end = decoder.raw_decode(text, position)
-        except RecursionError:
-            line = text.count("\n", 0, position) + 1
-            yield RowFault("E_DEPTH", f"nested deeper than {MAX_DEPTH} levels").at(f"{path}:{line}", text[position:])
-            return
-        try:
-            _check(text, position, end, value, faults)
-            yield index, value
-        except RowFault as fault:
-            yield fault.at(f"{path}[{index}]", text[position : min(end, position + MAX_EXCERPT + 1)])
-        position = _skip_space(text, end)
-        more = text[position : position + 1] == ","
-        if not more and text[position : position + 1] != "]":
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, position)
-        if more:
-            index, position = index + 1, _skip_space(text, position + 1)
-    tail = _skip_space(text, position + 1)
-    if tail != len(text):
-        raise json.JSONDecodeError("Extra data", text, tail)
-
-
-def _not_array(body: str) -> RowFault:
-    if not body:
-        return RowFault("E_EMPTY", "the file is empty", "remove the file")
-    if body.startswith("{"):
-        return RowFault(
-            "E_TYPE", "the file holds objects, expected one array", "one object per line? set format: jsonl"
-        )
-    return RowFault("E_TYPE", "the file is not a JSON array", "write an array in brackets")
-
-
-def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    assert match is not None
-    return match.end()
-
-
 # --------------------------------------------------------------------------- faults
 
 
-def _strict_decoder() -> tuple[json.JSONDecoder, list[RowFault]]:
+def strict_decoder() -> tuple[json.JSONDecoder, list[RowFault]]:
     """Return a decoder, and the list to which it adds the faults of values that it could decode."""
     faults: list[RowFault] = []
 
@@ -263,7 +202,7 @@ def _strict_decoder() -> tuple[json.JSONDecoder, list[RowFault]]:
     return json.JSONDecoder(object_pairs_hook=pairs, **hooks), faults
 
 
-def _check(text: str, start: int, end: int, value: object, faults: list[RowFault]) -> None:
+def check_value(text: str, start: int, end: int, value: object, faults: list[RowFault]) -> None:
     """Raise the first fault of a decoded value, text[start:end]."""
     if faults:
         raise faults[0]
@@ -283,7 +222,7 @@ def _depth(text: str, start: int, end: int) -> int:
     if brackets <= MAX_DEPTH:
         return brackets
     depth = deepest = 0
-    for match in _NESTING.finditer(text, start, end):
+    for match in BRACKETS.finditer(text, start, end):
         if match[0] in "[{":
             depth += 1
             deepest = max(deepest, depth)
@@ -292,22 +231,28 @@ def _depth(text: str, start: int, end: int) -> int:
     return deepest
 
 
-def _bad_utf8(error: UnicodeDecodeError, offset: int) -> RowFault:
-    byte = error.object[error.start]
-    return RowFault("E_UTF8", f"byte 0x{byte:02x} at offset {offset + error.start} of the file is not UTF-8")
+def bad_utf8(byte: int, offset: int) -> RowFault:
+    """Return the fault of a byte at an offset of the file."""
+    return RowFault("E_UTF8", f"byte 0x{byte:02x} at offset {offset} of the file is not UTF-8")
 
 
-def _explain(error: json.JSONDecodeError, start: int) -> RowFault:
-    """Describe the fault of broken JSON; `start` is the beginning of its line."""
+def explain(error: json.JSONDecodeError, start: int, column: int | None = None) -> RowFault:
+    """Describe the fault of broken JSON.
+
+    Args:
+        start: beginning of its line in `error.doc`; column: that of the fault, if the document does not have it.
+    """
     text, position = error.doc, error.pos
-    line, rest = text[start:].lstrip(" \t"), text[position:].lstrip()
-    place = f"column {error.colno}"
+    found = SPACE.match(text, position)
+    assert found is not None
+    line, rest = text[start : start + MAX_EXCERPT].lstrip(" \t"), text[found.end() : found.end() + MAX_EXCERPT]
+    place = f"column {error.colno if column is None else column}"
     control = _CONTROL.search(text, start, position + 1)
     if control or error.msg.startswith("Invalid control character"):
         char = control[0] if control else text[position : position + 1]
         return RowFault("E_CTRL", f"raw control character {_char_name(char)} at {place}")
     extra = error.msg.startswith("Extra data")
-    if extra and rest[0] in '{["':
+    if extra and rest[:1] in tuple('{["'):
         return RowFault("E_EXTRA", f"a second JSON value begins at {place}")
     if line.startswith("\ufeff"):
         return RowFault(
@@ -315,7 +260,7 @@ def _explain(error: json.JSONDecodeError, start: int) -> RowFault:
         )
     if line.startswith(("//", "#", "/*")) or rest.startswith(("//", "#", "/*")):
         return RowFault("E_JSON", f"a comment at {place}; JSON has none", "remove the comment")
-    if (extra and rest[0] == ",") or re.search(r",\s*[}\]]", text[max(start, position - 9) : position + 9]):
+    if (extra and rest[:1] == ",") or re.search(r",\s*[}\]]", text[max(start, position - 9) : position + 9]):
         return RowFault("E_JSON", f"a trailing comma at {place}", "remove the comma")
     if rest.startswith("'") or re.match(r"(None|True|False)\b", rest):
         return RowFault(
@@ -336,3 +281,10 @@ def type_name(value: object) -> str:
     """JSON type of a value, with its article."""
     names = {str: "a string", list: "a list", dict: "an object", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def missing(fields: tuple[str, ...], present: list[str], kind: str = "field") -> RowFault:
+    """Return the fault of a row without any of `fields`."""
+    wanted = " or ".join(f'"{name}"' for name in fields)
+    names = ", ".join(f'"{excerpt(name[:40])}"' for name in present[:20]) or "none"
+    return RowFault("E_MISSING", f"no {kind} {wanted}; there is {names}")

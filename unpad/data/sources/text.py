@@ -5,8 +5,8 @@ from typing import Any
 
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.jsonlines import RowFault, type_name
-from unpad.data.sources.rows import collect, examples, missing, optional_fields, require_text
+from unpad.data.sources.jsonlines import RowFault, missing, type_name
+from unpad.data.sources.rows import collect, examples, optional_fields, require_text
 from unpad.recipes.data import DataSettings
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, declared_split, examine
-from unpad.data.sources.jsonlines import RowFault, type_name
-from unpad.data.sources.rows import examples, missing, reading, require_text
+from unpad.data.sources.jsonlines import RowFault, missing, type_name
+from unpad.data.sources.rows import examples, reading, require_text
 from unpad.recipes.data import DataSettings
 
 FIELDS = ("image", "question", "answer", "answers", "caption")

@@ -174,7 +174,7 @@ def pack_details(where: Iterable[str], groups: Iterable[str], keywords: Iterable
 
 def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
     """Pack a file's bad rows without the file's name as JSON, (bytes,) uint8; empty without bad rows."""
-    rows = [[row.where.removeprefix(path), row.code, row.what, row.fix, row.excerpt] for row in bad]
+    rows = [[row.where.removeprefix(path), row.code, row.what, row.fix, row.excerpt, row.num_rows] for row in bad]
     return _json_bytes(rows) if rows else np.zeros(0, np.uint8)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow, Example
+from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import SourceFile, expand
 from unpad.data.sources.leaks import LeakReport, report
 from unpad.data.sources.places import resolve_path
@@ -196,9 +196,9 @@ def _report(
     originals = tokens.copy == 0
     assert int(originals.sum()) == rows_used, "a row vanished"
     return CorpusReport(
-        rows_read=rows_used + len(bad),
+        rows_read=rows_used + count_bad(bad),
         rows_used=rows_used,
-        rows_quarantined=len(bad),
+        rows_quarantined=count_bad(bad),
         num_files=len(work.files),
         num_train=int((originals & (tokens.split == Split.TRAIN)).sum()),
         num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
@@ -273,7 +273,7 @@ def _judge_rows(work: _Work) -> tuple[list[BadRow], int]:
         bad += _read(work, index).bad if shard is None else shard.bad_rows(str(file.file.path))
         used[file.kind] += len(_read(work, index).examples) if shard is None else shard.num_rows
     total = sum(used.values())
-    apply_policy(bad, total + len(bad), work.recipe.data)
+    apply_policy(bad, total + count_bad(bad), work.recipe.data)
     for kind, count in used.items():
         refuse_empty(count, kind, [file.file for file in work.files if file.kind == kind])
     return bad, total

@@ -1,0 +1,116 @@
+"""Rows of CSV and TSV files with a header, and the header itself."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import HEAD_BYTES
+from unpad.data.sources.jsonlines import RowFault, missing, wrong_encoding
+
+DELIMITERS = ",;\t"
+MAX_CHARACTERS = 1 << 28  # of a cell, and of the first line
+LINE_END = re.compile(r"\r\n|\r|\n")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as "surrogateescape" decodes them
+
+
+def read_header(path: Path) -> tuple[list[str], str]:
+    """Read the names of a file's columns, and find its delimiter: the commonest of comma, semicolon and tab.
+
+    Raises:
+        RowFault: the file is not UTF-8, or has no header.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as handle:
+        lines, delimiter = _open(handle, path)
+        return next(_records(lines, delimiter))[1], delimiter
+
+
+def read_delimited(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str]] | BadRow]:
+    """Yield ("file:line", {column: cell}) of every row, or the bad row; empty lines are skipped.
+
+    Cells that are empty are left out unless their column is wanted. A quote without its end takes along the lines
+    that it swallows.
+
+    Args:
+        wanted: columns of which the file must have one.
+    """
+    with path.open("rb") as handle:
+        try:
+            lines, delimiter = _open(handle, path)
+            records = _records(lines, delimiter)
+            names = next(records)[1]
+        except RowFault as fault:
+            yield fault.at(f"{path}:1", num_rows=1 if fault.code == "E_EMPTY" else None)
+            return
+        if refused := _fault_of_header(names, wanted):
+            yield refused.at(f"{path}:1", num_rows=max(sum(1 for _ in records), 1))
+            return
+        for line, cells, num_lines in records:
+            where, found = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
+            if found:
+                yield found.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
+            else:
+                pairs = zip(names, cells, strict=True)
+                yield where, {name: cell for name, cell in pairs if cell or name in wanted}
+
+
+def _open(handle: BinaryIO, path: Path) -> tuple[Iterable[str], str]:
+    """Return the lines of a file with their ends, and its delimiter."""
+    head = handle.read(HEAD_BYTES)
+    if wrong := wrong_encoding(head):
+        raise wrong
+    handle.seek(0)
+    text = io.TextIOWrapper(handle, "utf-8-sig", "surrogateescape", newline="")
+    first = text.readline(MAX_CHARACTERS)
+    if not first.strip():
+        raise RowFault("E_EMPTY", "the file has no header", "begin with the names of the columns")
+    preferred = DELIMITERS[::-1] if path.suffix.lower() == ".tsv" else DELIMITERS
+    return itertools.chain([first], text), max(preferred, key=first.count)
+
+
+def _records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str], int]]:
+    """Yield (line from 1, cells, number of lines) of the header and of every row; no cells where quotes are wrong.
+
+    Raises:
+        RowFault: the header cannot be read.
+    """
+    csv.field_size_limit(MAX_CHARACTERS)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            if line == 1:
+                raise RowFault("E_CSV", f"the header cannot be read: {error}") from None
+            yield line, [], reader.line_num - line + 1
+            continue
+        if cells:
+            yield line, cells, reader.line_num - line + 1
+
+
+def _fault_of_header(names: list[str], wanted: tuple[str, ...]) -> RowFault | None:
+    if not set(names) & set(wanted):
+        return missing(wanted, names, "column")
+    twice = next((name for name in names if names.count(name) > 1 and name), None)
+    return RowFault("E_DUPKEY", f'the column "{twice}" occurs twice') if twice else None
+
+
+def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFault | None:
+    if not cells:
+        return RowFault("E_CSV", f"a quote of this line does not end well; it takes along {num_lines} lines")
+    for cell in cells:
+        if found := _NOT_UTF8.search(cell):
+            return RowFault("E_UTF8", f"byte 0x{ord(found[0]) - 0xDC00:02x} of a cell is not UTF-8")
+    if len(cells) != len(names):
+        return RowFault("E_CSV", f"the row has {len(cells)} fields, the header {len(names)}")
+    return None

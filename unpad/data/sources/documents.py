@@ -1,0 +1,85 @@
+"""Documents of plain text files, read through a buffer that grows with the longest document only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import BOM, HEAD_BYTES
+from unpad.data.sources.jsonlines import RowFault, wrong_encoding
+
+END_OF_TEXT = "<|endoftext|>"
+READ_BYTES = 1 << 18
+BETWEEN = b" \t\n"  # what a run of blank lines consists of
+_BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
+
+
+def read_documents(path: Path, separator: str) -> Iterator[tuple[str, str] | BadRow]:
+    r"""Split plain text at the separator; yield ("file:line", text) or the bad row.
+
+    Line ends become \n: of all kinds, or \r in a file without any \n. Blank documents are skipped.
+
+    Args:
+        separator: `data.separator`; auto is <|endoftext|> where it occurs in the file, else blank lines.
+    """
+    with path.open("rb") as handle:
+        head = handle.read(HEAD_BYTES)
+        if wrong := wrong_encoding(head):
+            yield wrong.at(f"{path}:1", head, num_rows=None)
+            return
+        handle.seek(0)
+        has_line_feed, has_end_of_text = _survey(handle)
+        if separator == "auto" and has_end_of_text:
+            separator = END_OF_TEXT
+        blank_lines = separator == "auto"
+        pattern = _BLANK_LINES if blank_lines else re.compile(re.escape(separator.encode()))
+        handle.seek(len(BOM) if head.startswith(BOM) else 0)
+        buffer, line, ended = b"", 1, False  # line: that of the buffer's first byte
+        carriage = b""  # a \r that may be half a line end
+        while not ended:
+            raw = handle.read(max(READ_BYTES, len(buffer)))
+            ended = not raw
+            raw, carriage = carriage + raw, b""
+            if raw.endswith(b"\r") and has_line_feed and not ended:
+                raw, carriage = raw[:-1], b"\r"
+            buffer += raw.replace(b"\r\n", b"\n") if has_line_feed else raw.replace(b"\r", b"\n")
+            # A run of blank lines at the buffer's end may go on.
+            limit = len(buffer.rstrip(BETWEEN)) if blank_lines and not ended else len(buffer)
+            begin = counted = 0
+            spans = [match.span() for match in pattern.finditer(buffer, 0, limit)]
+            for end, following in [*spans, (limit, limit)] if ended else spans:
+                document = buffer[begin:end].strip(b"\n")
+                if document and not document.isspace():
+                    start = buffer.index(document, begin)
+                    line, counted = line + buffer.count(b"\n", counted, start), start
+                    yield _document(f"{path}", line, document)
+                begin = following
+            line += buffer.count(b"\n", counted, begin)
+            buffer = buffer[begin:]
+
+
+def _survey(handle: BinaryIO) -> tuple[bool, bool]:
+    r"""Look through a whole file for a \n and for <|endoftext|>."""
+    mark, tail = END_OF_TEXT.encode(), b""
+    has_line_feed = has_end_of_text = False
+    while raw := handle.read(READ_BYTES):
+        has_line_feed = has_line_feed or b"\n" in raw
+        has_end_of_text = has_end_of_text or mark in tail + raw
+        tail = (tail + raw)[-len(mark) :]
+    return has_line_feed, has_end_of_text
+
+
+def _document(path: str, line: int, document: bytes) -> tuple[str, str] | BadRow:
+    try:
+        text = document.decode()
+    except UnicodeDecodeError as error:
+        inside = document.count(b"\n", 0, error.start)
+        what = f"byte 0x{document[error.start]:02x} at byte {error.start} of the document is not UTF-8"
+        return RowFault("E_UTF8", what).at(f"{path}:{line + inside}", document[max(0, error.start - 30) :])
+    if "\0" in text:
+        inside = text.count("\n", 0, text.index("\0"))
+        return RowFault("E_CTRL", "a NUL character in plain text").at(f"{path}:{line + inside}", text)
+    return f"{path}:{line}", text

@@ -1,0 +1,113 @@
+"""Rows of parquet files, a row group at a time; a row group that cannot be read costs its own rows only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.jsonlines import RowFault, missing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+BATCH_ROWS = 1024
+
+
+def open_parquet(path: Path | str) -> pq.ParquetFile:
+    """Open a parquet file whose pages are compared with their checksums, where it has any."""
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+def read_parquet(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[tuple[str, Any] | BadRow]:
+    """Yield ("file:row", object) of every row, numbered from 1, or the bad row.
+
+    Args:
+        wanted: columns of which the file must have one; optional: further columns to read.
+    """
+    for item in read_batches(path, wanted, optional, BATCH_ROWS):
+        if isinstance(item, BadRow):
+            yield item
+            continue
+        first, _, _, batch = item
+        for index, row in enumerate(_rows(batch)):
+            where = f"{path}:{first + index}"
+            yield row.at(where) if isinstance(row, RowFault) else (where, row)
+
+
+def read_batches(
+    path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], batch_rows: int
+) -> Iterator[tuple[int, int, int, pa.RecordBatch] | BadRow]:
+    """Yield (number of the batch's first row in the file from 1, row group, its first row there from 0, batch).
+
+    A file or a row group that cannot be read is one bad row with the number of rows that are lost with it.
+    """
+    import pyarrow as pa
+
+    group = first = inside = 0  # number of the row group, rows of those before, rows of it that were read
+    try:
+        with open_parquet(path) as table:
+            sizes = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
+            columns = _columns(table, wanted, optional)
+            if isinstance(columns, RowFault):
+                yield columns.at(str(path), num_rows=max(sum(sizes), 1))
+                return
+            for group, size in enumerate(sizes):
+                inside = 0
+                try:
+                    for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
+                        yield first + inside + 1, group, inside, batch
+                        inside += batch.num_rows
+                except (pa.ArrowException, OSError) as error:
+                    fault = _unreadable(error, f"the last {size - inside:,} of {size:,} rows of row group {group}")
+                    yield fault.at(f"{path}:{first + inside + 1}", num_rows=max(size - inside, 1))
+                first += size
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise
+        yield _unreadable(error, "it").at(f"{path}:1", num_rows=None)
+    except UnicodeDecodeError as error:
+        fault = RowFault("E_UTF8", f"byte 0x{error.object[error.start]:02x} of a column's name is not UTF-8")
+        yield fault.at(str(path), num_rows=None)
+
+
+def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> list[str] | RowFault:
+    """Choose the columns to read, or return the fault of the file's columns."""
+    present = table.schema_arrow.names
+    if not set(wanted) & set(present):
+        return missing(wanted, present, "column")
+    columns = list(dict.fromkeys(name for name in (*wanted, *optional) if name in present))
+    twice = next((name for name in columns if present.count(name) > 1), None)
+    return columns if twice is None else RowFault("E_DUPKEY", f'the column "{twice}" occurs twice')
+
+
+def _unreadable(error: Exception, what: str) -> RowFault:
+    return RowFault("E_PARQUET", f"{what} cannot be read: {str(error).splitlines()[0][:200]}")
+
+
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowFault]:
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError):  # raised before any row is returned, so each is tried alone
+        for index in range(batch.num_rows):
+            row = one_row(batch, index)
+            yield row
+
+
+def one_row(batch: pa.RecordBatch, index: int) -> dict[str, Any] | RowFault:
+    """Return a row of a batch as an object, or the fault of a cell that Python has no value for."""
+    row = {}
+    for name in batch.schema.names:
+        column = batch.column(name)
+        try:
+            row[name] = column[index].as_py()
+        except UnicodeDecodeError as error:
+            return RowFault("E_UTF8", f"byte 0x{error.object[error.start]:02x} of a string is not UTF-8")
+        except (ValueError, OverflowError):
+            what = f'"{name}" holds a {column.type} that cannot be read'
+            return RowFault("E_TYPE", what, "write the column as texts or whole numbers")
+    return row
