@@ -1,6 +1,7 @@
 # make demo: install, train the packaged Chinese example, read two of its answers.
 # make test: install with the test extras, run the tests, one worker per core.
 # make quick: the tests that take no whole run and no process of their own, for use while developing.
+# make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
 VENV = .venv
@@ -12,7 +13,7 @@ RUN = runs/demo
 # Threads that wait asleep: the few tests with two threads share their cores with other tests.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick lint clean
+.PHONY: demo test quick readme lint clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -26,6 +27,9 @@ test: $(VENV)/.installed-dev
 
 quick: $(VENV)/.installed-dev
 	@$(PYTEST) -m "not slow"
+
+readme: $(VENV)/.installed-dev
+	@$(VENV)/bin/python docs/outputs.py
 
 lint: $(VENV)/.installed-dev
 	@$(VENV)/bin/ruff check .

@@ -74,18 +74,35 @@ def test_accumulation_over_one_example_is_the_single_example_training(tmp_path: 
 
 
 def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
-    """All texts have one length, so one batch of all is one update of all accumulated."""
+    """All texts have one length, so one batch of all is one step of all accumulated, to the rounding of bf16."""
     unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), tmp_path / "accumulated")
     unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "batched")
     accumulated, batched = (rows(tmp_path / name, "train") for name in ("accumulated", "batched"))
     assert len(accumulated) == len(batched) == 3
     for a, b in zip(accumulated, batched, strict=True):
         assert (a["targets"], a["sequences"]) == (b["targets"], b["sequences"])
-        assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
-        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4)
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-3)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=2e-2)
     before, after = weights(tmp_path / "accumulated"), weights(tmp_path / "batched")
     for name, tensor in before.items():
-        assert (tensor - after[name]).norm() <= 1e-4 * tensor.norm() + 1e-6, name
+        assert (tensor - after[name]).norm() <= 2e-2 * tensor.norm() + 1e-3, name
+
+
+def test_accumulation_computes_one_text_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The memory of accumulated training is that of one text, whatever the number of texts in a step."""
+    passes = []
+
+    def record(model: Decoder, batch: RaggedBatch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        if model.training:
+            passes.append(len(batch.layout.lengths()))
+        return losses(model, batch)
+
+    losses = Decoder.losses
+    monkeypatch.setattr(Decoder, "losses", record)
+    unpad.train_monitored(TEXTS, 1, 1e-3, 30, 4, tmp_path / "run")
+    num = len(TEXTS) - 1  # one text is held out
+    assert passes == [1] * num
+    assert [row["sequences"] for row in rows(tmp_path / "run", "train")] == [4] * (num // 4) + [num % 4] * (num % 4 > 0)
 
 
 def test_texts_are_kept_beside_the_run_as_training_read_them(tmp_path: Path) -> None:

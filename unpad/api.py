@@ -129,14 +129,21 @@ def train_texts(
         batch_size: texts per step.
         bucket: whether the texts of a step have similar lengths; else they are drawn at random.
     """
+    strategy = "bucket" if bucket else "dynamic"
+    return _train_texts(texts, epochs, lr, out, patience, f"plan.strategy={strategy}", f"plan.batch_size={batch_size}")
+
+
+def _train_texts(
+    texts: Sequence[str], epochs: int, lr: float, out: str | Path | None, patience: int | None, *batching: str
+) -> int:
+    """Train on texts with `batching`, overrides of the plan, and return the epochs it took."""
     folder = Path(out) if out is not None else free_folder("texts", resume=False)
     source = folder.with_name(folder.name + ".jsonl")
     storage.make_folder(source.parent)
     storage.write_atomic(source, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))
     overrides = [
         f"data.text={source}", "stages=[]", "data.chat=[]", f"optim.lr={lr}", f"train.max_epochs={epochs}",
-        "plan.tokens_per_step=1", "train.eval_every=null", "checkpoint.every=null",
-        f"plan.strategy={'bucket' if bucket else 'dynamic'}", f"plan.batch_size={batch_size}",
+        "plan.tokens_per_step=1", "train.eval_every=null", "checkpoint.every=null", *batching,
         *([f"train.patience={patience}"] if patience is not None else []),
     ]  # fmt: skip
     return run_training("zh_chat", folder, overrides, console=Console(quiet=True)).epochs
@@ -145,8 +152,13 @@ def train_texts(
 def train_monitored(
     texts: Sequence[str], epochs: int, lr: float, patience: int, accumulation_steps: int, out: str | Path | None = None
 ) -> int:
-    """`train_texts` by the name and arguments of an earlier program."""
-    return train_texts(texts, epochs, lr, out, patience=patience, batch_size=accumulation_steps)
+    """`train_texts` by the name and arguments of an earlier program.
+
+    Texts are computed one at a time, so memory is that of one text; a step adds up the gradients of
+    `accumulation_steps` of them.
+    """
+    alone = "plan.strategy=dynamic", "plan.batch_size=1"
+    return _train_texts(texts, epochs, lr, out, patience, *alone, f"plan.batches_per_step={accumulation_steps}")
 
 
 def train_monitored_batch(

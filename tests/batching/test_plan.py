@@ -31,6 +31,8 @@ def cases(draw):
         overflow=draw(st.sampled_from(["split", "truncate_right", "truncate_left", "drop"])),
         drop_last=draw(st.booleans()),
     )
+    if chosen.strategy not in ("pack", "rows"):
+        chosen = chosen.model_copy(update={"batches_per_step": draw(st.none() | st.integers(1, 4))})
     return np.array(draw(LENGTHS), np.int64), chosen
 
 
@@ -270,3 +272,22 @@ def test_a_plan_has_the_promised_types(strategy):
     assert planned.pad_to.dtype == planned.fill_to.dtype == np.int32
     with pytest.raises(IndexError):
         planned.step(planned.num_steps)
+
+
+@pytest.mark.parametrize("strategy", ["fixed", "dynamic", "bucket", "budget"])
+def test_batches_per_step_are_counted_whatever_they_hold(strategy):
+    lengths = many(50)
+    chosen = PlanSettings(strategy=strategy, batch_size=4, tokens_per_micro=1000, batches_per_step=3)
+    planned = plan(lengths, chosen, seed=0, epoch=0)
+    counts = np.diff(planned.step_offsets)
+    assert set(counts[:-1]) == {3}
+    assert 1 <= counts[-1] <= 3
+    shorter = plan(lengths, chosen.model_copy(update={"drop_last": True}), seed=0, epoch=0)
+    assert set(np.diff(shorter.step_offsets)) == {3}
+    assert shorter.num_steps == planned.num_micros // 3
+
+
+@pytest.mark.parametrize("strategy", ["pack", "rows"])
+def test_batches_per_step_are_refused_where_there_are_no_batches(strategy):
+    with pytest.raises(ValueError, match="tokens_per_step"):
+        PlanSettings(strategy=strategy, batches_per_step=2)

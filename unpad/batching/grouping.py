@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unpad.recipes.training import PlanSettings
+
 
 class Grouping(NamedTuple):
     """Pieces in order, cut into micro-batches, which are cut into steps.
@@ -95,16 +97,22 @@ def reorder_runs(offsets: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, np
 
 
 def shuffled(
-    lengths: np.ndarray, order: np.ndarray, offsets: np.ndarray, tokens_per_step: int, rng: np.random.Generator
+    lengths: np.ndarray, order: np.ndarray, offsets: np.ndarray, settings: PlanSettings, rng: np.random.Generator
 ) -> Grouping:
     """Padded batches in random order, so that their lengths do not drift over the epoch."""
     index, offsets = reorder_runs(offsets, rng.permutation(len(offsets) - 1))
-    return padded(lengths, order[index], offsets, tokens_per_step)
+    return padded(lengths, order[index], offsets, settings)
 
 
-def padded(lengths: np.ndarray, order: np.ndarray, offsets: np.ndarray, tokens_per_step: int) -> Grouping:
-    """Pad each batch to its longest piece; a step is batches in a row until they hold `tokens_per_step` real tokens."""
+def padded(lengths: np.ndarray, order: np.ndarray, offsets: np.ndarray, settings: PlanSettings) -> Grouping:
+    """Pad each batch to its longest piece.
+
+    A step is `batches_per_step` batches in a row, or as many as it takes to hold `tokens_per_step` real tokens.
+    """
     ordered = lengths[order]
     longest = np.maximum.reduceat(ordered, offsets[:-1]) if len(ordered) else np.zeros(0, np.int64)
-    steps = runs_reaching(sum_runs(ordered, offsets), tokens_per_step)
+    if settings.batches_per_step is not None:
+        steps = np.append(np.arange(0, len(longest), settings.batches_per_step), len(longest))
+    else:
+        steps = runs_reaching(sum_runs(ordered, offsets), settings.tokens_per_step)
     return Grouping(order, offsets, steps, longest.astype(np.int32), np.zeros(len(longest), np.int32))

@@ -155,7 +155,7 @@ def plan(
     grouping: Grouping = strategy.group(pieces.lengths, settings, rng)
     trained = pieces
     if settings.drop_last:
-        grouping, is_dropped = _without_short_last_step(grouping, pieces.lengths, settings.tokens_per_step)
+        grouping, is_dropped = _without_short_last_step(grouping, pieces.lengths, settings)
         dropped = pieces.take(is_dropped)
         lost += entry("dropped", "last_step", (dropped.stops - dropped.first_target).sum(), dropped.seq_ids)
         trained, counts = pieces.take(~is_dropped), counts[~is_dropped]
@@ -164,15 +164,21 @@ def plan(
     return Plan(pieces, *grouping, ledger, settings.strategy, (seed, epoch))
 
 
-def _without_short_last_step(grouping: Grouping, lengths: np.ndarray, tokens: int) -> tuple[Grouping, np.ndarray]:
-    """Drop a last step that has room left in `tokens`; also return its pieces, (num_pieces,) bool."""
+def _without_short_last_step(
+    grouping: Grouping, lengths: np.ndarray, settings: PlanSettings
+) -> tuple[Grouping, np.ndarray]:
+    """Drop a last step that has room left; also return its pieces, (num_pieces,) bool."""
     order, micro_offsets, step_offsets, pad_to, fill_to = grouping
     is_dropped = np.zeros(len(lengths), bool)
     if len(step_offsets) > 1:
         micros = step_offsets[-2]
         last = order[micro_offsets[micros] :]
-        # Steps of whole sequences rarely reach `tokens` exactly: a step is full when the shortest piece would not fit.
-        if lengths[last].sum() < tokens and lengths[last].sum() + lengths.min() <= tokens:
+        if settings.batches_per_step is not None:
+            is_short = step_offsets[-1] - micros < settings.batches_per_step
+        else:  # steps of whole sequences rarely have the exact size: one is full when the shortest piece would not fit
+            tokens = lengths[last].sum()
+            is_short = tokens < settings.tokens_per_step and tokens + lengths.min() <= settings.tokens_per_step
+        if is_short:
             is_dropped[last] = True
             order, micro_offsets = order[: micro_offsets[micros]], micro_offsets[: micros + 1]
             grouping = Grouping(order, micro_offsets, step_offsets[:-1], pad_to[:micros], fill_to[:micros])

@@ -36,6 +36,12 @@ class PlanSettings(Section):
         {},
         description="tokens_per_step from an epoch of the stage on: {3: 4096, 6: 8192}; the first epoch is 1.",
     )
+    batches_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="Batches per optimizer step of fixed, dynamic, bucket and budget (gradient accumulation); "
+        "default: until they hold tokens_per_step.",
+    )
     tokens_per_micro: int = Field(
         4096, ge=1, description="Tokens per micro-batch; limits memory, never changes results."
     )
@@ -50,7 +56,14 @@ class PlanSettings(Section):
         None, ge=1, description="Distance between the starts of split windows, in tokens; default: no overlap."
     )
     cross_documents: bool = Field(False, description="Join documents before windows are cut, as fixed blocks do.")
-    drop_last: bool = Field(False, description="Drop a last step smaller than tokens_per_step.")
+    drop_last: bool = Field(False, description="Drop a last step smaller than the others.")
+
+    @model_validator(mode="after")
+    def _batches_exist(self) -> PlanSettings:
+        if self.batches_per_step is not None and self.strategy in ("pack", "rows"):
+            cut = f"{self.strategy} cuts steps by tokens_per_step"
+            raise ValueError(f"{cut}; batches_per_step is of fixed, dynamic, bucket and budget")
+        return self
 
     def at_epoch(self, epoch: int) -> PlanSettings:
         """Settings of one epoch of a stage, counted from 0, with the tokens per step of that epoch."""

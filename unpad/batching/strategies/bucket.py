@@ -21,4 +21,4 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
     num_batches = -(-counts // settings.batch_size)  # (num_buckets,)
     batch = np.arange(num_batches.sum()) - np.repeat(offsets_of(num_batches)[:-1], num_batches)
     starts = np.repeat(offsets_of(counts)[:-1], num_batches) + batch * settings.batch_size
-    return shuffled(lengths, order[by_bucket], np.append(starts, len(order)), settings.tokens_per_step, rng)
+    return shuffled(lengths, order[by_bucket], np.append(starts, len(order)), settings, rng)

@@ -29,4 +29,4 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
             start, longest = index, length
     if len(order):
         offsets.append(len(order))
-    return shuffled(lengths, order, np.array(offsets, np.int64), settings.tokens_per_step, rng)
+    return shuffled(lengths, order, np.array(offsets, np.int64), settings, rng)

@@ -16,4 +16,4 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
     """
     order = rng.permutation(len(lengths))
     offsets = np.append(np.arange(0, len(order), settings.batch_size), len(order))
-    return padded(lengths, order, offsets, settings.tokens_per_step)
+    return padded(lengths, order, offsets, settings)

@@ -1,0 +1,80 @@
+"""Commands of the pages exist with their options and fields, and print what the pages show."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from unpad import cli
+from unpad.nn.native import library
+from unpad.recipes.file import load_recipe
+from unpad.recipes.find import recipe_names
+
+OUTPUTS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "outputs.py"))
+BLOCKS = [block for page in OUTPUTS["PAGES"] for block in OUTPUTS["blocks"](page)]
+
+
+def name(block: list[Any]) -> str:
+    return f"{block[0].page}:{block[-1].command}"
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block[0].command != "make demo"], ids=name)
+def test_a_command_prints_what_its_page_shows(block: list[Any], native_lines: None) -> None:
+    for shown, printed in OUTPUTS["run"](block):
+        assert OUTPUTS["drift"](shown.expected, printed) is None, printed
+
+
+@pytest.fixture
+def native_lines(request: pytest.FixtureRequest) -> None:
+    """Skip a certificate with lines on native kernels where there are none."""
+    block = request.getfixturevalue("block")
+    if any(shown.command.startswith("unpad prove") for shown in block) and not library.enabled():
+        pytest.skip("the page shows the certificate of a processor with native kernels")
+
+
+@pytest.mark.parametrize(
+    ("expected", "drifted"),
+    [
+        (("steps 43", "..."), None),
+        (("steps 44", "..."), "steps 44"),
+        (("...", "took 9 min"), None),
+        (("...", "took 9 max"), "took 9 max"),
+        (("steps 43", "took 3 min"), "took 3 min"),
+        (("steps ...", "loss 0.5  # of all", "took 3 min"), None),
+        (("steps 43", "loss 0.5"), "(the output goes on)"),
+    ],
+)
+def test_a_line_that_drifts_is_named(expected: tuple[str, ...], drifted: str | None) -> None:
+    assert OUTPUTS["drift"](expected, "steps   43\nloss 0.5\ntook 3 min\n") == drifted
+
+
+def commands() -> Iterator[tuple[list[str], list[str]]]:
+    """Each command line of the pages that begins with unpad, without the comment behind it."""
+    for page in OUTPUTS["PAGES"]:
+        for line in page.read_text(encoding="utf-8").splitlines():
+            if found := re.match(r"(?:    |\$ )(unpad [a-z]+\b.*)", line):
+                for part in re.split(r" (?:&&|\|) ", found[1].partition("  #")[0]):
+                    yield [page.name], shlex.split(part)
+
+
+@pytest.mark.parametrize(("page", "words"), list(commands()), ids=lambda value: " ".join(value))
+def test_a_command_of_the_pages_has_its_options_and_fields(page: list[str], words: list[str]) -> None:
+    command: Any = typer.main.get_command(cli.app)
+    rest = words[1:]
+    while hasattr(command, "commands") and rest:
+        command, rest = command.commands[rest[0]], rest[1:]
+    options = {option for parameter in command.params for option in parameter.opts}
+    assert {word for word in rest if word.startswith("--")} <= options
+    fields = [
+        word for word in rest if "=" in word and not word.startswith("--") and ".." not in word and "," not in word
+    ]
+    recipe = next((word for word in rest if word in recipe_names()), "zh_chat")
+    sectioned = [field if "." in field.partition("=")[0] else f"generate.{field}" for field in fields]
+    load_recipe(recipe, sectioned)
