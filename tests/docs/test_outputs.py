@@ -25,6 +25,7 @@ def name(block: list[Any]) -> str:
     return f"{block[0].page}:{block[-1].command}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block[0].command != "make demo"], ids=name)
 def test_a_command_prints_what_its_page_shows(block: list[Any], native_lines: None) -> None:
     for shown, printed in OUTPUTS["run"](block):
