@@ -130,6 +130,41 @@ def test_folders_are_made_with_their_parents(tmp_path):
             storage.make_folder(path)
 
 
+def test_the_name_of_a_new_folder_is_flushed(tmp_path, monkeypatch):
+    flushed, flush = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flush(descriptor)
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.make_folder(tmp_path / "a/b")
+    assert flushed == [str(tmp_path), str(tmp_path / "a")]
+
+
+def test_a_private_folder_and_what_is_in_it_are_for_the_owner(tmp_path):
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        storage.make_folder(tmp_path / "open")
+        storage.write_atomic(tmp_path / "open/file", "x")
+        storage.write_atomic(tmp_path / "open/secret", "x", private=True)
+        storage.make_folder(tmp_path / "closed/below", private=True)
+        storage.write_atomic(tmp_path / "closed/below/file", "x")
+        storage.write_folder(tmp_path / "closed/folder", FILES)
+        storage.make_folder(tmp_path / "closed/later")
+        LineLog(tmp_path / "closed/log.jsonl").close()
+        with RunLock(tmp_path / "closed"):
+            pass
+        modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    finally:
+        os.umask(before)
+    assert [modes.pop(name) for name in ("open", "open/file", "open/secret")] == [0o755, 0o644, 0o600]
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
+    storage.make_private(tmp_path / "open")
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
 def test_space_is_checked_before_writing(tmp_path):
     storage.check_space(tmp_path / "not/yet/made", 1)
     with pytest.raises(DiskError, match=r"needs 1,000,000,000,000,000,000 bytes, [\d,]+ are free"):
@@ -185,6 +220,22 @@ def test_a_folder_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
             with pytest.raises(DiskError):
                 storage.write_folder(tmp_path / "cache", FILES)
         assert names_in(tmp_path) == ["count"]
+
+
+def test_a_folder_whose_replacement_fails_is_put_back(tmp_path, monkeypatch):
+    path = tmp_path / "best"
+    storage.write_folder(path, FILES)
+    fails = iter([True])
+
+    def hook(name: str, place: Path) -> None:
+        if name == "rename" and place == path and next(fails, False):
+            fail_full()
+
+    monkeypatch.setattr(storage, "_operation", hook)
+    with pytest.raises(DiskError):
+        storage.replace_folder(path, {"a.bin": b"new"})
+    assert names_in(tmp_path) == ["best"]
+    assert storage.read_folder(path) == FILES
 
 
 def to_link(path: Path, outside: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unpad.errors import Interrupted, UnpadError
+from unpad.errors import Interrupted, OutOfMemoryError, UnpadError, is_memory_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -255,7 +255,7 @@ def infer(
         answers = ask(loaded, paths, question, show=show is not None)
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
-        write_atomic(table, to_csv(answers))
+        write_atomic(table, to_csv(answers), private=True)
     if as_json:
         _print_json([answer.to_json() for answer in answers])
     else:
@@ -423,7 +423,17 @@ def main() -> None:
             traceback.print_exc()
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_error(error):
+            raise
+        if options.get("debug"):
+            traceback.print_exc()
+        what = (str(error).splitlines() or [""])[0][:200] or "the work does not fit"
+        fix = "free memory, or use less data, a smaller model or a lower plan.tokens_per_micro"
+        print(OutOfMemoryError(what, fix=fix), file=sys.stderr)
+        sys.exit(OutOfMemoryError.exit_code)
     except KeyboardInterrupt:
+        print("Interrupted: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
     except BrokenPipeError:
         # The reader has closed the pipe, which is no error.

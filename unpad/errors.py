@@ -5,6 +5,8 @@ other exception is a bug and shows its traceback. Exit code 1 also ends `unpad p
 fails, without an exception.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import ClassVar
 
@@ -121,3 +123,36 @@ def nearest(name: str, known: list[str]) -> str:
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(sorted(known)) if known else "there is none to choose from"
+
+
+# Parts of messages of torch and of C++ about memory; the last two are of sizes that no address reaches.
+_MEMORY_MESSAGES = (
+    *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc"),
+    *("Storage size calculation overflowed", "multiplication overflow"),
+)
+
+
+def is_memory_error(error: BaseException) -> bool:
+    """Whether an exception is one for lack of memory: torch has no type of its own for it on the processor."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)
+    )
+
+
+@contextmanager
+def needs_memory(what: str, fix: str) -> Iterator[None]:
+    """Convert an error for lack of memory.
+
+    Args:
+        what: the thing that does not fit, as the beginning of a sentence; fix: the setting to lower.
+
+    Raises:
+        OutOfMemoryError: the work inside ran out of memory.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_error(error):
+            raise
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        raise OutOfMemoryError(f"{what} does not fit into memory: {reason}", fix=fix) from error

@@ -1,5 +1,6 @@
 """Durable files: the only module that writes files that must survive. Write, fsync, rename, verify, lock.
 
+What is written into a folder that only its owner can enter is for its owner only (`make_folder`, `make_private`).
 A visible name is always complete. Files and folders are written under a temporary name, flushed to the device and
 renamed; then the parent folder is flushed too. A folder carries MANIFEST.json with the size and sha256 of each file,
 written last and checked on every read.
@@ -111,8 +112,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unpad"
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, private: bool = False) -> None:
     """Create a folder and its parents durably; an existing folder is left as it is.
+
+    Args:
+        private: whether only the owner may enter the new folders; so it is anyway inside of such a folder.
 
     Raises:
         DiskError: it cannot be created, or a file has its name.
@@ -122,14 +126,38 @@ def make_folder(path: Path) -> None:
         for folder in reversed(missing):
             _operation("mkdir", folder)
             with suppress(FileExistsError):  # made by another process; a file of this name fails below
-                os.mkdir(folder)
+                os.mkdir(folder, 0o700 if private or _is_private(folder.parent) else 0o777)
             _sync_folder(folder.parent)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
+def make_private(folder: Path) -> None:
+    """Let only the owner enter an existing folder; what is written into it later is private too.
+
+    Raises:
+        DiskError: the folder belongs to another user.
+    """
+    with _disk_errors(folder):
+        if not _is_private(folder):
+            os.chmod(folder, 0o700)
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether only the owner may enter a folder."""
+    return stat.S_IMODE(os.stat(folder).st_mode) & 0o077 == 0
+
+
+def _file_mode(path: Path, private: bool = False) -> int:
+    """Permissions of a new file, of which the process's mask takes its part."""
+    return 0o600 if private or _is_private(path.parent) else 0o666
+
+
+def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> None:
     """Replace a file atomically: a reader sees the old file or the complete new one. Text is stored as UTF-8.
+
+    Args:
+        private: whether only the owner may read it; so it is anyway in a folder that only the owner may enter.
 
     Raises:
         DiskError: it cannot be written; the old file is untouched, and nothing temporary remains.
@@ -138,7 +166,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     temporary = _temporary(path.parent)
     with _disk_errors(path, len(payload)):
         try:
-            _write_file(temporary, payload)
+            _write_file(temporary, payload, private)
             _rename(temporary, path)
         except BaseException:
             _discard(temporary)
@@ -150,9 +178,9 @@ def _temporary(parent: Path) -> Path:
     return parent / f".tmp-{os.getpid()}-{_PROCESS}-{next(_numbers)}"
 
 
-def _write_file(path: Path, data: bytes) -> None:
+def _write_file(path: Path, data: bytes, private: bool = False) -> None:
     """Create a file with the given bytes and flush it to the device."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _file_mode(path, private))
     try:
         _write_all(descriptor, path, data)
         _operation("fsync", path)
@@ -344,7 +372,7 @@ def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
     temporary = _temporary(parent)
     try:
         _operation("mkdir", temporary)
-        os.mkdir(temporary)
+        os.mkdir(temporary, 0o700 if _is_private(parent) else 0o777)
         for name, data in files.items():
             _write_file(temporary / name, data)
         _write_file(temporary / MANIFEST, _manifest(files))
@@ -499,8 +527,11 @@ class LineLog:
             _operation("fsync", self.path)
             os.fsync(self._descriptor)
 
-    def truncate(self, keep: Callable[[dict[str, Any]], bool]) -> None:
+    def truncate(self, keep: Callable[[dict[str, Any]], bool | None]) -> None:
         """Keep the records for which `keep` is true, byte for byte, and drop lines cut short by a crash.
+
+        Args:
+            keep: returns None for an object that is no record of this log.
 
         Raises:
             CheckpointError: an invalid line precedes a kept record.
@@ -512,12 +543,13 @@ class LineLog:
         damaged = 0
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             record = _record(line)
-            if record is None:
+            kept_here = None if record is None else keep(record)
+            if kept_here is None:
                 damaged = damaged or number
-            elif keep(record):
+            elif kept_here:
                 if damaged:
                     raise CheckpointError(
-                        "the line is not a JSON object",
+                        "the line is not a JSON object, or lacks fields of this file",
                         where=f"{self.path}:{damaged}",
                         fix="remove or correct the line",
                     )
@@ -532,7 +564,7 @@ class LineLog:
 
     def _open(self) -> None:
         with _disk_errors(self.path):
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _file_mode(self.path))
             size = os.fstat(self._descriptor).st_size
             if size == 0:
                 _sync_folder(self.path.parent)
@@ -580,7 +612,7 @@ class RunLock:
 
     def __enter__(self) -> RunLock:
         with _disk_errors(self.path):
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, _file_mode(self.path))
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _operation("truncate", self.path)

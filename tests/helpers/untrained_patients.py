@@ -37,6 +37,7 @@ class Patients:
     labels: np.ndarray | None
     timed: bool = True
     seed: int = 0
+    private: bool = True
 
     family = "patients"
     kinds = ("events",)

@@ -545,8 +545,8 @@ class Disk:
             self.descriptors[descriptor] = self.node(path)["id"]
         return descriptor
 
-    def mkdir(self, path: Path) -> None:
-        os.mkdir(path)
+    def mkdir(self, path: Path, mode: int = 0o777) -> None:
+        os.mkdir(path, mode)
         self.add(path, {"id": next(self.numbers), "names": {}})
 
     def write(self, descriptor: int, data: memoryview) -> int:

@@ -22,6 +22,9 @@ from unpad.models.contract import Model
 from unpad.recipes.data import KINDS
 from unpad.recipes.recipe import Recipe, stages_of
 
+# Optional file of a run: the random key of the pseudonyms of the people in its data.
+NAMES_KEY = "names.key"
+
 
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
@@ -85,11 +88,13 @@ class Data(ABC):
     Attributes:
         family: name of the file in `data/` and in `evaluation/`.
         kinds: sections of the recipe's `data` that the family reads; a stage may use some of them.
+        private: whether the data is about people, so that only the owner may read what is made of it.
         table: one row per sequence.
     """
 
     family: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
+    private: ClassVar[bool] = False
     table: SequenceTable
 
     @property
@@ -101,6 +106,11 @@ class Data(ABC):
     @abstractmethod
     def files(self) -> dict[str, bytes]:
         """Files that a run keeps so that it can be used without its data, by name."""
+
+    @property
+    def secrets(self) -> dict[str, bytes]:
+        """Further files that a run keeps, drawn at random and for its owner alone; by default there are none."""
+        return {}
 
     @abstractmethod
     def load(self, micro: Micro) -> RaggedBatch:

@@ -20,14 +20,14 @@ import torch
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import NAMES_KEY, Data, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.histories.assemble import Codes, Events, Histories, Sets, assemble, load_codes, read_histories
 from unpad.data.histories.code_vectors import read_vectors
 from unpad.data.histories.cohort import Cohort, PatientTables, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
 from unpad.data.histories.report import PatientsReport
-from unpad.data.histories.tables import alias
+from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.places import resolve_path
 from unpad.errors import RecipeError
@@ -56,6 +56,7 @@ class EventData(Data):
         cohort: labels, landmarks and split of the patients.
         places: (num_patients,) str, a row of each patient.
         code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None.
+        names_key: random key of the patients' pseudonyms, of the run or of the process that began it.
     """
 
     table: SequenceTable
@@ -68,8 +69,10 @@ class EventData(Data):
     places: list[str]
     code_vectors: np.ndarray | None
     report: PatientsReport
+    names_key: bytes
     family: ClassVar[str] = "patients"
     kinds: ClassVar[tuple[str, ...]] = KINDS
+    private: ClassVar[bool] = True
 
     @property
     def codes(self) -> tuple[str, ...]:
@@ -88,6 +91,10 @@ class EventData(Data):
     @property
     def files(self) -> dict[str, bytes]:
         return {CODES: self.known.to_bytes()}
+
+    @property
+    def secrets(self) -> dict[str, bytes]:
+        return {NAMES_KEY: self.names_key}
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
@@ -115,7 +122,7 @@ class EventData(Data):
         )
 
     def where(self, seq_id: int) -> str:
-        return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]))})"
+        return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]), self.names_key)})"
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.known.to_bytes())
@@ -212,6 +219,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
         SourceError: a table is missing or unusable, bad rows are refused, or there is no patient to train on.
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
+    key = (kept or {}).get(NAMES_KEY) or names_key()  # runs of earlier versions have none
+    with named_by(key):
+        return _read(recipe, kept, key)
+
+
+def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes) -> EventData:
     refuse_empty(len(recipe.data.events), "events", [])
     settings, tables = recipe.events, read_cohort(recipe)
     events, counts, repeated = read_histories(tables, settings)
@@ -248,6 +261,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
         places=_places(tables, histories),
         code_vectors=vectors,
         report=report,
+        names_key=key,
     )
 
 

@@ -44,6 +44,6 @@ def evaluate_run(run: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[
     family = import_module(f"unpad.evaluation.{data.family}")
     result: Evaluation = family.evaluate(loaded, data, kinds, num_shown)
     if result.drawn is not None:
-        write_atomic(loaded.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False))
+        write_atomic(loaded.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False), private=data.private)
         write_report(loaded.folder)
     return result.metrics, result.lines

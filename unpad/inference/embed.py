@@ -72,7 +72,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.embedding.shape[1])
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink)
-    storage.write_atomic(out, sink.getvalue().to_pybytes())
+    storage.write_atomic(out, sink.getvalue().to_pybytes(), private=True)
     num, with_sets, size = len(data.table.positions), len(np.unique(vectors.patient)), vectors.embedding.shape[1]
     rows = f"{num:,} patients" if level == "patient" else f"{len(vectors.patient):,} sets of {with_sets:,} patients"
     lines = [f"{rows}, {size} numbers each: {out}"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from unpad.errors import RecipeError, nearest
+from unpad.errors import RecipeError, nearest, needs_memory
 from unpad.models.contract import Model, ModelConfig
 from unpad.recipes.section import first_fault
 
@@ -56,7 +56,18 @@ def model_config(section: dict[str, Any]) -> ModelConfig:
 
 
 def build_model(config: ModelConfig, num_outputs: int) -> Model:
-    """Build the model of a validated config, with weights from torch's generator."""
+    """Build the model of a validated config, with weights from torch's generator.
+
+    Raises:
+        OutOfMemoryError: its weights do not fit.
+    """
     name = "".join(part.capitalize() for part in config.kind.split("_"))
-    model: Model = vars(model_module(config.kind))[name](config, num_outputs)
+    with needs_memory(f"a model of kind {config.kind} with {num_outputs:,} outputs", lower_sizes(config)):
+        model: Model = vars(model_module(config.kind))[name](config, num_outputs)
     return model
+
+
+def lower_sizes(config: ModelConfig) -> str:
+    """Advice for a model that is too large, with the fields of its config."""
+    named = [f"model.{name}" for name in ("width", "blocks", "hidden", "channels") if name in type(config).model_fields]
+    return "lower " + (" or ".join(named) or "the sizes of the model section")

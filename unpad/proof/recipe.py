@@ -10,7 +10,8 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro, plan
-from unpad.errors import PlanError
+from unpad.errors import PlanError, needs_memory
+from unpad.models import lower_sizes
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
 from unpad.proof.certificate import certify
@@ -35,11 +36,12 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     truth, index = _alone(setup, sample)
     names = ("pack", *(name for name in strategy_names() if name != "pack"))
     variants = [_variant(setup, strategy, sample, index) for strategy in names]
-    return certify(
-        setup.model, truth, variants,
-        precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
-        losses=setup.stages[-1].recipe.losses,
-    )  # fmt: skip
+    with needs_memory("the proof, which computes in fp64 on copies of the model,", lower_sizes(setup.model.config)):
+        return certify(
+            setup.model, truth, variants,
+            precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
+            losses=setup.stages[-1].recipe.losses,
+        )  # fmt: skip
 
 
 def _settings(setup: Setup, strategy: str) -> PlanSettings:

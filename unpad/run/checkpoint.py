@@ -23,7 +23,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from unpad import storage
-from unpad.errors import CheckpointError, NonFiniteError
+from unpad.errors import CheckpointError, NonFiniteError, is_memory_error
 from unpad.storage import check_space
 
 __all__ = ["State", "load", "load_newest", "save", "save_named"]
@@ -229,6 +229,8 @@ def _tensors(path: Path, name: str, files: dict[str, bytes]) -> dict[str, torch.
         return tensors_from_bytes(files[name])
     # A hand-made file fails in the parser, in the dtype table or when torch allocates the shape.
     except (SafetensorError, ValueError, TypeError, KeyError, AssertionError, RuntimeError, OverflowError) as error:
+        if is_memory_error(error):
+            raise
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise CheckpointError(f"{name} is not usable: {reason}", where=str(path), fix="use another copy") from None
 

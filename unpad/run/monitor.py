@@ -20,10 +20,20 @@ from typing import Any
 from rich.console import Console
 
 from unpad.errors import SourceError
-from unpad.run.report.history import METRICS, TIMING, load_metrics, log_file, read_rows
+from unpad.run.report.history import (
+    METRICS,
+    TIMING,
+    describe_gaps,
+    is_metric,
+    is_timing,
+    load_metrics,
+    log_file,
+    missing_steps,
+    read_rows,
+)
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
-from unpad.storage import LineLog, write_atomic
+from unpad.storage import LineLog, make_folder, write_atomic
 
 COLUMNS = (
     "step",
@@ -136,6 +146,7 @@ class Monitor:
 
     def _forget(self) -> None:
         self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
+        self._has_gap = False  # whether rows of the epoch so far are lost
         self._nll, self._targets = 0.0, 0  # of the epoch so far
         self._heldout: dict[str, Any] | None = None  # newest held-out row
 
@@ -147,30 +158,54 @@ class Monitor:
             self._screen.line(line)
         self._screen.start()
 
-    def resume(self, step: int) -> None:
+    def resume(self, step: int, epoch_steps: int = 0) -> None:
         """Cut metrics, timing and TensorBoard back to the records of steps up to `step`; the log keeps everything.
 
         A row of exactly `step` that is reported again is not written twice, so it does not matter on which side of the
-        checkpoint an evaluation fell.
+        checkpoint an evaluation fell. Steps up to `step` without a row are named in a warning, and the mean loss of
+        an epoch that lacks some is left out.
+
+        Args:
+            epoch_steps: steps done within the epoch that goes on.
+
+        Raises:
+            CheckpointError: a line before others that are kept is damaged; names file:line.
         """
-
-        def keep(row: dict[str, Any]) -> bool:
-            return int(row["step"]) <= step
-
-        self._metrics.truncate(keep)
-        self._timing.truncate(keep)
+        self._metrics.truncate(lambda row: row["step"] <= step if is_metric(row) else None)
+        self._timing.truncate(lambda row: row["step"] <= step if is_timing(row) else None)
         self._purge_step = step + 1
         self._forget()
+        trained = []
         for row in load_metrics(self.folder):
             self._absorb(row)
+            if row["kind"] == "train":
+                trained.append(row["step"])
             if row["step"] == step:
                 self._known.add(_identity(row))
+        timed = [row["step"] for row in read_rows(self.folder / TIMING)]
+        for file, steps in ((METRICS, trained), (TIMING, timed)):
+            gaps = missing_steps(steps, step)
+            if gaps:
+                self.log("warning", message=describe_gaps(file, gaps), step=step, missing=gaps)
+            if file == METRICS:
+                self._has_gap = bool(epoch_steps and gaps and gaps[-1][1] > step - epoch_steps)
         self._write_csv()
 
-    def stage(self, name: str, total_steps: int | None, **fields: Any) -> None:
-        """Begin a stage; `total_steps` is the last step of the whole run as known now."""
-        self._screen.stage(name, total_steps)
-        self.log("stage", name=name, total_steps=total_steps, **fields)
+    def stage(
+        self, name: str, total_steps: int | None, *, exact: bool = True, max_epochs: int | None = None, **fields: Any
+    ) -> None:
+        """Begin a stage.
+
+        Args:
+            total_steps: last step of the whole run, all stages included; `exact` unless it is an estimate.
+            max_epochs: of the stage; None if its steps end it.
+        """
+        self._screen.stage(name, total_steps, exact, max_epochs)
+        self.log("stage", name=name, total_steps=total_steps, total_exact=exact, max_epochs=max_epochs, **fields)
+
+    def expect(self, total_steps: int, exact: bool) -> None:
+        """Correct the last step of the whole run, when the plan of another epoch is known."""
+        self._screen.expect(total_steps, exact)
 
     def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
         """Record one step.
@@ -243,7 +278,7 @@ class Monitor:
     def epoch(self, step: int, stage: str, epoch: int) -> None:
         """Record the end of an epoch: its mean training loss per target, and the newest held-out loss of the stage."""
         newest = self._heldout["loss"] if self._heldout and self._heldout["stage"] == stage else None
-        loss = self._nll / self._targets if self._targets else None
+        loss = self._nll / self._targets if self._targets and not self._has_gap else None
         self._write(_row("epoch", step, stage, epoch, loss, heldout_loss=newest, targets=self._targets))
 
     def _epoch_of(self, stage: str) -> int | None:
@@ -297,7 +332,7 @@ class Monitor:
         if row["kind"] == "eval":
             self._heldout = row
         elif row["kind"] == "epoch":
-            self._nll, self._targets = 0.0, 0
+            self._nll, self._targets, self._has_gap = 0.0, 0, False
         elif row["kind"] == "train":
             if self._epoch != (row["stage"], row["epoch"]):
                 self._epoch, self._nll, self._targets = (row["stage"], row["epoch"]), 0.0, 0
@@ -310,8 +345,8 @@ class Monitor:
         table = io.StringIO()
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for row in read_rows(self.folder / METRICS):
-            writer.writerow([_cell(row[name]) for name in COLUMNS])
+        for row in read_rows(self.folder / METRICS, is_metric):
+            writer.writerow([_cell(row.get(name)) for name in COLUMNS])
         write_atomic(self.folder / "metrics.csv", table.getvalue())
 
     def _report(self) -> None:
@@ -330,6 +365,7 @@ class Monitor:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
 
+            make_folder(self.folder / "tensorboard")  # private in a private folder
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._purge_step)
         for name, value in values.items():
             self._board.add_scalar(f"{group}/{name}", value, step)

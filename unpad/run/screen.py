@@ -38,7 +38,7 @@ class Screen:
 
     def __init__(self, console: Console, *, log_every: int, total_steps: int | None, verbose: bool) -> None:
         self.console, self.verbose = console, verbose
-        self._log_every, self._total = log_every, total_steps
+        self._log_every, self._total, self._exact, self._of_epochs = log_every, total_steps, True, ""
         self._live: Live | None = None
         self._progress = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(None), TextColumn("{task.fields[at]}")
@@ -62,11 +62,17 @@ class Screen:
                 live.start()
                 self._live = live
 
-    def stage(self, name: str, total_steps: int | None) -> None:
-        """Begin a stage: reset rates and time left."""
-        self._total = total_steps
-        self._progress.update(self._task, description=name, total=total_steps)
+    def stage(self, name: str, total_steps: int | None, exact: bool = True, max_epochs: int | None = None) -> None:
+        """Begin a stage of `max_epochs` epochs: reset rates and time left."""
+        self._of_epochs = f"/{max_epochs}" if max_epochs else ""
+        self._progress.update(self._task, description=name)
+        self.expect(total_steps, exact)
         self._start_clock()
+
+    def expect(self, total_steps: int | None, exact: bool) -> None:
+        """Set the last step of the whole run, all stages included; without `exact` it is shown as "about"."""
+        self._total, self._exact = total_steps, exact
+        self._progress.update(self._task, total=total_steps)
 
     def step(
         self,
@@ -80,16 +86,17 @@ class Screen:
         """Show a step: `numbers` and `usage` as they are, between them the rates, last the time left."""
         self._recent.append(work)
         self._busy += work.seconds
-        where = f"{step}/{self._total}" if self._total else f"{step}"
+        where = f"{step}/{'' if self._exact else 'about '}{self._total}" if self._total else f"{step}"
+        in_stage = f"{stage} epoch {epoch}{self._of_epochs}"
         due = step % self._log_every == 0 or step == self._total
         if self.verbose or (due and not self._live):
             tokens_rate, sequences_rate = self._rates()
             rates = f"{tokens_rate:,.0f} tok/s  {sequences_rate:,.0f} seq/s"
-            self.line(f"step {where}  {stage} epoch {epoch}  {numbers}  {rates}  {usage}{self._left(step)}")
+            self.line(f"step {where}  {in_stage}  {numbers}  {rates}  {usage}{self._left(step)}")
         if self._live and (step == self._total or perf_counter() - self._shown_at >= REFRESH_SECONDS):
             with self._unbreakable():
-                name, at = f"{stage} epoch {epoch}", f"{where}{self._left(step)}"
-                self._progress.update(self._task, description=name, completed=step, at=at)
+                at = f"{where}{self._left(step)}"
+                self._progress.update(self._task, description=in_stage, completed=step, at=at)
                 self._status.plain = f"{numbers}  {short(self._rates()[0])} tok/s  {usage}"
                 self._live.refresh()
             self._shown_at = perf_counter()

@@ -16,7 +16,7 @@ from unpad import storage
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
-from unpad.errors import RecipeError, Stopped, UnpadError
+from unpad.errors import RecipeError, Stopped, UnpadError, needs_memory
 from unpad.evaluation.metrics import HeldOut, held_out
 from unpad.models.objective import Objective
 from unpad.nn.native import library
@@ -26,6 +26,7 @@ from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.timers import Timers, Timing
+from unpad.training.length import RunLength, run_length
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
 from unpad.training.progress import (
@@ -40,7 +41,7 @@ from unpad.training.progress import (
 from unpad.training.setup import Setup, check_stages, describe, prepare_setup, resolved
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
-from unpad.training.step import StepResult, non_finite, train_step
+from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.watch import SavedWatches, Watch
 from unpad.training.watches import start_watches
 
@@ -69,6 +70,7 @@ class RunContext:
     monitor: Monitor
     timers: Timers
     signals: Signals
+    length: RunLength
     after_evaluation: AfterEvaluation | None
 
 
@@ -122,7 +124,9 @@ def train(
         setup = prepare_setup(settings, folder, open_files(settings, folder) if exists else None, timers)
         with timers("build"):
             check_stages(setup)
-        _take_folder(folder, locked, stack)
+        with timers("plan"):
+            length = run_length(setup.stages)
+        _take_folder(folder, locked, stack, private=setup.data.private)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         if state is None and settings.train.init_from:
             notes.append(_start_from(setup, find_run(settings.train.init_from)))
@@ -133,12 +137,13 @@ def train(
             log_every=settings.train.log_every,
             grad_norm_warning=settings.train.grad_norm_warning,
             console=console or Console(),
-            total_steps=settings.train.max_steps,
+            total_steps=length.last(progress.stage, progress.step - progress.stage_step).step,
             verbose=verbose,
         )
         try:
             _log_start(monitor, exists, progress, notes, warnings)
-            return _run_stages(RunContext(setup, progress, monitor, timers, Signals(), after_evaluation), state, began)
+            run = RunContext(setup, progress, monitor, timers, Signals(), length, after_evaluation)
+            return _run_stages(run, state, began)
         except UnpadError as error:
             monitor.log("stopped", message=error.what, exit_code=error.exit_code)
             raise
@@ -155,12 +160,19 @@ def _holds_run(folder: Path, resume: bool) -> bool:
     return exists
 
 
-def _take_folder(folder: Path, locked: bool, stack: ExitStack) -> None:
-    """Make and lock the directory of a new run until the stack ends; delete partial files left by a killed run."""
+def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool) -> None:
+    """Make and lock the directory of a new run until the stack ends; delete partial files left by a killed run.
+
+    Args:
+        private: whether only the owner may enter it.
+    """
     if not locked:
-        storage.make_folder(folder)
+        storage.make_folder(folder.parent)
+        storage.make_folder(folder, private=private)
         stack.enter_context(storage.RunLock(folder))
         _holds_run(folder, resume=False)  # another process may have started a run there meanwhile
+    if private:
+        storage.make_private(folder)
     for path in (folder, folder / CHECKPOINTS):
         if path.is_dir():
             storage.clean_leftovers(path)
@@ -176,7 +188,7 @@ def _start_from(setup: Setup, start: Path) -> str:
 def _log_start(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:
     """Truncate the metric files to the resume point and log how the run started."""
     if exists:
-        monitor.resume(progress.step)
+        monitor.resume(progress.step, progress.epoch_step)
     for message in warnings:
         monitor.log("warning", message=message)
     if exists:
@@ -244,10 +256,17 @@ def _run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; raise its epochs or steps to continue"
         run.monitor.log("nothing_to_do", message=message, name=name)
-    run.monitor.stage(name, last, epoch_steps=epochs.steps[0], frozen=frozen, ledger=first.ledger.to_json())
+    end, most = run.length.last(progress.stage, before), recipe.train.max_epochs
+    run.monitor.stage(
+        name, end.step, exact=end.exact, max_epochs=most,
+        epoch_steps=epochs.steps[0], frozen=frozen, ledger=first.ledger.to_json(),
+    )  # fmt: skip
     while not _is_over(stage):
         with run.timers("plan"):
             plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
+        run.length.learn(progress.stage, progress.epoch, plan.num_steps)
+        end = run.length.last(progress.stage, before)
+        run.monitor.expect(end.step, end.exact)
         if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
             progress.epoch += 1
         for waited, micros in _epoch_steps(run, plan):
@@ -264,9 +283,9 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     """Prepare model and optimizer for a stage; `state` is the checkpoint that the run resumes from within it."""
     model, recipe, progress, tensors = run.setup.model, setup.recipe, run.progress, state.tensors if state else {}
     model.label_smoothing = recipe.train.label_smoothing
-    with run.timers("build"):
+    with run.timers("build"), needs_memory("the optimizer's state", OPTIMIZER_FIX):
         optimizer = make_optimizer(model, recipe.optim)
-    load_optimizer_tensors(model, optimizer, tensors)
+        load_optimizer_tensors(model, optimizer, tensors)
     objective = Objective.of(model, recipe.losses)
     model.trained = objective.weights
     saved = SavedWatches(progress.step, progress.step - progress.stage_step, progress.watches, tensors)

@@ -23,6 +23,12 @@ from unpad.training.setup import Setup, resolved
 from unpad.training.stage import StageSetup
 from unpad.training.step import LossScaler
 
+# What a run's bits depend on beside its recipe and its data, of `Setup.environment`.
+DECIDE_BITS = (
+    *("torch", "threads", "device", "precision", "matmul", "blas"),
+    *("kernels", "cpu_capability", "processor"),
+)
+
 
 @dataclass
 class Progress:
@@ -101,7 +107,7 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
         "progress": progress.to_values(),
         "data": setup.data.fingerprint(),
         "files": dict(setup.data.table.file_hashes),
-        "environment": {key: setup.environment[key] for key in ("torch", "threads", "device", "precision", "kernels")},
+        "environment": {key: setup.environment[key] for key in DECIDE_BITS},
     }
     return checkpoint.State(progress.step, tensors, values)
 
@@ -114,6 +120,8 @@ def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None
     """Write the recipe, the command and the data's files into the run directory."""
     for file, content in setup.data.files.items():
         storage.write_atomic(setup.folder / file, content)
+    for file, content in setup.data.secrets.items():
+        storage.write_atomic(setup.folder / file, content, private=True)
     command = {"recipe": recipe, "overrides": list(overrides)}
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
@@ -172,7 +180,7 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
     for key, value in state.values["environment"].items():
         if setup.environment.get(key) != value:
             warnings.append(
-                f"{key} is {setup.environment.get(key)}, was {value}: the run continues, but not bit for bit as before"
+                f"{key} is {setup.environment.get(key)}, was {value}: the run continues, and its bits may differ"
             )
     _put(setup, state)
     progress = Progress.from_values(state.values["progress"])

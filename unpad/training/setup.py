@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 import torch
 
-from unpad.data.family import Data, open_data
-from unpad.errors import PlanError, RecipeError
-from unpad.models import build_model, model_config
+from unpad.data.family import NAMES_KEY, Data, open_data
+from unpad.errors import PlanError, RecipeError, needs_memory
+from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.contract import Model
 from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
@@ -24,6 +25,7 @@ from unpad.run.timers import Timers
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
 from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, stage_epochs
+from unpad.training.step import OPTIMIZER_FIX
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,15 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
     allocator, allocator_reason = choose_allocator(recipe.train.allocator, may_keep=may_keep)
     if recipe.train.init_from and files is None:
         files = open_files(recipe, find_run(recipe.train.init_from))
+        files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
     with timers("read"):
         data = open_data(recipe, files)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)
         data.initialize(model)
+        with needs_memory("the model", lower_sizes(config)):
+            model = model.to(device)
     environment = {
         "version": version("unpad"),
         "torch": torch.__version__,
@@ -75,12 +80,14 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         "precision_reason": reason,
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain",
         "blas": _blas(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
         "kernels": _kernels(device, precision, model.head_dim or 0),
         "allocator": allocator,
         "allocator_reason": allocator_reason,
     }
     resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
-    return Setup(recipe, folder, resolved_stages, data, model.to(device), device, precision, environment)
+    return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment)
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
@@ -91,6 +98,15 @@ def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
         return "torch kernels (native ones compute in bf16)"
     attention = library.enabled() and head_dim > 0 and not runs_native(torch.bfloat16, device, head_dim)
     return library.describe() + (f", attention through torch for heads of {head_dim}" if attention else "")
+
+
+def _processor() -> str:
+    """Model of the processor, as Linux names it; its architecture elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 def _blas() -> str:
@@ -122,7 +138,8 @@ def check_stages(setup: Setup) -> None:
             continue
         freeze(setup.model, recipe.train.freeze)
         Objective.of(setup.model, recipe.losses)
-        make_optimizer(setup.model, recipe.optim)
+        with needs_memory("the optimizer", OPTIMIZER_FIX):
+            make_optimizer(setup.model, recipe.optim)
         if recipe.train.patience is not None and stage.held_out_ids.size == 0:
             fix = "set data.holdout above 0, or train.patience=null"
             raise RecipeError(

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import NonFiniteError, OutOfMemoryError
+from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, needs_memory
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
 from unpad.training.memory import peak_memory
 from unpad.training.optim import update
+
+OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
 
 
 class Trainable(Protocol):
@@ -125,31 +127,26 @@ def train_step(
         norm = nn.utils.get_total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
-        if updated and gradients:
-            update(optimizer, norm, clip)
-    except RuntimeError as error:
-        if not _is_memory_error(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_error(error):
             raise
         raise _out_of_memory(error, micros) from error
+    if updated and gradients:
+        with needs_memory("the optimizer's state, twice the size of the trained weights,", OPTIMIZER_FIX):
+            update(optimizer, norm, clip)
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
     return StepResult(terms, sum(batch.num_targets for batch in micros), float(norm), updated)
 
 
-def _is_memory_error(error: RuntimeError) -> bool:
-    """Recognize torch's errors for memory: a type of its own on a GPU, a message on the processor."""
-    text = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or "not enough memory" in text
-
-
-def _out_of_memory(error: RuntimeError, micros: Sequence[RaggedBatch]) -> OutOfMemoryError:
+def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch]) -> OutOfMemoryError:
     """Describe a memory error by the step's largest micro-batch."""
     largest = max(micros, key=lambda batch: batch.total_tokens)
     longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0
     return OutOfMemoryError(
         f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
-        f"does not fit: {str(error).splitlines()[0][:200]}",
+        f"does not fit: {(str(error).splitlines() or [type(error).__name__])[0][:200]}",
         where=f"peak memory {_peak_memory() / 2**30:.2f} GiB",
         fix="lower plan.tokens_per_micro; it changes memory and never the result. "
         "For one long sequence lower plan.max_tokens",

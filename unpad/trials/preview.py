@@ -17,7 +17,8 @@ from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.family import family_of
-from unpad.errors import RecipeError
+from unpad.errors import RecipeError, needs_memory
+from unpad.models import lower_sizes
 from unpad.models.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -140,8 +141,9 @@ def _stage(setup: Setup, stage: StageSetup) -> StagePreview:
 
 def _try(setup: Setup, recipe: Recipe, made: Plan) -> Trial:
     """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
-    model = copy.deepcopy(setup.model).train()
-    optimizer = make_optimizer(model, recipe.optim)
+    with needs_memory("a copy of the model for `unpad plan`", lower_sizes(setup.model.config)):
+        model = copy.deepcopy(setup.model).train()
+        optimizer = make_optimizer(model, recipe.optim)
     weights = Objective.of(model, recipe.losses).final(model)
 
     def update(micros: list[Micro]) -> tuple[int, float]:

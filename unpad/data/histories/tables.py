@@ -6,10 +6,12 @@ named after a patient by its number in its folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import hmac
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,34 @@ from unpad.errors import SourceError, nearest
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
 
 
-def alias(patient: str) -> str:
-    """Pseudonym of a patient in messages: the first ten digits of the id's sha256."""
-    return sha256(patient.encode()).hexdigest()[:10]
+_names_key = secrets.token_bytes(32)  # of this process; not a ContextVar, as readers are threads
+
+
+def alias(patient: str, key: bytes | None = None) -> str:
+    """Pseudonym of a patient in messages: the first ten digits of the id's HMAC-SHA256.
+
+    Without the key nobody can find the id by trying all numbers, as with a plain hash.
+
+    Args:
+        key: default the key of `named_by`, and outside of it one of this process.
+    """
+    return hmac.new(key or _names_key, patient.encode(), "sha256").hexdigest()[:10]
+
+
+def names_key() -> bytes:
+    """Key of pseudonyms in use: that of `named_by`, or a random one of this process, which a run begun here keeps."""
+    return _names_key
+
+
+@contextmanager
+def named_by(key: bytes) -> Iterator[None]:
+    """Use a run's key for all pseudonyms inside."""
+    global _names_key
+    before, _names_key = _names_key, key
+    try:
+        yield
+    finally:
+        _names_key = before
 
 
 @dataclass(frozen=True, slots=True)

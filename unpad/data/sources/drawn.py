@@ -41,7 +41,7 @@ def drawn_folder() -> Path:
 
 def _draw_all(folder: Path) -> None:
     rng = np.random.default_rng(VERSION)
-    storage.make_folder(folder)
+    storage.make_folder(folder, private=True)
     storage.make_folder(folder / "shapes")
     images, questions = [], []
     for number in range(NUM_IMAGES):

@@ -29,7 +29,7 @@ def simulated_folder() -> Path:
     """
     folder = storage.cache_folder() / f"simulated-{VERSION}"
     if not (folder / "patients" / "patients.parquet").is_file():
-        storage.make_folder(folder)
+        storage.make_folder(folder, private=True)
         storage.make_folder(folder / "patients")
         events, patients = draw_patients(NUM_PATIENTS, np.random.default_rng(VERSION))
         for name, table in (("events", events), ("patients", patients)):

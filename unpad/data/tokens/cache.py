@@ -74,7 +74,7 @@ def write_sealed(path: Path, payload: bytes) -> None:
     data = MAGIC + hashlib.sha256(payload).digest() + payload
     for tries_left in reversed(range(WRITE_TRIES)):
         try:
-            make_folder(path.parent)
+            make_folder(path.parent, private=True)
             clean_leftovers(path.parent)
             write_atomic(path, data)
             return

@@ -44,6 +44,7 @@ header p{margin:0;color:var(--soft);flex-basis:100%}
 .state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
 .state.finished{color:var(--good)}
 .state.stopped,.state.killed{color:var(--bad)}
+.gap{margin:0 0 14px;padding:10px 18px;border:1px solid var(--bad);border-radius:10px;color:var(--bad)}
 .tiles,.plots{display:grid;gap:14px}
 .tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
 .plots{grid-template-columns:repeat(2,minmax(0,1fr))}
@@ -257,6 +258,7 @@ def write_report(folder: Path) -> Path:
 <title>{name} · unpad</title>
 <style>{STYLE}{svg.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
+{"".join(f"<p class=gap>{escape(gap)}</p>" for gap in run.gaps)}
 <div class=tiles>{_tiles(run, family.perplexity)}</div>
 {_plots(run, limit)}
 {readings}
@@ -267,5 +269,5 @@ def write_report(folder: Path) -> Path:
 </main></html>
 """
     path = folder / "report.html"
-    storage.write_atomic(path, page)
+    storage.write_atomic(path, page, private=family.private)
     return path

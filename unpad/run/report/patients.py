@@ -190,4 +190,5 @@ SECTION = FamilySection(
     perplexity=False,
     title="Held-out patients",
     adds="calibration, curves and the course of some patients",
+    private=True,
 )

@@ -22,6 +22,7 @@ class FamilySection:
         style: CSS of it.
         perplexity: whether exp of the loss means something.
         title, adds: heading and contents that the page promises before `unpad eval` has run; empty promises nothing.
+        private: whether the page shows people, so that only its owner may read it.
     """
 
     draw: Callable[[dict[str, Any]], str]
@@ -29,6 +30,7 @@ class FamilySection:
     perplexity: bool = True
     title: str = ""
     adds: str = ""
+    private: bool = False
 
 
 NO_SECTION = FamilySection(lambda found: "")

@@ -12,7 +12,8 @@ from typing import Any
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
-from unpad.errors import PlanError, RecipeError
+from unpad.errors import PlanError, RecipeError, needs_memory
+from unpad.models import lower_sizes
 from unpad.models.objective import Objective
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
@@ -101,7 +102,8 @@ class Trainer:
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
-        self.model = copy.deepcopy(setup.model).train()
+        with needs_memory("a second copy of the model", lower_sizes(setup.model.config)):
+            self.model = copy.deepcopy(setup.model).train()
         self.optimizer = make_optimizer(self.model, setup.recipe.optim)
         self.weights = Objective.of(self.model, setup.recipe.losses).final(self.model)
         self.scaler = LossScaler() if setup.precision == "fp16" else None

@@ -1,0 +1,70 @@
+"""Too little memory is exit code 8 with the setting to lower, wherever it is noticed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.shell import Shell
+from tests.helpers.toy import write_toy
+from unpad.errors import OutOfMemoryError, is_memory_error, needs_memory
+
+pytestmark = pytest.mark.slow
+
+HUGE = ("model.width=1000000", "model.heads=2", "model.hidden=1000000")
+# The data is read first; then at most this much more address space is left than is in use.
+LIMITED = """
+import resource, sys
+from unpad import cli
+from unpad.data import family
+opened, room = family.open_data, int(sys.argv.pop(1))
+def limited(*given):
+    data = opened(*given)
+    pages = int(open("/proc/self/statm").read().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
+    return data
+import unpad.training.setup as setup
+setup.open_data = limited
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("verb", ["train", "plan", "prove"])
+def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Path, verb: str) -> None:
+    outcome = unpad(verb, write_toy(tmp_path / "toy"), *HUGE)
+    assert outcome.code == 8
+    what, do = outcome.err.strip().splitlines()
+    assert what.startswith("OutOfMemoryError: a model of kind decoder with")
+    assert do == "  do: lower model.width or model.blocks or model.hidden"
+    assert not list(tmp_path.glob("runs/*"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
+@pytest.mark.parametrize(
+    ("verb", "room_mib"), [("train", 100), ("plan", 100), ("prove", 100), ("train", 260), ("plan", 260), ("prove", 260)]
+)
+def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path, verb: str, room_mib: int) -> None:
+    """The weights take 200 MiB: with less room the model is not built, with more a copy, gradients or moments fail."""
+    recipe = write_toy(tmp_path / "toy")
+    sizes = ["model.width=2048", "model.hidden=4096", "model.blocks=1", "model.heads=2", "train.max_steps=2"]
+    command = [sys.executable, "-c", LIMITED, str(room_mib << 20), verb, str(recipe), *sizes]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 8, done.stderr[-2000:]
+    assert done.stderr.startswith("OutOfMemoryError: ")
+    assert "  do: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_only_errors_of_memory_are_converted() -> None:
+    no_memory = pytest.raises(OutOfMemoryError, match="this does not fit into memory: MemoryError")
+    with no_memory, needs_memory("this", "lower that"):
+        raise MemoryError
+    with pytest.raises(RuntimeError, match="shape"), needs_memory("this", "lower that"):
+        raise RuntimeError("shape")
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    assert is_memory_error(caught.value)

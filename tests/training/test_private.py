@@ -1,0 +1,82 @@
+"""Files that hold patients' data: nobody but their owner reads them, and they name nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.shell import Shell
+from tests.helpers.toy import write_toy
+from unpad.data.family import NAMES_KEY
+from unpad.data.histories import tables
+from unpad.inference.loaded import load
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("train.max_steps=2", "model.width=16", "model.blocks=1", "model.heads=2", "model.latent=4")
+
+
+@pytest.fixture(autouse=True)
+def open_folder(tmp_path: Path) -> Iterator[None]:
+    """A folder and a mask that let everybody read, as on a shared machine."""
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def readable(folder: Path) -> list[str]:
+    """Files and folders that others could reach and read."""
+    found = []
+    for path in [folder, *folder.rglob("*")]:
+        ways = [path, *(up for up in path.parents if up.is_relative_to(folder))]
+        if all(way.stat().st_mode & 0o077 for way in ways):
+            found.append(str(path.relative_to(folder.parent)))
+    return found
+
+
+def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: Path) -> None:
+    assert unpad("train", "events", *SMALL, "--out", "runs/people").code == 0
+    run = tmp_path / "runs/people"
+    assert unpad("eval", "people").code == 0
+    assert unpad("report", "people").code == 0
+    assert unpad("embed", "people", "--out", "vectors.parquet").code == 0
+    assert readable(run) == []
+    for name in ("evaluation.json", "report.html", "metrics.jsonl", "log.jsonl", "events.json", NAMES_KEY):
+        assert (run / name).stat().st_mode & 0o777 == 0o600, name
+    assert (tmp_path / "vectors.parquet").stat().st_mode & 0o777 == 0o600
+    assert readable(tmp_path / "cache") == []
+    assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_run_of_an_earlier_version_is_closed_when_it_goes_on(unpad: Shell, tmp_path: Path) -> None:
+    assert unpad("train", "events", *SMALL, "--out", "runs/people").code == 0
+    run = tmp_path / "runs/people"
+    run.chmod(0o755)
+    (run / NAMES_KEY).unlink()
+    assert unpad("eval", "people").code == 0
+    assert (run / "evaluation.json").stat().st_mode & 0o777 == 0o600
+    assert unpad("train", "events", *SMALL, "--out", "runs/people", "--resume").code == 0
+    assert readable(run) == []
+    assert (run / NAMES_KEY).stat().st_mode & 0o777 == 0o600
+
+
+def test_every_process_names_patients_anew_and_a_run_keeps_its_names(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert unpad("train", "events", *SMALL, "--out", "runs/a").code == 0
+    monkeypatch.setattr(tables, "_names_key", b"of another process")
+    assert unpad("train", "events", *SMALL, "train.init_from=a", "--out", "runs/b").code == 0
+    a, again, b = (load(tmp_path / "runs" / name).data() for name in ("a", "a", "b"))
+    assert [a.where(i) for i in range(20)] == [again.where(i) for i in range(20)]
+    assert not {a.where(i) for i in range(20)} & {b.where(i) for i in range(20)}
+
+
+def test_runs_of_other_data_stay_as_the_mask_says(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    assert unpad("train", recipe, "train.max_steps=1", "--out", "runs/texts").code == 0
+    assert (tmp_path / "runs/texts").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "runs/texts/metrics.jsonl").stat().st_mode & 0o777 == 0o644
