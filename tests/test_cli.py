@@ -235,7 +235,7 @@ def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, 
     assert copy.read_bytes() == (RECIPES / "zh_chat.yaml").read_bytes()
     schema = json.loads(unpad("recipes", "schema").out)
     assert {"data", "tokenizer", "model", "plan", "optim", "stages", "train"} <= set(schema["properties"])
-    assert "kv_heads" in schema["properties"]["model"]["properties"]
+    assert "kv_heads" in schema["$defs"]["model_decoder"]["properties"]
 
 
 # --------------------------------------------------------------------------- a whole run

@@ -174,12 +174,8 @@ def train_monitored_batch(
 
 
 def recipe_schema() -> dict[str, Any]:
-    """JSON schema of a recipe whose model is a decoder."""
-    from unpad.models.decoder import Config
-    from unpad.recipes.recipe import Recipe
+    """JSON schema of a recipe, with the model section of every kind."""
+    from unpad.models import model_kinds, model_module
+    from unpad.recipes import schema
 
-    schema = Recipe.model_json_schema()
-    model = Config.model_json_schema()
-    schema.setdefault("$defs", {}).update(model.pop("$defs", {}))
-    schema["properties"]["model"] = model
-    return schema
+    return schema.recipe_schema({kind: model_module(kind).Config.model_json_schema() for kind in model_kinds()})

@@ -58,6 +58,22 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("stages:\n  - name: a\n    optim: {lr: -3}\n", "greater than 0, got -3", "3: stages.0.optim.lr"),
         ("stages:\n  - name: a\n  - name: b\n    train: {patience: soon}\n", "integer", "4: stages.1.train.patience"),
         ("stages:\n  - name: a b\n", "match pattern", "2: stages.0.name"),
+        ("train:\n  seed: !!int ''\n", '"" is no int', "2"),
+        ("optim:\n  lr: !!float ''\n", '"" is no float', "2"),
+        ("model:\n  tied: !!bool x\n", '"x" is no bool', "2"),
+        ("data:\n\n  root: !!timestamp x\n", '"x" is no timestamp', "3"),
+        ("train: {}\n? !!str [a]\n: 3\n", "a key is not a name", "2"),
+        ("train: {}\n? !!str {a: b}\n: 3\n", "a key is not a name", "2"),
+        ("train:\n  seed: !!int 0x\n", '"0x" is no int', "2"),
+        ("optim:\n  lr: true\n", "a number, not true or false, got true", "2: optim.lr"),
+        ("optim:\n  betas: [0.9, true]\n", "not true or false", "2: optim.betas.1"),
+        ("train:\n  seed: no\n", "not true or false", "2: train.seed"),
+        ("plan:\n  grow: {3: true}\n", "not true or false", "2: plan.grow.3"),
+        ("losses:\n  kl: true\n", "not true or false", "2: losses.kl"),
+        ("losses:\n  kl: {end: true, steps: 3}\n", "not true or false", "2: losses.kl.end"),
+        ("events:\n  landmark: true\n", "not true or false", "2: events.landmark"),
+        ("data:\n  text:\n    - path: a\n      weight: true\n", "not true or false", "4: data.text.0.weight"),
+        ("stages:\n  - name: a\n    optim:\n      clip: true\n", "not true or false", "4: stages.0.optim.clip"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, line: str) -> None:
@@ -120,7 +136,7 @@ def test_numbers_as_people_write_them(write: object) -> None:
 
 
 def test_recipes_ask_nothing_of_what_they_describe() -> None:
-    own = {"errors", "recipes"}
+    own = {"errors", "recipes", "text_table"}
     for path in Path(recipe_file.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
@@ -150,7 +166,7 @@ def test_an_override_changes_one_field_and_stages_go_by_name(write: object) -> N
 
 
 def test_the_run_s_epochs_bound_every_stage(write: object) -> None:
-    recipe = load_recipe(write(TWO_STAGES), ["train.max_epochs=2"])
+    recipe = load_recipe(write(TWO_STAGES + "train: {max_epochs: 2}\n"))
     assert [recipe.for_stage(stage).train.max_epochs for stage in recipe.stages] == [2, 2]
 
 
@@ -163,10 +179,17 @@ def test_the_run_s_epochs_bound_every_stage(write: object) -> None:
         ("optim.lr=[", "is not a YAML value", "command line: optim.lr"),
         ("optim.lr=2020-13-45", "is not a YAML value", "command line: optim.lr"),
         ("optim.lr=" + "[" * 3000, "is not a YAML value", "command line: optim.lr"),
-        ("stages.third.optim.lr=1", 'there is no "third" here', "command line: stages.third.optim.lr"),
+        ("stages.third.optim.lr=1", 'there is no stage "third"', "command line: stages.third.optim.lr"),
         ("stages.tune.optim.lr=-1", "greater than 0", "command line: stages.1.optim.lr"),
         ("stages.tune.name.x=1", "string", "command line: stages.1.name"),
         ("precision=fp64", "fp32", "command line: precision"),
+        ("optim.lr=true", "not true or false", "command line: optim.lr"),
+        ("stages.tune.optim.clip=yes", "not true or false", "command line: stages.1.optim.clip"),
+        ("optim.lr=!!int ''", "is not a YAML value", "command line: optim.lr"),
+        ("optim.lr=!!float ''", "is not a YAML value", "command line: optim.lr"),
+        ("optim.lr=!!bool x", "is not a YAML value", "command line: optim.lr"),
+        ("optim.lr=!!timestamp x", "is not a YAML value", "command line: optim.lr"),
+        ("optim.lr={? !!str [a] : 3}", "is not a YAML value", "command line: optim.lr"),
     ],
 )  # fmt: skip
 def test_a_mistaken_override_is_named(write: object, override: str, what: str, where: str) -> None:

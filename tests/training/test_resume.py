@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
 from unpad.run import checkpoint
+from unpad.run.folder import COMMAND
+from unpad.training.resume import resumed_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +50,7 @@ def test_a_finished_run_goes_on_when_its_end_is_moved(tmp_path: Path, limits: tu
     assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "long"))
     [event] = events(tmp_path / "run", "resumed")
     key, value = long.split("=")
-    assert f"{key} is {value}, was {short.split('=')[1]}: schedule recomputed" in event["message"]
+    assert event["message"].endswith(f"{key} is {value}, was {short.split('=')[1]}")  # a constant rate stays
 
 
 def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
@@ -56,6 +60,55 @@ def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
     rates = [row["lr"] for row in rows(tmp_path / "run", "train")]
     assert rates[5] == rates[11] == pytest.approx(0.0001)
     assert rates[6] == pytest.approx(0.0001 + 0.0099 * (1 + math.cos(6 / 11 * math.pi)) / 2)
+    assert "train.max_steps is 12, was 6: schedule recomputed" in events(tmp_path / "run", "resumed")[0]["message"]
+
+
+def test_the_schedule_is_said_to_be_recomputed_only_where_it_is(tmp_path: Path) -> None:
+    stages = [
+        {"name": "first", "train": {"max_epochs": 1}, "optim": {"schedule": "cosine"}},
+        {"name": "second", "train": {"max_epochs": 1}, "optim": {"schedule": "cosine"}},
+    ]
+    recipe = write_toy(tmp_path, stages=stages)
+    run(recipe, tmp_path / "run", "train.max_steps=100")
+    for change, effect in (
+        (
+            "stages.first.train.max_epochs=3",
+            "stages.0.train.max_epochs is 3, was 1: that stage is over, so nothing changes",
+        ),
+        ("train.max_steps=200", "train.max_steps is 200, was 100"),  # the epochs end the run before
+        ("stages.second.train.max_epochs=2", "stages.1.train.max_epochs is 2, was 1: schedule recomputed"),
+    ):
+        run(recipe, tmp_path / "run", change, resume=True)
+        assert events(tmp_path / "run", "resumed")[-1]["message"].partition("; ")[2] == effect
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(RecipeError, match=r"train\.max_epochs is set by stages first and second") as caught:
+        run(recipe, tmp_path / "run", "train.max_epochs=60", resume=True)
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path: Path) -> None:
+    """It kept the packaged sources beside a given one, and let stages shadow a field of its command."""
+    recipe = one_stage(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=6")
+    saved = yaml.safe_load((tmp_path / "run/recipe.yaml").read_text(encoding="utf-8"))
+    own = saved["data"]["chat"][0]["path"]
+    mine = tmp_path / "staged.yaml"
+    values = yaml.safe_load(recipe.read_text(encoding="utf-8"))
+    values["data"]["chat"] = ["unpad:examples/zh/chat.jsonl"]
+    values["stages"] = [{"name": "all", "train": {"weights": "best"}}]
+    mine.write_text(yaml.safe_dump(values), encoding="utf-8")
+    saved["data"]["chat"] = [{**saved["data"]["chat"][0], "path": "unpad:examples/zh/chat.jsonl"}]
+    saved["stages"] = [{"name": "all", "train": {"weights": "best"}}]
+    (tmp_path / "run/recipe.yaml").write_text(yaml.safe_dump(saved), encoding="utf-8")
+    text = saved["data"]["text"][0]["path"]
+    given = ["train.max_steps=6", f"data.text={text}", "train.weights=best"]
+    (tmp_path / "run" / COMMAND).write_text(json.dumps({"recipe": str(mine), "overrides": given}), encoding="utf-8")
+    together, settings, _ = resumed_recipe(str(mine), ["train.max_steps=7"], tmp_path / "run")
+    assert settings.data.chat[0].path == "unpad:examples/zh/chat.jsonl"
+    assert together == [*given[1:], "train.max_steps=7"]
+    with pytest.raises(ResumeError, match=r"data\.chat"):
+        resumed_recipe(str(mine), [f"data.chat={own}"], tmp_path / "run")
 
 
 def test_a_run_that_ended_within_its_first_stage_goes_on_there(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def _check(model: Generates, prompts: Sequence[Sequence[int]], settings: Generat
             raise RecipeError(
                 f"the prompt has {len(prompt)} tokens, the model's context is {longest}",
                 where=where,
-                fix="shorten it, or extend rotary positions with model.context_method and model.context_factor",
+                fix=model.config.advice_beyond,
             )
         if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
             raise RecipeError(

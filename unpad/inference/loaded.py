@@ -132,7 +132,7 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
         overrides: recipe fields to change, such as model.context_method=ntk model.context_factor=4.
     """
     folder = find_run(name)
-    recipe = load_recipe(str(folder / RECIPE), list(overrides))
+    recipe = load_recipe(str(folder / RECIPE), overrides)
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
     model.trained = Objective.of(model, stages_of(recipe)[-1].recipe.losses).weights

@@ -35,6 +35,11 @@ class ModelConfig(Section):
     def longest(self) -> int:
         """Most positions of a sequence."""
 
+    @property
+    def advice_beyond(self) -> str:
+        """Advice on an input with more positions than `longest`."""
+        return "shorten it"
+
 
 @runtime_checkable
 class PatchConfig(Protocol):

@@ -80,6 +80,18 @@ class Config(ModelConfig, BlockConfig):
         """Largest number of positions, context extension included."""
         return int(self.context * self.context_factor) if self.context_method != "none" else self.context
 
+    @property
+    def advice_beyond(self) -> str:
+        """Advice on an input with more positions than `longest`, by the kind of positions."""
+        if self.positions == "rotary":
+            return "shorten it, or extend rotary positions with model.context_method and model.context_factor"
+        if self.positions == "sinusoidal":
+            return (
+                "shorten it, or raise model.context: sinusoidal positions go on for any length, but the model has not "
+                f"trained on those past {self.context}"
+            )
+        return f"shorten it: there are {self.context} learned positions; more need training with a larger model.context"
+
 
 class Decoder(Generates):
     """Next-token model over a flat run of sequences.
@@ -198,7 +210,7 @@ class Decoder(Generates):
         if positions.numel() and positions.device.type == "cpu" and int(positions.max()) >= limit:
             raise RecipeError(
                 f"position {int(positions.max())} is outside the model's context of {limit} tokens",
-                fix="shorten the input, or extend rotary positions with model.context_method and model.context_factor",
+                fix=self.config.advice_beyond,
             )
         if batch.inputs_embeds is not None:
             x = batch.inputs_embeds

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unpad.text_table import WIDTH, cells, wrapped
+
+NAME_CELLS, AGAINST_CELLS, INDENT = 56, 22, 8
+
 
 @dataclass(frozen=True)
 class Line:
@@ -27,12 +31,14 @@ class Certificate:
 
     def text(self) -> list[str]:
         """The certificate as lines for a terminal."""
-        width = max(len(line.name) for line in self.lines)
         words = {True: "PASS", False: "FAIL", None: "NOT PROVEN"}
-        lines = [
-            f"{words[line.passed]:<5} {line.name:<{width}}  {_against(line):<24} {line.kernel}".rstrip()
-            for line in self.lines
-        ]
+        lines = []
+        for line in self.lines:
+            name, against = f"{words[line.passed]:<5} {line.name}", _against(line)
+            one = f"{name:<{NAME_CELLS}}  {against:<{AGAINST_CELLS}}  {line.kernel}".rstrip()
+            # What does not fit beside the name stands below it.
+            below = wrapped(f"{against}  {line.kernel}".strip(), WIDTH - INDENT)
+            lines += [one] if cells(one) <= WIDTH else [name, *(" " * INDENT + part for part in below)]
         failed = sum(line.passed is False for line in self.lines)
         missing = sum(line.passed is None for line in self.lines)
         verdict = (

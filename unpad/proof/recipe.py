@@ -28,7 +28,7 @@ MAX_SEQUENCES = 16
 
 def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     """Prove a recipe on a sample of its own data that includes its longest and shortest sequence."""
-    recipe = load_recipe(name, list(overrides))
+    recipe = load_recipe(name, overrides)
     recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
     setup = prepare_setup(recipe, Path(), None)
     setup.model.label_smoothing = recipe.train.label_smoothing

@@ -21,14 +21,24 @@ class Source(Section):
     field: str | None = Field(None, description="Field or column that holds the text; default `text` or `messages`.")
 
 
-def _as_sources(value: Any) -> Any:
+# Places of the data that comes with the package or is drawn by it; other paths are the user's.
+PACKAGED = ("unpad:", "drawn:", "simulated:")
+
+
+def is_packaged(path: str) -> bool:
+    """Whether a path of a recipe leads to the package's own data."""
+    return path.startswith(PACKAGED)
+
+
+def as_sources(value: Any) -> Any:
+    """A path, a mapping or a list of them as a list of mappings; anything else as it is."""
     if value is None:
         return []
     items = value if isinstance(value, list) else [value]
     return [{"path": item} if isinstance(item, str) else item for item in items]
 
 
-Sources = Annotated[list[Source], BeforeValidator(_as_sources)]
+Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 
 
 class EventSource(Section):
@@ -160,7 +170,7 @@ class DataSettings(Section):
     chat: Sources = Field([], description="Conversations: rows with `messages` or `conversations`, or strings.")
     images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
     vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
-    events: Annotated[list[EventSource], BeforeValidator(_as_sources)] = Field(
+    events: Annotated[list[EventSource], BeforeValidator(as_sources)] = Field(
         [], description="Tables of patients' events, joined by the patients' ids."
     )
     root: str | None = Field(None, description="Folder that relative paths start from; default: the working directory.")
@@ -176,6 +186,10 @@ class DataSettings(Section):
         "stop", description="stop: list all bad rows and end; quarantine: skip them, up to max_bad."
     )
     max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that may be quarantined.")
+
+    def sources(self, kind: str) -> list[Source | EventSource]:
+        """The sources of one kind of data."""
+        return list(self.__dict__[kind])
 
 
 # Kinds of data: the fields of `data` that list sources.

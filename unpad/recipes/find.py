@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unpad.errors import RecipeError, nearest
+from unpad.text_table import described
 
 RECIPES = Path(__file__).parent
 SUFFIXES = (".yaml", ".yml")
@@ -16,12 +17,10 @@ def recipe_names() -> list[str]:
 
 
 def describe_recipes() -> list[str]:
-    """One line per packaged recipe: its name, and the first comment of its file."""
-    lines = []
-    for name in recipe_names():
-        first = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
-        lines.append(f"{name:<16}{first.removeprefix('# ')}")
-    return lines
+    """Names of the packaged recipes, each with the first comment of its file."""
+    names = recipe_names()
+    first = [(RECIPES / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0] for name in names]
+    return described(names, [comment.removeprefix("# ") for comment in first])
 
 
 def find_recipe(recipe: str) -> Path:

@@ -14,7 +14,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from unpad.recipes.data import DataSections, Kind
-from unpad.recipes.section import FaultError, Section, first_fault
+from unpad.recipes.section import Fault, FaultError, Section, first_fault
 from unpad.recipes.training import (
     CheckpointSettings,
     CollapseSettings,
@@ -29,6 +29,18 @@ STAGE_TRAIN_KEYS = {
     "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning", "weights",
 }  # fmt: skip
 
+# Sections whose fields a stage may change, and those fields of them that belong to the whole run.
+STAGE_SECTIONS = ("plan", "optim", "losses", "train")
+RUN_ONLY = {"plan": {"cross_documents"}, "train": set(TrainSettings.model_fields) - STAGE_TRAIN_KEYS}
+
+
+def stage_fields(section: str) -> list[str]:
+    """Fields of one of `STAGE_SECTIONS` that a stage may set; none for losses, whose terms the model names."""
+    sections: dict[str, type[Section]] = {"plan": PlanSettings, "optim": OptimSettings, "train": TrainSettings}
+    settings = sections.get(section)
+    return [name for name in settings.model_fields if name not in RUN_ONLY.get(section, ())] if settings else []
+
+
 Model = Annotated[dict[str, Any], AfterValidator(lambda section: {"kind": "decoder", **section})]
 
 
@@ -42,12 +54,22 @@ class Stage(Section):
     losses: dict[str, Weight] = Field({}, description="Weights of `losses` that the stage changes.")
     train: dict[str, Any] = Field({}, description="Fields of `train` that the stage changes.")
 
+    @property
+    def changes(self) -> dict[str, dict[str, Any]]:
+        """Fields that the stage sets, by section."""
+        return {"plan": self.plan, "optim": self.optim, "losses": dict(self.losses), "train": self.train}
+
 
 def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
     """The fault of a stage's section, with the path that leads to it from the top of the recipe."""
     section = {"PlanSettings": "plan", "OptimSettings": "optim", "TrainSettings": "train"}[error.title]
     fault = first_fault(error)
     return FaultError(replace(fault, path=("stages", index, section, *fault.path)))
+
+
+def _belongs_to_run(index: int, name: str, section: str, key: str) -> FaultError:
+    message, fix = f"stage {name}: {section}.{key} belongs to the whole run, not to a stage", "set it outside of stages"
+    return FaultError(Fault(("stages", index, section, key), message, is_unknown=False, given="", fix=fix))
 
 
 class Recipe(DataSections):
@@ -79,10 +101,9 @@ class Recipe(DataSections):
         if len(set(names)) != len(names):
             raise ValueError(f"stages share a name: {names}")
         for index, stage in enumerate(self.stages):
-            wrong = [f"train.{key}" for key in sorted(set(stage.train) - STAGE_TRAIN_KEYS)]
-            wrong += ["plan.cross_documents"] if "cross_documents" in stage.plan else []
-            if wrong:
-                raise ValueError(f"stage {stage.name}: {wrong[0]} belongs to the whole run, not to a stage")
+            for section, changes in stage.changes.items():
+                for key in sorted(RUN_ONLY.get(section, set()) & changes.keys()):
+                    raise _belongs_to_run(index, stage.name, section, key)
             try:
                 self.for_stage(stage)
             except ValidationError as error:
@@ -94,17 +115,14 @@ class Recipe(DataSections):
 
         `train.max_epochs` of the run limits every stage: the smaller of the two holds.
         """
-        merged = {
-            name: {**getattr(self, name).model_dump(), **getattr(stage, name)} for name in ("plan", "optim", "train")
-        }
-        limits = [n for n in (self.train.max_epochs, stage.train.get("max_epochs")) if n is not None]
-        merged["train"]["max_epochs"] = min(limits, default=None)
+        train = TrainSettings(**{**self.train.model_dump(), **stage.train})
+        limits = [epochs for epochs in (self.train.max_epochs, train.max_epochs) if epochs is not None]
         return self.model_copy(
             update={
-                "plan": PlanSettings(**merged["plan"]),
-                "optim": OptimSettings(**merged["optim"]),
+                "plan": PlanSettings(**{**self.plan.model_dump(), **stage.plan}),
+                "optim": OptimSettings(**{**self.optim.model_dump(), **stage.optim}),
                 "losses": {**self.losses, **stage.losses},
-                "train": TrainSettings(**merged["train"]),
+                "train": train.model_copy(update={"max_epochs": min(limits, default=None)}),
                 "stages": [],
             }
         )

@@ -33,11 +33,11 @@ from unpad.training.progress import (
     Progress,
     end_stage,
     restore,
-    resumed_recipe,
     save_best,
     save_checkpoint,
     write_run_files,
 )
+from unpad.training.resume import describe_changes, resumed_recipe
 from unpad.training.setup import Setup, check_stages, describe, prepare_setup, resolved
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -112,7 +112,7 @@ def train(
             holds everything up to there.
     """
     timers, began = Timers(), time.perf_counter()
-    settings = resolved(load_recipe(recipe, list(overrides)))
+    settings = resolved(load_recipe(recipe, overrides))
     with ExitStack() as stack:
         locked = folder.exists()  # a new one is made once the data has been read
         if locked:
@@ -120,7 +120,7 @@ def train(
         exists = _holds_run(folder, resume)
         notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
         if exists:
-            overrides, settings, notes = resumed_recipe(recipe, list(overrides), folder)
+            overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
         setup = prepare_setup(settings, folder, open_files(settings, folder) if exists else None, timers)
         with timers("build"):
             check_stages(setup)
@@ -128,6 +128,7 @@ def train(
             length = run_length(setup.stages)
         _take_folder(folder, locked, stack, private=setup.data.private)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
+        notes += describe_changes(setup, saved, progress) if exists else []
         if state is None and settings.train.init_from:
             notes.append(_start_from(setup, find_run(settings.train.init_from)))
         with timers("save"):

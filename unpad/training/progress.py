@@ -12,14 +12,11 @@ import torch
 
 from unpad import storage
 from unpad.errors import ResumeError
-from unpad.recipes.changes import differences, may_change_on_resume
-from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, read_command
+from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
 from unpad.training.optim import optimizer_tensors
-from unpad.training.setup import Setup, resolved
+from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup
 from unpad.training.step import LossScaler
 
@@ -128,32 +125,6 @@ def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None
 
 
 # --------------------------------------------------------------------------- resume
-
-
-def resumed_recipe(recipe: str, overrides: list[str], folder: Path) -> tuple[list[str], Recipe, list[str]]:
-    """Combine the overrides of the command that started the run with new ones, which come last.
-
-    Returns:
-        Overrides, resolved recipe, and a line for each field that changed.
-
-    Raises:
-        ResumeError: a field differs that cannot change during a run.
-    """
-    saved = resolved(load_recipe(str(folder / RECIPE)))  # written by an earlier version, it may lack fields
-    given = {override.partition("=")[0] for override in overrides}
-    together = [*(o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given), *overrides]
-    settings = resolved(load_recipe(recipe, together))
-    changed = differences(saved, settings)
-    refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
-    if refused:
-        listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
-        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start a new run with train.init_from")
-    ends = ("max_steps", "max_epochs")
-    notes = [
-        f"{key} is {new}, was {old}" + (": schedule recomputed" if key.endswith(ends) else "")
-        for key, (old, new) in changed.items()
-    ]
-    return together, settings, notes
 
 
 def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:

@@ -112,7 +112,7 @@ def preview(recipe: str, overrides: Sequence[str], picture: Path | None = None) 
     Args:
         picture: path for a PNG of lengths, padding and attention cells.
     """
-    setup = prepare_setup(load_recipe(recipe, list(overrides)), Path(), None)
+    setup = prepare_setup(load_recipe(recipe, overrides), Path(), None)
     stages = [_stage(setup, stage) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from unpad.data.sources.delimited import LINE_END, read_header
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.files import unreadable
 from unpad.data.sources.jsonlines import RowFault
 from unpad.data.sources.parquet import open_parquet
 from unpad.data.sources.split import Split
@@ -259,7 +260,7 @@ def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> An
         raise SourceError(what, where=shown, fix=fix) from None
     except OSError as error:
         if error.strerror:
-            raise _unreadable(error, shown) from None
+            raise unreadable(error, shown) from None
         raise _no_parquet(shown) from None
     except pa.ArrowException:  # pyarrow's message may contain the path, which may contain a patient's id
         raise _no_parquet(shown) from None
@@ -267,10 +268,6 @@ def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> An
 
 def _no_parquet(shown: str) -> SourceError:
     return SourceError("E_PARQUET it is not a whole parquet file", where=shown, fix="write the file again")
-
-
-def _unreadable(error: OSError, shown: str) -> SourceError:
-    return SourceError(f"cannot be read: {error.strerror}", where=shown, fix="check the file's permissions")
 
 
 # --------------------------------------------------------------------------- CSV
@@ -281,7 +278,7 @@ def _header(path: Path, shown: str) -> tuple[list[str], str]:
     try:
         return read_header(path)
     except OSError as error:
-        raise _unreadable(error, shown) from None
+        raise unreadable(error, shown) from None
     except RowFault as fault:
         raise SourceError(f"{fault.code} {fault.what}", where=f"{shown}:1", fix=fault.fix) from None
 
@@ -312,7 +309,7 @@ def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list
             ),
         )
     except OSError as error:
-        raise _unreadable(error, file.shown) from None
+        raise unreadable(error, file.shown) from None
     except pa.ArrowException:
         what, fix = "E_CSV it cannot be read as CSV", "look for a quote without its end, or bytes that are not UTF-8"
         raise SourceError(what, where=file.shown, fix=fix) from None

@@ -19,6 +19,7 @@ FORMATS: dict[str, Format] = {
     ".tsv": "csv",
 }  # fmt: skip
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
+PATH_FIX = "check the path; relative paths start at data.root, or else at the working directory"
 HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
 BOM = codecs.BOM_UTF8
 MAGIC = {
@@ -62,6 +63,16 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
         for index, source in enumerate(sources)
         for path in list_paths(resolve(source.path))
     ]  # fmt: skip
+
+
+def unreadable(error: OSError, where: str) -> SourceError:
+    """The error of a file that the system does not read: missing, not permitted, no file, or a fault of the disk."""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return SourceError("there is no such file", where=where, fix=PATH_FIX)
+    if isinstance(error, IsADirectoryError):
+        return SourceError("it is a folder, not a file", where=where, fix="name a file")
+    fix = "check the file's permissions" if isinstance(error, PermissionError) else "check the disk, and copy the file"
+    return SourceError(f"cannot be read: {error.strerror or error}", where=where, fix=fix)
 
 
 def natural_key(path: Path) -> list[tuple[list[str | int], str]]:
@@ -121,7 +132,7 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
     raise SourceError(
         what,
         where=f"{tried} (working directory {Path.cwd()})",
-        fix="check the path; relative paths start at data.root, or else at the working directory",
+        fix=PATH_FIX,
     )
 
 

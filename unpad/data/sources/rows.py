@@ -11,10 +11,9 @@ from unpad.data.sources.arrays import read_array
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import BadRow, SplitName
-from unpad.data.sources.files import SourceFile
+from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.jsonlines import RowFault, read_lines, type_name
 from unpad.data.sources.parquet import read_parquet
-from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 
 OPTIONAL = ("split", "group", "fact", "keywords")
@@ -82,8 +81,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what, fix = f"cannot be read: {error.strerror or error}", "check the file's permissions"
-        raise SourceError(what, where=str(path.absolute()), fix=fix) from None
+        raise unreadable(error, str(path.absolute())) from None
 
 
 # --------------------------------------------------------------------------- checks of one row

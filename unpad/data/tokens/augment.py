@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unpad.data.sources.example import Example, Turn
+from unpad.data.sources.files import unreadable
 from unpad.data.tokens.words import Segmenter
 from unpad.errors import SourceError
 from unpad.recipes.data import AugmentSettings
@@ -89,8 +90,7 @@ def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:
-        what = f"the synonym file cannot be read: {error.strerror}"
-        raise SourceError(what, where=str(path), fix="correct augment.synonyms_file") from None
+        raise unreadable(error, f"augment.synonyms_file: {path}") from None
     others: dict[str, dict[str, None]] = {}  # a dict keeps the order of the file
     bad: list[tuple[int, str]] = []
     for number, line in enumerate(lines, start=1):

@@ -18,7 +18,7 @@ import numpy as np
 
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, Example, count_bad
-from unpad.data.sources.files import SourceFile, expand
+from unpad.data.sources.files import SourceFile, expand, unreadable
 from unpad.data.sources.leaks import LeakReport, report
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import TEXT_KINDS, read_file
@@ -239,8 +239,7 @@ def _hash(path: Path) -> str:
     try:
         return sha256_file(path)
     except OSError as error:
-        fix = "check the file's permissions"
-        raise SourceError(f"cannot be read: {error.strerror}", where=str(path.absolute()), fix=fix) from None
+        raise unreadable(error, str(path.absolute())) from None
 
 
 def _read(work: _Work, index: int) -> _Rows:

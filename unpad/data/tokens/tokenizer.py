@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from unpad.data.sources.files import unreadable
 from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
@@ -129,7 +130,7 @@ def open_tokenizer_file(path: Path) -> Tokenizer:
     except SourceError as error:
         raise SourceError(error.what, where=str(path), fix=error.fix) from None
     except OSError as error:
-        raise SourceError(f"cannot be read: {error.strerror}", where=str(path), fix="check its permissions") from None
+        raise unreadable(error, str(path)) from None
 
 
 class LibraryTokenizer:

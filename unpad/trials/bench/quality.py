@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from unpad.evaluation.metrics import held_out
+from unpad.text_table import text_table
 from unpad.trials.bench.speed import MIB
 from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
 
@@ -50,10 +51,9 @@ def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
 def trained_lines(trained: Sequence[Trained]) -> list[str]:
     """Rows as lines of text."""
     title = f"after {trained[0].updates} updates"
-    width = max(len(title), *(len(row.name) for row in trained))
-    lines = [f"{title:<{width}}{'held-out loss':>15}{'tokens':>12}{'seconds':>10}{'memory':>11}"]
+    rows = []
     for row in trained:
         loss = "-" if row.heldout_loss is None else f"{row.heldout_loss:.4f}"
         memory = f"{row.memory_bytes / MIB:,.0f} MiB"
-        lines.append(f"{row.name:<{width}}{loss:>15}{row.tokens:>12,}{row.seconds:>10.1f}{memory:>11}")
-    return lines
+        rows.append([row.name, loss, f"{row.tokens:,}", f"{row.seconds:.1f}", memory])
+    return text_table([title, "held-out loss", "tokens", "seconds", "memory"], rows)

@@ -11,6 +11,7 @@ from unpad.nn.block import BlockConfig
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.precision import DTYPES
+from unpad.text_table import text_table
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import (
     CEILING_SIZE,
@@ -180,30 +181,15 @@ def row_values(row: SpeedRow, first: SpeedRow) -> dict[str, Any]:
     }
 
 
-COLUMNS = {
-    "tokens/s": 10,
-    "quartiles": 17,
-    "times": 8,
-    "torch": 9,
-    "gain": 7,
-    "ceiling": 9,
-    "seqs/s": 9,
-    "length": 8,
-    "padding": 9,
-    "per pass": 10,
-    "per update": 12,
-    "memory": 11,
-}
+COLUMNS = (
+    *("tokens/s", "quartiles", "times", "torch", "gain", "ceiling"),
+    *("seqs/s", "length", "padding", "per pass", "per update", "memory"),
+)
 
 
 def table(title: str, rows: list[SpeedRow]) -> list[str]:
     """Rows as lines of text, compared with the first."""
-    width = max(len(title), *(len(row.name) for row in rows))
-    lines = [f"{title:<{width}}" + "".join(f"{name:>{size}}" for name, size in COLUMNS.items())]
-    for row in rows:
-        cells = zip(_cells(row, rows[0]), COLUMNS.values(), strict=True)
-        lines.append(f"{row.name:<{width}}" + "".join(f"{cell:>{size}}" for cell, size in cells))
-    return lines
+    return text_table([title, *COLUMNS], [[row.name, *_cells(row, rows[0])] for row in rows])
 
 
 def _cells(row: SpeedRow, first: SpeedRow) -> list[str]:

@@ -32,7 +32,7 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     Raises:
         RecipeError: the model is not a decoder, or no stage has data to train on.
     """
-    loaded = load_recipe(recipe, list(overrides))
+    loaded = load_recipe(recipe, overrides)
     if loaded.model["kind"] != "decoder":
         what = f"bench counts the operations of decoders, and this recipe trains a {loaded.model['kind']}"
         raise RecipeError(what, where="model.kind", fix="`unpad plan` measures memory and time of any recipe")

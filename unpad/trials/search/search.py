@@ -35,6 +35,7 @@ from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import stages_of
 from unpad.run.folder import RECIPE
 from unpad.storage import RunLock, make_folder, write_atomic
+from unpad.text_table import text_table
 from unpad.training.loop import train
 from unpad.training.setup import resolved
 from unpad.trials.search.metric import direction, judge
@@ -330,10 +331,7 @@ def _summary(search: Search) -> list[str]:
     for trial in ranked[:SHOWN]:
         values = (_short(trial.params[key]) for key in search.space)
         rows.append([search.place(trial.number).name, f"{_value(search, trial):.4f}", *values])
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
-    ]
+    lines = text_table(head, rows, left=range(len(head)))
     lines.append(
         f"{len(trials)} trials: {len(ranked)} judged, {states.count(TrialState.PRUNED)} stopped early, "
         f"{states.count(TrialState.FAIL)} failed"

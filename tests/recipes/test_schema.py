@@ -1,0 +1,145 @@
+"""The JSON schema accepts what the program accepts, and refuses the wrong recipes that a schema can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from unpad.api import recipe_schema
+from unpad.errors import RecipeError
+from unpad.models import model_config, model_kinds
+from unpad.recipes.file import load_recipe
+from unpad.recipes.find import RECIPES, recipe_names
+from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def schema() -> Draft202012Validator:
+    whole = recipe_schema()
+    Draft202012Validator.check_schema(whole)
+    return Draft202012Validator(whole)
+
+
+def faults(schema: Draft202012Validator, text: str) -> list[str]:
+    return [error.message for error in schema.iter_errors(yaml.safe_load(text))]
+
+
+def load(folder: Path, text: str) -> Recipe:
+    """Load a recipe as a run does, its model section too."""
+    path = folder / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    recipe = load_recipe(str(path))
+    model_config(recipe.model)
+    return recipe
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_packaged_recipe_its_copy_and_what_a_run_saves_are_accepted(
+    schema: Draft202012Validator, tmp_path: Path, name: str
+) -> None:
+    packaged = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")  # `recipes copy` writes the same bytes
+    assert faults(schema, packaged) == []
+    recipe = load(tmp_path, packaged)
+    resolved = recipe.model_copy(update={"model": model_config(recipe.model).model_dump(mode="json")})
+    for saved in (recipe, resolved):
+        assert faults(schema, saved.to_yaml()) == []
+
+
+def test_every_kind_of_model_is_known_with_its_fields(schema: Draft202012Validator) -> None:
+    needed = {"vision_language": "vision: {}\n  language: {}"}
+    for kind in model_kinds():
+        section = f"model:\n  kind: {kind}\n  {needed.get(kind, '')}\n"
+        assert faults(schema, section) == [], kind
+        assert faults(schema, section + "  widht: 8\n"), kind
+        assert faults(schema, section + ("  patch: true\n" if kind == "cnn" else "  width: wide\n")) or kind in needed
+    assert faults(schema, "model: {width: 8, preset: zh_gpt}") == []  # a decoder
+
+
+ACCEPTED = [
+    "{}",
+    "data: {text: mine.txt}",
+    "data: {text: [a.txt, {path: b.txt, weight: 0.5}], chat: {path: c.jsonl}, images: null}",
+    "data: {events: {path: a.csv, time: days}}",
+    "optim: {lr: 1e-3, eps: 1.5e-9}",
+    "losses: {kl: {end: 0.1, steps: 3}, other: 2, third: 1e-2}",
+    "stages: [{name: a, use: [text], plan: {strategy: rows}, optim: {lr: 2e-4}, train: {weights: last}}]",
+    "plan: {grow: {3: 400, 6: 800}}",
+    "model: {kind: vit, channels: 4}",
+    "model: {kind: set_sequence, bins: [0, 90]}",
+]
+
+REFUSED = [
+    "dta: {}",
+    "data: {txt: a}",
+    "data: {text: 3}",
+    "data: {text: [{paht: a}]}",
+    "data: {text: [{path: a, weight: 0}]}",
+    "data: {holdout: 1.5}",
+    "optim: {lr: fast}",
+    "optim: {lr: -1}",
+    "optim: {lr: true}",
+    "optim: {lrr: 3}",
+    "optim: {schedule: round}",
+    "optim: {betas: [0.9]}",
+    "train: {seed: 1.5}",
+    "train: {weights: worst}",
+    "train: {max_epochs: many}",
+    "checkpoint: {keep: 1}",
+    "plan: {strategy: sort}",
+    "plan: {drop_last: 7}",
+    "plan: {grow: {3: 0}}",
+    "tokenizer: {kind: letters}",
+    "precision: fp64",
+    "stages: [{train: {max_epochs: 3}}]",
+    "stages: [{name: a b}]",
+    "stages: [{name: a, use: [texts]}]",
+    "stages: [{name: a, trian: {}}]",
+    "stages: [{name: a, train: {max_steps: 3}}]",
+    "stages: [{name: a, train: {seed: 3}}]",
+    "stages: [{name: a, train: {max_epoch: 3}}]",
+    "stages: [{name: a, plan: {cross_documents: true}}]",
+    "stages: [{name: a, plan: {tokens: 3}}]",
+    "stages: [{name: a, optim: {lr: 0}}]",
+    "stages: [{name: a, losses: {kl: much}}]",
+    "stages: {name: a}",
+    "losses: {kl: {start: 1}}",
+    "model: {kind: decodr}",
+    "model: {widht: 8}",
+    "model: {kind: vit, rope_theta: 3}",
+    "model: {kind: decoder, positions: none}",
+    "model: {kind: vision_language, language: {layers: 3}, vision: {}}",
+    "model: [decoder]",
+]
+
+
+@pytest.mark.parametrize("text", ACCEPTED)
+def test_what_the_program_accepts_is_accepted(schema: Draft202012Validator, tmp_path: Path, text: str) -> None:
+    load(tmp_path, text)
+    assert faults(schema, text) == []
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_both_refuse(schema: Draft202012Validator, tmp_path: Path, text: str) -> None:
+    with pytest.raises(RecipeError):
+        load(tmp_path, text)
+    assert faults(schema, text)
+
+
+def test_a_stage_may_set_exactly_what_the_program_lets_it_set(schema: Draft202012Validator) -> None:
+    sections = {"plan": "PlanSettings", "optim": "OptimSettings", "train": "TrainSettings"}
+    definitions: dict[str, Any] = schema.schema["$defs"]
+    assert {*sections, "losses"} == set(STAGE_SECTIONS)
+    for section, name in sections.items():
+        allowed = definitions["Stage"]["properties"][section]["properties"]
+        assert set(allowed) == set(stage_fields(section)) <= set(definitions[name]["properties"])
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.yaml")), ids=lambda path: path.name)
+def test_recipes_of_the_benchmarks_are_accepted(schema: Draft202012Validator, path: Path) -> None:
+    assert faults(schema, path.read_text(encoding="utf-8")) == []

@@ -1,0 +1,159 @@
+"""Overrides: `key.sub=value` on the command line, applied to the values of a recipe file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unpad.errors import RecipeError, nearest
+from unpad.recipes.data import KINDS, as_sources, is_packaged
+from unpad.recipes.lines import YAML_FAULTS, LineLoader
+from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
+
+
+@dataclass(frozen=True)
+class Override:
+    """One `key=text` of the command line.
+
+    Args:
+        key: as written; may name a stage.
+        text: the value as written.
+        path: keys and list indices that lead to the field.
+        value: parsed from the text.
+    """
+
+    key: str
+    text: str
+    path: tuple[str | int, ...]
+    value: Any
+
+
+def apply_override(values: dict[str, Any], given: str) -> Override:
+    """Apply one `key.sub=value` to the values of a recipe, in which stages may be named.
+
+    Raises:
+        RecipeError: it is not key=value, the value is not YAML, or the key leads into nothing.
+    """
+    key, equals, text = given.partition("=")
+    if not equals or not key:
+        raise RecipeError(f'"{given}" is not key=value', where="command line", fix="write for example optim.lr=1e-4")
+    where = f"command line: {key}"
+    try:
+        value = LineLoader(text).load() if text.strip() else ""
+    except YAML_FAULTS:
+        raise RecipeError(f'"{text[:80]}" is not a YAML value', where=where, fix="quote it") from None
+    parts: list[str | int] = []
+    here: Any = values
+    names = key.split(".")
+    for position, name in enumerate(names):
+        step: str | int = name
+        if isinstance(here, list):
+            step = _list_index(here, name, key)
+        elif not isinstance(here, dict):
+            raise RecipeError(f'"{".".join(names[:position])}" holds a value, not a section', where=where)
+        parts.append(step)
+        if position == len(names) - 1:
+            here[step] = value
+        else:
+            if isinstance(here, dict):
+                here[step] = _section_below(here.get(step), tuple(parts), names[position + 1], where)
+            here = here[step]
+    return Override(key, text, tuple(parts), value)
+
+
+def _section_below(value: Any, path: tuple[str | int, ...], name: str, where: str) -> Any:
+    """The mapping or list at `path` that an override of its part `name` changes; a new mapping if there is none."""
+    if path == ("stages",) and not value:
+        fix = f"leave out stages.{name}., or list the stages in a recipe file"
+        raise RecipeError(f'there is no stage "{name}": the recipe has no stages', where=where, fix=fix)
+    if len(path) == 2 and path[0] == "data" and path[1] in KINDS and name.isdigit():
+        return as_sources(value)
+    return value if isinstance(value, dict | list) else {}
+
+
+def _list_index(items: list[Any], name: str, key: str) -> int:
+    names = [str(item.get("name", i)) if isinstance(item, dict) else str(i) for i, item in enumerate(items)]
+    if name in names:
+        return names.index(name)
+    if name.isdigit() and int(name) < len(items):
+        return int(name)
+    what = f'there is no stage "{name}"' if key.startswith("stages.") else f'there is no "{name}" here'
+    raise RecipeError(what, where=f"command line: {key}", fix=nearest(name, names))
+
+
+def refuse_shadowed(recipe: Recipe, overrides: Sequence[Override]) -> None:
+    """Refuse overrides of fields that stages set themselves, in which they would change nothing.
+
+    A stage whose own value is given by another of the overrides does not count, unless that leaves no stage.
+
+    Raises:
+        RecipeError: names the field in each stage.
+    """
+    for override in overrides:
+        section, field = str(override.path[0]), override.path[1:2]
+        for name in field or (override.value if section in STAGE_SECTIONS else ()):
+            _refuse_shadowed(recipe, overrides, override, section, str(name))
+
+
+def _refuse_shadowed(
+    recipe: Recipe, overrides: Sequence[Override], override: Override, section: str, field: str
+) -> None:
+    if section not in STAGE_SECTIONS:
+        return
+    setting = [index for index, stage in enumerate(recipe.stages) if field in stage.changes[section]]
+    shadowing = [index for index in setting if not _gives(overrides, ("stages", index, section, field))]
+    if not shadowing and len(setting) < max(len(recipe.stages), 1):
+        return
+    whole = len(override.path) == 1
+    given = json.dumps(override.value[field], ensure_ascii=False) if whole else override.text
+    key = f"{section}.{field}" if whole else override.key
+    names = [recipe.stages[index].name for index in shadowing or setting]
+    own = " ".join(_quoted(f"stages.{stage.name}.{key}={given}") for stage in recipe.stages)
+    raise RecipeError(
+        f"{section}.{field} is set by {'stage' if len(names) == 1 else 'stages'} {' and '.join(names)}, "
+        "where this would change nothing",
+        where=f"command line: {override.key}",
+        fix=f"name the stage: {own}",
+    )
+
+
+def _gives(overrides: Sequence[Override], path: tuple[str | int, ...]) -> bool:
+    """Whether an override gives the field at `path`, alone or within a section."""
+    return any(path[: len(one.path)] == one.path or one.path[: len(path)] == path for one in overrides)
+
+
+def _quoted(word: str) -> str:
+    return f"'{word}'" if any(letter in word for letter in ' {}[]*?$&;|<>"') else word
+
+
+def without_packaged(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
+    """Drop the packaged sources of a recipe if an override gives a source; sources that overrides name stay."""
+    if not any(_gives_source(override) for override in overrides):
+        return recipe
+    kept = {
+        kind: [
+            source
+            for index, source in enumerate(recipe.data.sources(kind))
+            if not is_packaged(source.path) or any(_names_source(override, kind, index) for override in overrides)
+        ]
+        for kind in KINDS
+    }
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
+
+
+def _gives_source(override: Override) -> bool:
+    """Whether an override gives files to read, rather than none, or another field of a source."""
+    head, *rest = override.path
+    if head != "data" or not rest or rest[0] not in KINDS or not override.value:
+        return False
+    return len(rest) == 1 or rest[-1] == "path" or (len(rest) == 2 and isinstance(rest[1], int))
+
+
+def _names_source(override: Override, kind: str, index: int) -> bool:
+    """Whether an override gives or changes the source of this kind and index, alone or with others."""
+    head, *rest = override.path
+    if head != "data" or (rest and rest[0] != kind):
+        return False
+    return len(rest) < 2 or rest[1] == index or isinstance(rest[1], str)

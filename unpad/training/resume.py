@@ -1,0 +1,83 @@
+"""Recipe of a resumed run: what changed since it began, and what the change does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unpad.errors import ResumeError
+from unpad.recipes.changes import differences, may_change_on_resume
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe, stages_of
+from unpad.run.folder import RECIPE, read_command
+from unpad.training.progress import Progress
+from unpad.training.setup import Setup, resolved
+from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+
+ENDS = ("max_steps", "max_epochs")
+
+
+def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[list[str], Recipe, Recipe]:
+    """Combine the overrides of the command that started the run with new ones, which come last.
+
+    Returns:
+        Overrides, their resolved recipe, and the recipe that the run saved.
+
+    Raises:
+        ResumeError: a field differs that cannot change during a run.
+    """
+    saved = resolved(load_recipe(str(folder / RECIPE)))  # written by an earlier version, it may lack fields
+    given = {override.partition("=")[0] for override in overrides}
+    earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]
+    settings = resolved(load_recipe(recipe, overrides, earlier=earlier))
+    if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
+        older = resolved(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=True))
+        settings = older if older.data == saved.data else settings
+    changed = differences(saved, settings)
+    refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
+    if refused:
+        listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
+        raise ResumeError(listing, where=str(folder), fix="undo these changes, or start a new run with train.init_from")
+    return [*earlier, *overrides], settings, saved
+
+
+def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[str]:
+    """A line for each field that changed since the run saved its recipe, and what the change does.
+
+    Args:
+        progress: of the checkpoint that the run resumes from.
+    """
+    changed = differences(saved, setup.recipe)
+    moves = any(key.endswith(ENDS) for key in changed) and _schedule_moves(setup, saved, progress)
+    lines = []
+    for key, (old, new) in changed.items():
+        section, _, rest = key.partition(".")
+        if section == "stages" and int(rest.partition(".")[0]) < progress.stage:
+            effect = ": that stage is over, so nothing changes"
+        else:
+            effect = ": schedule recomputed" if moves and key.endswith(ENDS) else ""
+        lines.append(f"{key} is {new}, was {old}{effect}")
+    return lines
+
+
+def _schedule_moves(setup: Setup, saved: Recipe, progress: Progress) -> bool:
+    """Whether a stage that is not over has another length than by the saved recipe, and rates that depend on it."""
+    before = was_before = progress.step - progress.stage_step
+    for stage, old in zip(setup.stages[progress.stage :], stages_of(saved)[progress.stage :], strict=True):
+        if stage.train_ids.size == 0:
+            continue
+        optim, patience = stage.recipe.optim, stage.recipe.train.patience
+        is_over = stage is setup.stages[progress.stage] and (
+            patience is not None and progress.checks_without_progress >= patience
+        )
+        last, was_last = _last_step(stage, before), _last_step(replace(stage, recipe=old.recipe), was_before)
+        by_length = optim.schedule in ("cosine", "restarts") or (optim.schedule == "warmup" and optim.warmup > 0)
+        if by_length and not is_over and last - before != was_last - was_before:
+            return True
+        before, was_before = max(last, before), max(was_last, was_before)
+    return False
+
+
+def _last_step(stage: StageSetup, before: int) -> int:
+    return last_step(stage, before, stage_epochs(stage, epoch_plan(stage, 0)))
