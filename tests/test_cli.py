@@ -218,7 +218,7 @@ def test_data_check_names_every_bad_row_and_is_code_3(unpad: Shell, tmp_path: Pa
 def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
     listed = unpad("recipes")
     assert listed.code == 0
-    assert [line.split()[0] for line in listed.out.splitlines()] == [
+    assert [line.split()[0] for line in listed.out.splitlines() if line[0] != " "] == [
         "events",
         "images",
         "images_cnn",
@@ -246,7 +246,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "toy-1"
     assert unpad("runs").out.startswith("nothing has run here yet")
 
-    trained = unpad("train", recipe, "train.max_epochs=1")
+    trained = unpad("train", recipe, "stages.pretrain.train.max_epochs=1", "stages.tune.train.max_epochs=1")
     assert trained.code == 0, trained.err
     assert "next:  unpad chat toy-1" in trained.out
     assert "unpad eval toy-1" in trained.out

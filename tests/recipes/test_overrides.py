@@ -194,7 +194,16 @@ def test_sources_of_the_user_s_own_recipe_stay_unless_they_are_overridden(tmp_pa
     assert paths(load_recipe(recipe, ["data={chat: new}"])) == {"chat": ["new"]}
 
 
+def test_labels_of_the_packaged_patients_are_never_joined_to_given_ones() -> None:
+    error = refusal("events", "data.events=mine.parquet")
+    assert "events.labels.path is the package's own" in error.what
+    assert "events.labels=null" in error.fix
+    for labels in ("events.labels.path=mine.parquet", "events.labels=null"):
+        assert paths(load_recipe("events", ["data.events=mine.parquet", labels])) == {"events": ["mine.parquet"]}
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_no_packaged_source_is_left_beside_a_given_one(name: str) -> None:
     for kind in paths(load_recipe(name)):
-        assert paths(load_recipe(name, [f"data.{kind}=mine"])) == {kind: ["mine"]}
+        labels = ["events.labels.path=mine"] if kind == "events" else []
+        assert paths(load_recipe(name, [f"data.{kind}=mine", *labels])) == {kind: ["mine"]}

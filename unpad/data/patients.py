@@ -321,8 +321,6 @@ def _places(tables: PatientTables, histories: Histories) -> list[str]:
 
 def _hashes(recipe: Recipe, parts: list[EventTable]) -> tuple[tuple[str, str], ...]:
     """Name in messages and sha256 of every file that was read."""
-    settings = recipe.events
-    more = [settings.labels.path if settings.labels else None, settings.split, settings.code_embeddings]
-    paths = [resolve_path(recipe.data, path) for path in more if path is not None]
+    paths = [resolve_path(recipe.data, path) for path in recipe.events.tables.values()]
     files = {file.shown: file.path for part in parts for file in part.table.files}
     return tuple((shown, sha256_file(path)) for shown, path in {**files, **{str(path): path for path in paths}}.items())

@@ -145,6 +145,13 @@ class EventSettings(Section):
     )
     keep: Literal["latest", "earliest"] = Field("latest", description="Sets that max_events keeps.")
 
+    @property
+    def tables(self) -> dict[str, str]:
+        """Paths of the tables beside the events, by the field that names each."""
+        labels = self.labels.path if self.labels else None
+        paths = {"labels.path": labels, "split": self.split, "code_embeddings": self.code_embeddings}
+        return {field: path for field, path in paths.items() if path is not None}
+
     @model_validator(mode="after")
     def _fits(self) -> EventSettings:
         if isinstance(self.landmark, str) and self.labels is None:

@@ -129,9 +129,20 @@ def _quoted(word: str) -> str:
 
 
 def without_packaged(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
-    """Drop the packaged sources of a recipe if an override gives a source; sources that overrides name stay."""
-    if not any(_gives_source(override) for override in overrides):
+    """Drop the packaged sources of a recipe if an override gives a source; sources that overrides name stay.
+
+    Raises:
+        RecipeError: events are given, and a table that belongs to them would be the package's.
+    """
+    giving = [override for override in overrides if _gives_source(override)]
+    if not giving:
         return recipe
+    if any(override.path[1] == "events" for override in giving):
+        for field, path in recipe.events.tables.items():
+            if is_packaged(path) and not _gives(overrides, ("events", *field.split("."))):
+                fix = f"give events.{field}=FILE as well, or events.{field.partition('.')[0]}=null"
+                what = f"data.events is yours, and events.{field} is the package's own: {path}"
+                raise RecipeError(what, where=f"command line: {giving[0].key}", fix=fix)
     kept = {
         kind: [
             source

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unpad.data.family import NAMES_KEY, Data, open_data
+from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.contract import Model
@@ -166,10 +167,11 @@ def _check_lengths_given(stage: ResolvedStage) -> None:
 
 
 def describe(setup: Setup) -> list[str]:
-    """Describe a run before it starts: its data, and its choices with their reasons."""
+    """Describe a run before it starts: its files and data, and its choices with their reasons."""
     environment = setup.environment
     parameters = sum(p.numel() for p in setup.model.parameters())
     return [
+        *source_lines(setup.recipe),
         *setup.data.lines(),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",

@@ -373,6 +373,16 @@ def test_data_check_refuses_what_training_refuses(unpad: Shell, tmp_path: Path) 
     assert "nothing learns the outcome" in checked(labelled + ", event: dead, duration: end}", "train", "train")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_missing_table_is_said_to_be_missing(tmp_path: Path, suffix: str) -> None:
+    gone = str(tmp_path / f"gone.{suffix}")
+    for events in ({"labels": {"path": gone, "label": "dead"}}, {"split": gone}, {"code_embeddings": gone}):
+        with pytest.raises(SourceError, match="there is no such file") as caught:
+            opened(long(tmp_path, ROWS), events=events)
+        assert caught.value.where == gone
+        assert "check the path" in caught.value.fix
+
+
 def test_tables_of_labels_of_others_are_refused_in_one_line(tmp_path: Path) -> None:
     others = put(tmp_path / "labels.csv", pa.table({"id": [f"0{A}", f"0{B}"], "dead": [0, 1]}))
     for missing in ("error", "exclude"):

@@ -8,7 +8,7 @@ from PIL import Image
 from unpad.data.check import check
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import SourceFile, expand
+from unpad.data.sources.files import SourceFile, expand, unreadable
 from unpad.data.sources.read import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
@@ -60,8 +60,25 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_vanished_is_the_users_error(tmp_path: Path) -> None:
     for name in ("text", "json", "jsonl", "parquet"):
-        with pytest.raises(SourceError, match="cannot be read"):
+        with pytest.raises(SourceError, match="there is no such file") as caught:
             read_file("text", SourceFile(tmp_path / "gone", name, None, 1.0, 0), DataSettings())  # type: ignore[arg-type]
+        assert "check the path" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "fix"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), "there is no such file", "check the path"),
+        (NotADirectoryError(20, "Not a directory"), "there is no such file", "check the path"),
+        (IsADirectoryError(21, "Is a directory"), "it is a folder", "name a file"),
+        (PermissionError(13, "Permission denied"), "cannot be read: Permission denied", "permissions"),
+        (OSError(5, "Input/output error"), "cannot be read: Input/output error", "check the disk"),
+    ],
+)
+def test_what_the_system_refuses_gets_the_advice_for_it(error: OSError, what: str, fix: str) -> None:
+    found = unreadable(error, "a.txt")
+    assert (found.what.startswith(what), found.where) == (True, "a.txt")
+    assert fix in found.fix
 
 
 def test_check_reports_every_file_by_its_kind(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from unpad.data.sources.simulated import simulated_folder
 from unpad.recipes.data import DataSettings
 
 PACKAGE = Path(__file__).parents[2]
+# With `unpad:`, the prefixes of `recipes.data.PACKAGED`.
 MADE = {"drawn:": drawn_folder, "simulated:": simulated_folder}  # sets that the program draws itself
 
 
