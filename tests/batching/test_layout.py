@@ -116,3 +116,13 @@ def test_moving_takes_every_tensor_along_and_moves_nothing_that_is_there() -> No
     assert len(tensors) >= 3
     assert {value.device.type for value in tensors} == {"meta"}
     assert (elsewhere.max_seqlen, len(elsewhere.groups)) == (9, len(layout.groups))
+
+
+def test_groups_made_in_inference_serve_training_later() -> None:
+    layout = build_layout(np.array([3, 9, 8]))
+    with torch.inference_mode():
+        layout.prepare_groups()
+    x = torch.randn(20, 2, requires_grad=True)
+    assert layout.by_length is not None
+    x.index_select(0, layout.by_length).index_select(0, layout.groups[0].cells).sum().backward()  # saves both indices
+    assert x.grad is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,28 @@ def randomize(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
         parameter.data = torch.randn(parameter.shape, dtype=torch.float64) * 0.5
     return module
+
+
+# --------------------------------------------------------------------------- the start of training
+
+
+def test_matrices_start_at_a_fiftieth_and_those_that_write_to_the_stream_smaller() -> None:
+    torch.manual_seed(0)
+    model = build_model(model_config({**SIZES, "width": 64, "hidden": 128, "blocks": 8}), 500)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            writes = name.endswith(("to_out.weight", "down.weight"))
+            assert float(parameter.detach().std()) == pytest.approx(0.02 / 4 if writes else 0.02, rel=0.05), name
+
+
+def test_sinusoidal_positions_are_as_small_as_the_embeddings_that_they_are_added_to() -> None:
+    model = tiny_model(positions="sinusoidal").eval()
+    batch = random_batch([5, 9])
+    assert batch.input_ids is not None
+    table = 0.02 * sinusoidal_table(64, 16)[batch.position_ids]
+    # Inputs other than tokens get the whole table.
+    vectors = replace(batch, input_ids=None, inputs_embeds=model.embed(batch.input_ids) - 49 * table)
+    torch.testing.assert_close(model(batch), model(vectors), rtol=1e-12, atol=1e-12)
 
 
 # --------------------------------------------------------------------------- norms

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
-from unpad.nn import kernel
+from unpad.nn import attention, kernel
 from unpad.nn.attention import reference_attention, self_attention
+from unpad.nn.dropout import kept
 from unpad.nn.native import library
+
+SEED = 5_000_000_011  # needs both halves of 64 bits
 
 
 def inputs(lengths: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -94,3 +102,127 @@ def test_no_quadratic_tensor_is_made_for_a_long_sequence() -> None:
 
 def _small(tensor: torch.Tensor, length: int) -> None:
     assert tensor.numel() < length * length, f"a tensor of shape {tuple(tensor.shape)} is kept for backward"
+
+
+# --------------------------------------------------------------------------- key bias and dropout through torch
+
+
+def weighted(
+    qkv: torch.Tensor, layout: Layout | PaddedLayout, causal: bool, bias: torch.Tensor | None, dropout: float
+) -> torch.Tensor:
+    """Four query heads on two key heads, with the seed that `_dropped` draws with."""
+    with library.switched_off(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "draw_seed", lambda: SEED)
+        return self_attention(qkv, layout, 4, causal, key_bias=bias, dropout=dropout)
+
+
+def by_definition(
+    qkv: torch.Tensor, layout: Layout, causal: bool, bias: torch.Tensor | None, dropout: float
+) -> torch.Tensor:
+    """One sequence at a time; a weight is dropped by its head, its query's and its key's place in the run."""
+    q, k, v = qkv.split([4, 2, 2], 1)
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    outputs = [q[:0]]
+    for start, stop in pairwise(layout.cu_seqlens.tolist()):
+        scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / q.shape[-1] ** 0.5
+        scores = scores if bias is None else scores + bias[start:stop]
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -torch.inf)
+        weights, place = scores.softmax(-1), torch.arange(start, stop)
+        rows = place[None, :, None] * 4 + torch.arange(4)[:, None, None]
+        weights = weights * kept(SEED, rows, place, dropout) / (1 - dropout)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, v[start:stop]))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("block", [None, 1, 100, 10_000], ids=lambda block: f"blocks of {block}")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_key_bias_and_dropout_equal_the_definition_whole_and_in_blocks(
+    causal: bool, dropout: float, block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if block is not None:
+        monkeypatch.setattr(attention, "WHOLE_LENGTH", 10)
+        monkeypatch.setattr(attention, "BLOCK_CELLS", block)
+    torch.manual_seed(0)
+    layout = build_layout(np.array([9, 31, 0, 30, 1, 12, 40]))
+    qkv = torch.randn(123, 8, 8, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(123, dtype=torch.float64, requires_grad=True)
+    grad = torch.randn(123, 4, 8, dtype=torch.float64)
+    got, wanted = (make(qkv, layout, causal, bias, dropout) for make in (weighted, by_definition))
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(out, [qkv, bias], grad) for out in (got, wanted)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("block", [None, 50], ids=["whole", "blocks"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_rectangles_with_empty_rows_stay_finite_with_a_key_bias(
+    causal: bool, block: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A padding query that saw no key would be NaN, and so would everything that reads its cell later."""
+    if block is not None:
+        monkeypatch.setattr(attention, "WHOLE_LENGTH", 2)
+        monkeypatch.setattr(attention, "BLOCK_CELLS", block)
+    mask = torch.tensor([[False] * 6, [False] * 2 + [True] * 4, [True] * 3 + [False] * 3, [True] * 6])
+    qkv = torch.randn(24, 8, 8, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(24, dtype=torch.float64)
+    got, real = weighted(qkv, PaddedLayout(mask), causal, bias, 0.0), mask.flatten()
+    assert torch.isfinite(got).all()
+    wanted = by_definition(qkv[real], build_layout(mask.sum(1).numpy()), causal, bias[real], 0.0)
+    torch.testing.assert_close(got[real], wanted, rtol=1e-10, atol=1e-12)
+    assert torch.isfinite(torch.autograd.grad(got.sum(), qkv)[0]).all()
+
+
+def test_a_key_bias_below_the_digits_of_bf16_counts() -> None:
+    """Scores of 8 and a bias of log 0.99: in bf16 their sum would be 8."""
+    qkv = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
+    qkv[:, :6], qkv[0, 6:] = 2**0.5, 1  # the output is the weight of the first key
+    out = weighted(qkv, build_layout(np.array([2])), False, torch.tensor([0.99, 1.0]).log(), 0.0)
+    torch.testing.assert_close(out.float(), torch.full((2, 4, 16), 0.99 / 1.99), rtol=0, atol=1e-3)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that an operator returned in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))])
+        return out
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_key_bias_and_dropout_make_no_quadratic_tensor(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither forward nor backward; what both keep is no larger than what they make."""
+    monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
+    monkeypatch.setattr(attention, "BLOCK_CELLS", 4096)
+    length = 1000
+    layout = PaddedLayout(torch.ones(1, length, dtype=torch.bool)) if padded else build_layout(np.array([length]))
+    qkv, bias = torch.randn(length, 8, 8, requires_grad=True), torch.randn(length, requires_grad=True)
+    with Largest() as largest:
+        weighted(qkv, layout, True, bias, 0.2).sum().backward()
+    assert largest.numel <= max(4 * length, qkv.numel())
+
+
+def kept_bytes(length: int) -> int:
+    """Bytes that the graph of attention keeps for backward."""
+    layout, sizes = build_layout(np.array([length])), dict[int, int]()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    qkv, bias = torch.randn(length, 8, 8, requires_grad=True), torch.randn(length, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        weighted(qkv, layout, True, bias, 0.2)
+    return sum(sizes.values())
+
+
+def test_what_is_kept_for_backward_grows_with_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
+    assert kept_bytes(2000) <= 2.2 * kept_bytes(1000)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.paths import PATHS, Path, on
 from unpad.nn.dropout import draw_seed, dropout, kept
 from unpad.nn.native import library
 
@@ -28,6 +29,15 @@ def test_bits_are_a_function_of_seed_and_place() -> None:
     columns = first.double() - 0.5
     products = (columns[:, :-1] * columns[:, 1:]).mean(0)
     assert float(products.abs().max()) < 0.05, "neighbours are independent"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_evaluation_drops_nothing(path: Path) -> None:
+    drops, never = (tiny_model(dropout=share, attention_dropout=share, width=32, heads=2) for share in (0.4, 0.0))
+    batch = random_batch([7, 1, 20, 3])
+    with on(path):
+        assert torch.equal(drops.eval()(batch), never.eval()(batch))
+        assert not torch.equal(drops.train()(batch), drops(batch))
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")

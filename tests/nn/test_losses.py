@@ -123,8 +123,18 @@ def test_rows_that_complete_a_product_change_nothing(num: int, monkeypatch: pyte
 
 def test_a_label_of_next_to_no_probability_costs_what_it_should() -> None:
     hidden = torch.tensor([[1.0, 0.0]], dtype=torch.float32)
-    weight = torch.tensor([[0.0, 0.0], [200.0, 0.0], [90.0, 0.0]], dtype=torch.float32)
-    for label, cost in ((0, 200.0), (2, 110.0), (1, 0.0)):
+    weight = torch.tensor([[0.0, 0.0], [200.0, 0.0], [90.0, 0.0], [99.25, 0.0]], dtype=torch.float32)
+    # Above 87 nats fp32 has few digits of the probability, and above 104 none.
+    for label, cost in ((0, 200.0), (2, 110.0), (3, 100.75), (1, 0.0)):
         loss, nll = cross_entropy(hidden, weight, torch.tensor([label]))
         assert float(loss) == pytest.approx(cost, abs=1e-4)
         assert float(nll) == pytest.approx(cost, abs=1e-4)
+
+
+def test_the_weights_gradient_of_many_chunks_is_summed_in_fp32() -> None:
+    hidden, weight, labels = problem(64 * 150, torch.bfloat16)
+    exact = [values.detach().double().requires_grad_() for values in (hidden, weight)]
+    F.cross_entropy(F.linear(*exact), labels, reduction="sum").backward()
+    cross_entropy(hidden, weight, labels)[0].backward()
+    assert exact[1].grad is not None
+    assert float((weight.grad.double() - exact[1].grad).norm() / exact[1].grad.norm()) < 2.5e-3  # rounded once

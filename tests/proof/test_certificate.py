@@ -22,7 +22,7 @@ from unpad.nn.attention import reference_attention
 from unpad.nn.losses import Terms
 from unpad.nn.native import library
 from unpad.proof.certificate import prove
-from unpad.proof.line import Certificate
+from unpad.proof.line import Certificate, Line
 
 pytestmark = pytest.mark.slow
 
@@ -173,3 +173,62 @@ def test_a_causal_mask_that_is_open_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(block, "self_attention", open_mask)
     assert "a token never changes an earlier output" in failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
+
+
+# --------------------------------------------------------------------------- exceptions, and names of kernels
+
+
+def line_of(certificate: Certificate, name: str) -> Line:
+    return next(line for line in certificate.lines if line.name == name)
+
+
+def test_an_exception_is_a_line_that_fails_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off_by_one(*args: Any) -> Tensor:
+        return right(*args)[:, 1:]
+
+    right = batch_module._real_cells
+    monkeypatch.setattr(batch_module, "_real_cells", off_by_one)
+    certificate = prove(tiny_model(torch.float32), random_batch(LENGTHS))
+    assert not certificate.passed
+    for name in ("padded right = alone", "padded left = alone", "what padding holds is invisible"):
+        line = line_of(certificate, name)
+        assert line.passed is False
+        assert "Error: " in line.note
+        assert ".py:" in line.note
+    assert line_of(certificate, "packed = alone").passed, "checks that do not pad go on"
+    text = certificate.text()
+    assert line_of(certificate, "padded left = alone").note in " ".join(" ".join(text).split())
+    assert "FAILED" in text[-1]
+
+
+def test_attention_dropout_left_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The truth, attention by definition, has no dropout, so nothing can be compared with it."""
+    right = block.Attention.forward
+
+    def left_on(own: block.Attention, *args: Any) -> Tensor:
+        monkeypatch.setattr(own, "training", True)
+        return right(own, *args)
+
+    monkeypatch.setattr(block.Attention, "forward", left_on)
+    certificate = prove(tiny_model(torch.float32, attention_dropout=0.3), random_batch(LENGTHS))
+    assert failed(certificate) == ["each sequence alone", "the same batch twice is bit-equal (no dropout left on)"]
+    assert "the definition has no dropout" in certificate.lines[0].note
+
+
+def test_lack_of_memory_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(batch_module, "_real_cells", full)
+    with pytest.raises(RuntimeError, match="allocate"):
+        prove(tiny_model(torch.float32), random_batch(LENGTHS))
+
+
+def test_kernels_are_named_by_what_ran() -> None:
+    with library.switched_off():
+        certificate = prove(tiny_model(torch.float32), random_batch(LENGTHS))
+    assert line_of(certificate, "packed = alone").kernel == "group sdpa"
+    assert line_of(certificate, "padded left = alone").kernel == "padded sdpa"
+    assert line_of(certificate, "what padding holds is invisible").kernel == "padded sdpa"
+    assert line_of(certificate, "fp32 outputs against fp64").kernel == "group sdpa"
+    assert line_of(certificate, "the same batch twice is bit-equal (no dropout left on)").kernel == ""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.vision import Row, prepare
+from tests.helpers.vision import Row, prepare, tiny
 from tests.models.vision_language.test_merged import merging
 from tests.models.vision_language.test_pruned import EARLY, METHODS, pruned
 from unpad.batching.batch import RaggedBatch
@@ -20,8 +20,10 @@ from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn import segments
 from unpad.nn.block import Stream
-from unpad.proof.certificate import prove
+from unpad.nn.native import library
+from unpad.proof.certificate import certify, prove
 from unpad.proof.line import Certificate
+from unpad.proof.measure import Variant
 
 pytestmark = pytest.mark.slow
 
@@ -140,3 +142,23 @@ def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, mo
 
     monkeypatch.setattr(PrunePass, "_soften", scaled)
     assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
+
+
+def test_images_of_another_sequence_are_caught(batch: RaggedBatch) -> None:
+    """By a line of its own: without merging or removal, no result depends on whose an image is."""
+    assert batch.media_seqs is not None
+    bad = replace(batch, media_seqs=batch.media_seqs.flip(0))
+    model = pruned().float()
+    alone, whole = [batch.select([i]) for i in range(4)], [[0, 1, 2, 3]]
+    good, certificate = (certify(model, alone, [Variant("packed", [one], whole)]) for one in (batch, bad))
+    assert "images stay within their sequence" not in failed(good)
+    assert "images stay within their sequence" in failed(certificate)
+
+
+def test_kernels_of_the_tower_and_of_soft_removal_are_named(batch: RaggedBatch) -> None:
+    model = tiny({"blocks": 1, "feature_layer": -1}, {"blocks": 2}, prune={"layers": [0], "inner": 8, "heads": 2})
+    with library.switched_off():
+        certificate = certificate_of(model, batch)
+    kernels = {line.name: line.kernel for line in certificate.lines}
+    assert kernels["padded left = alone"] == "group sdpa, padded sdpa", "the tower's run of images is never padded"
+    assert kernels["soft: packed = plain reference"] == "group matmul, group sdpa", "a key bias after the first block"

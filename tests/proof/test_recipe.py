@@ -18,6 +18,7 @@ from unpad.batching.plan import Micro
 from unpad.data import text as text_data
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError
+from unpad.nn.native import library
 from unpad.proof import recipe as module
 from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate
@@ -139,7 +140,64 @@ def test_an_expected_kernel_that_no_line_ran_is_printed_not_proven() -> None:
     assert [line.kernel for line in certificate.lines if line.passed is None] == ["varlen flash"]
 
 
+def test_the_kernel_of_attention_dropout_is_run_and_named(tmp_path: Path) -> None:
+    """Evaluation has no dropout, so training's kernel would not run in the proof by itself."""
+    recipe = str(write_toy(tmp_path / "toy"))
+    with library.switched_off():
+        without, certificate = (prove_recipe(recipe, [f"model.attention_dropout={share}"]) for share in (0.0, 0.2))
+    assert certificate.passed, failed(certificate)
+    more = [line for line in certificate.lines if line.name.startswith("kernel of dropout: ")]
+    assert [line.name.partition(": ")[2] for line in more] == [
+        f"fp32 {what} against fp64" for what in ("outputs", "loss terms", "gradients")
+    ]
+    assert {line.kernel for line in more} == {"group matmul"}
+    assert not any(line.kernel == "group matmul" for line in without.lines)
+
+
+def test_the_batches_of_a_padded_plan_are_proved_in_the_runs_precision(tmp_path: Path) -> None:
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), ["plan.strategy=bucket", "plan.batch_size=4"])
+    assert certificate.passed, failed(certificate)
+    line = next(line for line in certificate.lines if line.name == "plan bucket: fp32 outputs against fp64")
+    assert line.kernel == "padded sdpa"
+    assert all(line.passed is not None for line in certificate.lines)
+
+
 # --------------------------------------------------------------------------- faults of the path from data to batch
+
+
+def test_a_plan_that_cannot_be_made_is_a_line_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses_rows(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
+        if micro.fill_to:
+            raise ValueError("rows are not filled")
+        return load_micro(tokens, micro, pad_id)
+
+    monkeypatch.setattr(text_data, "load_micro", refuses_rows)
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
+    assert failed(certificate) == ["plan rows = alone"]
+    assert next(line.note for line in certificate.lines if line.note).startswith("ValueError: rows are not filled (")
+
+
+def test_a_ragged_plan_that_cannot_be_made_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses_ragged(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
+        assert micro.pad_to or micro.fill_to, "ragged"
+        return load_micro(tokens, micro, pad_id)
+
+    monkeypatch.setattr(text_data, "load_micro", refuses_ragged)
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
+    assert failed(certificate) == ["plan pack = alone"]
+    assert "joined = alone" in [line.name for line in certificate.lines]
+
+
+def test_a_sequence_that_cannot_be_read_alone_is_a_line_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*piece: Any) -> RaggedBatch:
+        raise KeyError("row 3")
+
+    monkeypatch.setattr(text_data.TextData, "alone", unreadable)
+    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
+    assert failed(certificate) == ["each sequence straight from the data"]
+    assert not certificate.passed
 
 
 def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:

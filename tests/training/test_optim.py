@@ -20,6 +20,7 @@ from unpad.training.optim import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
+    update,
 )
 from unpad.training.step import train_step
 
@@ -110,7 +111,28 @@ def test_as_many_restarts_as_steps_are_refused() -> None:
         Schedule(OptimSettings(schedule="restarts", restarts=5, per="epoch"), Epochs((0,), (10,)), 50).check()
 
 
+def test_a_stage_that_ends_within_an_epoch_reaches_its_floor_in_that_epoch() -> None:
+    found = rates(25, 10, schedule="cosine", per="epoch", floor=0.1)
+    assert found[:10] == [1e-3] * 10
+    assert found[10:20] == pytest.approx([5.5e-4] * 10)
+    assert found[20:] == pytest.approx([1e-4] * 5)
+    Schedule(OptimSettings(schedule="restarts", restarts=2, per="epoch"), Epochs((0,), (10,)), 25).check()
+
+
 # --------------------------------------------------------------------------- groups and state
+
+
+def test_each_limit_holds_for_the_norm_of_its_own_gradients() -> None:
+    """Norms 3, 4 and 12, of which the first group has a limit of its own, the second one that it keeps to."""
+    parts = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for part, norm in zip(parts, (3.0, 4.0, 12.0), strict=True):
+        part.grad = torch.tensor([0.0, norm])
+    groups = [
+        {"params": [part], "clip": clip, "part": i}
+        for i, (part, clip) in enumerate(zip(parts, (1, 5, None), strict=True))
+    ]
+    update(torch.optim.SGD(groups, lr=0.0), torch.tensor(13.0), clip=6.0)
+    assert [float(part.grad[1]) for part in parts] == pytest.approx([1.0, 4.0, 6.0], rel=1e-5)
 
 
 def test_only_matrices_decay_and_never_embeddings() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Iterator
 from itertools import pairwise
@@ -156,6 +157,21 @@ def test_a_step_that_is_not_finite_changes_nothing(value: float, where: str) -> 
     if handle is not None:
         handle.remove()
         assert step(model, [random_batch([9])], optimizer=optimizer).updated
+
+
+def test_an_infinite_loss_with_finite_gradients_changes_nothing() -> None:
+    model = tiny_model(torch.float32)
+    before, right = values(model), model.losses
+
+    def overflowing(batch: RaggedBatch) -> Terms:
+        terms = right(batch)
+        return terms | {"cross_entropy": (terms["cross_entropy"][0] + torch.inf, terms["cross_entropy"][1])}
+
+    model.losses = overflowing  # type: ignore[method-assign]
+    result = step(model, [random_batch([9])])
+    assert math.isfinite(result.grad_norm)
+    assert not result.updated
+    assert same(values(model), before)
 
 
 def test_a_step_without_targets_is_legal_and_changes_nothing() -> None:

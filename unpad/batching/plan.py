@@ -6,7 +6,6 @@ a step.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -109,18 +108,6 @@ class Plan:
         """Share of the computed tokens that is padding or filler; 0 for an empty plan."""
         cells = self.padded_tokens
         return 1 - self.real_tokens / cells if cells else 0.0
-
-    def fingerprint(self) -> str:
-        """sha256 of everything in the plan that affects a run; the same on every machine."""
-        digest = hashlib.sha256(self.strategy.encode())
-        pieces = self.pieces
-        for array in (
-            pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target,
-            self.order, self.micro_offsets, self.step_offsets, self.pad_to, self.fill_to,
-        ):  # fmt: skip
-            digest.update(f"{len(array)},".encode())
-            digest.update(array.astype("<i8").tobytes())
-        return digest.hexdigest()
 
 
 def plan(

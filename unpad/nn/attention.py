@@ -9,19 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from unpad.batching.layout import Layout, LengthGroup, PaddedLayout
 from unpad.nn.dropout import draw_seed, kept
-from unpad.nn.kernel import Kernel, choose_kernels
+from unpad.nn.kernel import Kernel, choose_kernels, note
 from unpad.nn.native.attention import native_attention
 from unpad.nn.precision import wide_dtype
 from unpad.nn.rope import Rotary, rotate
 
+# The matmul kernel holds all pairs of query and key of sequences up to this length, at most 512 per token and head, and
+# so many pairs at a time of longer ones, over all heads.
+WHOLE_LENGTH, BLOCK_CELLS = 512, 1 << 21
 MATMUL = (Kernel.PADDED_MATMUL, Kernel.GROUP_MATMUL)
 
 
@@ -70,6 +75,7 @@ def self_attention(
     kernels = choose_kernels(
         qkv.dtype, qkv.device, layout, qkv.shape[2], key_bias=key_bias is not None, dropout=dropout > 0
     )
+    note(kernels)
     kv_heads = (qkv.shape[1] - heads) // 2
     seed = draw_seed() if dropout else 0
     if kernels == (Kernel.NATIVE,):
@@ -172,7 +178,8 @@ def _group_attention(
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.
     mask = None if causal or group.key_mask is None else group.key_mask[:, None, None, :]
     if kernel in MATMUL:
-        out = _matmul_attention(q, k, v, mask, causal, extras and extras.map(rectangle))
+        seen = None if mask is None else lambda rows: mask
+        out = _matmul_attention(q, k, v, seen, causal, extras and extras.map(rectangle))
     else:
         assert extras is None, "the fused kernel takes no bias and no dropout"
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
@@ -181,24 +188,60 @@ def _group_attention(
 
 
 def _matmul_attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, extras: Extras | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Callable[[slice], Tensor] | None, causal: bool, extras: Extras | None
 ) -> Tensor:
-    """softmax(q k^T) v as two matrix products, softmax in fp32 at least; extras hold (num_seqs, longest) here."""
-    wide = wide_dtype(q.dtype)
+    """softmax(q k^T) v as two matrix products, softmax in fp32 at least; extras hold (num_seqs, longest) here.
+
+    Sequences above WHOLE_LENGTH are computed a few queries at a time, in backward again, so that memory grows with
+    their length and not with its square.
+
+    Args:
+        q, k, v: (num_seqs, heads, longest, head_dim).
+        mask: the keys that these queries see, bool and broadcast to (num_seqs, heads, queries, longest).
+    """
+    num_seqs, heads, longest, _ = q.shape
+    if longest <= WHOLE_LENGTH:
+        return _attend_rows(q, k, v, slice(0, longest), mask, causal, extras)
+    at_once = max(1, BLOCK_CELLS // (num_seqs * heads * longest))
+    outputs = []
+    for start in range(0, longest, at_once):
+        rows = slice(start, min(start + at_once, longest))
+        block = partial(_attend_rows, rows=rows, mask=mask, causal=causal, extras=extras)
+        seen = rows.stop if causal else longest
+        # The only random draw is dropout's, which its seed repeats.
+        outputs.append(
+            checkpoint(
+                block, q[:, :, rows], k[:, :, :seen], v[:, :, :seen], use_reentrant=False, preserve_rng_state=False
+            )
+        )
+    return torch.cat(outputs, 2)
+
+
+def _attend_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: slice,
+    mask: Callable[[slice], Tensor] | None,
+    causal: bool,
+    extras: Extras | None,
+) -> Tensor:
+    """Attention of the queries at the places `rows`, (num_seqs, heads, queries, head_dim), to the first keys."""
+    wide, heads, num_keys = wide_dtype(q.dtype), q.shape[1], k.shape[2]
     with torch.autocast(q.device.type, enabled=False):
         scores = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
         if extras and extras.key_bias is not None:
-            scores = scores + extras.key_bias.to(wide)[:, None, None, :]
+            scores = scores + extras.key_bias[:, :num_keys].to(wide)[:, None, None, :]
         if causal:
-            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
+            future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(rows.start + 1)
             scores = scores.masked_fill_(future, -math.inf)
         if mask is not None:
-            scores = scores.masked_fill_(~mask, -math.inf)
+            scores = scores.masked_fill_(~mask(rows), -math.inf)
         weights = scores.softmax(-1)
         if extras and extras.dropout:
-            heads = torch.arange(q.shape[1], device=q.device)[:, None, None]
-            rows = extras.tokens[:, None, :, None] * q.shape[1] + heads
-            keep = kept(extras.seed, rows, extras.tokens[:, None, None, :], extras.dropout)
+            own = torch.arange(heads, device=q.device)[:, None, None]
+            places = extras.tokens[:, None, rows, None] * heads + own
+            keep = kept(extras.seed, places, extras.tokens[:, None, None, :num_keys], extras.dropout)
             weights = torch.where(keep, weights / (1 - extras.dropout), 0)
         return weights.to(v.dtype) @ v
 
@@ -225,17 +268,22 @@ def _padded(
     k, v = _share_heads(q, k, v)
     batch, seq = attention_mask.shape
     q, k, v = (x.unflatten(0, (batch, seq)).transpose(1, 2) for x in (q, k, v))  # (batch, heads, seq, head_dim)
-    mask = attention_mask[:, None, None, :]
-    if causal:
-        mask = mask & torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
-    # A padding query sees at least itself: a row without keys would be NaN, and NaN spreads.
-    mask = mask | torch.eye(seq, dtype=torch.bool, device=q.device)
+
+    def mask(rows: slice) -> Tensor:
+        """The cells that queries at these places of their row see, (batch, 1, queries, seq) bool."""
+        place = torch.arange(seq, device=q.device)
+        query = place[rows, None]
+        seen = attention_mask[:, None, None, :]
+        seen = seen & (place <= query) if causal else seen
+        # A padding query sees at least itself: a row without keys would be NaN, and NaN spreads.
+        return seen | (place == query)
+
     if kernel in MATMUL:
         in_rows = extras and extras.map(lambda x: x.unflatten(0, (batch, seq)))
         out = _matmul_attention(q, k, v, mask, False, in_rows)
     else:
         assert extras is None, "the fused kernel takes no bias and no dropout"
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask(slice(0, seq)))
     return out.transpose(1, 2).flatten(0, 1)
 
 

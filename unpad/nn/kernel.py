@@ -18,6 +18,8 @@ from unpad.nn.native.attention import supports
 MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
 _by_definition: ContextVar[bool] = ContextVar("_by_definition", default=False)
+_as_weighted: ContextVar[bool] = ContextVar("_as_weighted", default=False)
+_noted: ContextVar[set[Kernel] | None] = ContextVar("_noted", default=None)
 
 
 class Kernel(Enum):
@@ -50,7 +52,7 @@ def choose_kernels(
     Returns:
         One kernel for the whole run, or one for each of `layout.groups`.
     """
-    weighted = key_bias or dropout  # fused kernels support neither
+    weighted = key_bias or dropout or _as_weighted.get()  # fused kernels support neither
     if isinstance(layout, PaddedLayout):
         return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
     if _by_definition.get():
@@ -78,3 +80,31 @@ def by_definition() -> Iterator[None]:
         yield
     finally:
         _by_definition.reset(token)
+
+
+@contextmanager
+def as_weighted() -> Iterator[None]:
+    """Choose kernels inside as if attention had dropout or a key bias; a proof without dropout so runs what training
+    with it runs."""
+    token = _as_weighted.set(True)
+    try:
+        yield
+    finally:
+        _as_weighted.reset(token)
+
+
+def note(kernels: tuple[Kernel, ...]) -> None:
+    """Tell an enclosing `noted` which kernels run."""
+    if (inside := _noted.get()) is not None:
+        inside.update(kernels)
+
+
+@contextmanager
+def noted() -> Iterator[set[Kernel]]:
+    """Collect the kernels of all attention that runs inside, in this thread."""
+    kernels: set[Kernel] = set()
+    token = _noted.set(kernels)
+    try:
+        yield kernels
+    finally:
+        _noted.reset(token)

@@ -8,20 +8,24 @@ precision and kernels: against fp64 within stated bounds, and isolation exactly.
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, Side, concatenate
-from unpad.batching.layout import Layout
+from unpad.batching.layout import Layout, PaddedLayout
 from unpad.errors import ProofError
 from unpad.models.contract import ORIGIN, Model
 from unpad.models.objective import Objective
-from unpad.nn.kernel import by_definition
+from unpad.nn.attention import MATMUL
+from unpad.nn.kernel import as_weighted, by_definition, noted
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.proof.claims import Case, Claims, claims_of
-from unpad.proof.line import Certificate, Line
+from unpad.proof.line import Certificate, Line, Lines
 from unpad.proof.measure import (
     Subject,
     Variant,
@@ -29,6 +33,8 @@ from unpad.proof.measure import (
     error_lines,
     in_own_precision,
     isolation_line,
+    kernel_names,
+    made_and_equal,
     more_variants,
     native_lines,
     one_at_a_time,
@@ -38,6 +44,12 @@ from unpad.proof.measure import (
 from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
 
+LABELS = "labels stay within their sequence"
+IMAGES = "images stay within their sequence"
+REPEAT = "the same batch twice is bit-equal (no dropout left on)"
+CROSSING = "no gradient crosses between sequences"
+PADDING = "what padding holds is invisible"
+WEIGHTED = {kernel.value for kernel in MATMUL}
 SIDES: tuple[Side, Side] = ("left", "right")
 MOST_OUTPUTS = 4  # sequences whose outputs are traced back to inputs
 
@@ -76,49 +88,99 @@ def certify(
     device: torch.device | None = None,
     expected_kernels: set[str] | None = None,
     losses: dict[str, Weight] | None = None,
+    trained: Variant | None = None,
+    broken: Sequence[Line] = (),
 ) -> Certificate:
-    """Prove that every variant equals the sequences taken one at a time; the first variant must be ragged.
+    """Prove that every variant equals the sequences taken one at a time; the first variant should be ragged.
+
+    A check that ends in an exception is a line that fails.
 
     Args:
         alone: the truth, every sequence as a batch of its own, straight from the data and not from any batch.
         variants: ways to batch them, such as the plans of all strategies. Paddings and splits are added here.
         expected_kernels: attention kernels of the run; those that no line ran are NOT PROVEN.
         losses: the recipe's weights of loss terms; gradients are of their weighted sum.
+        trained: the variant that training uses, if its kernels may differ from those of the first.
+        broken: lines of variants that could not be made.
     """
     device = device or next(model.parameters()).device
     if len(model.modes) > 1:  # all lines but `more_lines` need an output for every token
         model = copy.deepcopy(model)
         model.mode = ORIGIN
-    claims = claims_of(model)
+    claims, lines = claims_of(model), Lines(broken)
     weights = Objective.of(model, losses).final(model)
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
-        truth = one_at_a_time(exact, alone, weights, claims.outputs)
-    base, subject = concatenate(alone), Subject(exact, truth, device, claims.outputs)
-    lines = [
-        _labels_line(alone, variants),
-        _repeat_line(exact, base),
-        *(equal_line(subject, variant) for variant in [*variants, *more_variants(base)]),
-        *torch_lines(subject, variants[0]),
-        _cross_gradient_line(exact, base, claims),
-        _pad_contents_line(exact, base, claims),
-    ]
-    if model.causal:
-        lines.append(claims.order_line(exact, base))
-    own = _own_precision_lines(in_own_precision(subject), variants[0], precision)
-    more = claims.more_lines(Case(model, alone, base, variants[0], weights, precision, device))
-    exercised = {kernel for line in own for kernel in line.kernel.split(", ")}
-    missing = sorted((expected_kernels or set()) - exercised)
-    not_proven = [
+        truth = lines.value("each sequence alone", lambda: one_at_a_time(exact, alone, weights, claims.outputs))
+    lines.add(LABELS, lambda: _labels_line(alone, variants))
+    base = lines.value("all sequences in one run", lambda: concatenate(alone))
+    if base is not None:
+        if base.media is not None:
+            lines.add(IMAGES, lambda: _images_line([base, *(batch for one in variants for batch in one.micros)]))
+        lines.add(REPEAT, lambda: _repeat_line(exact, base))
+    if base is None or truth is None:
+        return lines.certificate()
+    if not variants or any(isinstance(batch.layout, PaddedLayout) for batch in variants[0].micros):
+        variants = [Variant("joined", [base], [list(range(len(alone)))]), *variants]
+    packed, subject = variants[0], Subject(exact, truth, device, claims.outputs)
+    _add_exact_lines(lines, subject, variants, base, claims)
+    ran = _add_own_precision_lines(lines, in_own_precision(subject), packed, trained, precision, expected_kernels or ())
+    lines.add("further claims", lambda: claims.more_lines(Case(model, alone, base, packed, weights, precision, device)))
+    missing = sorted(set(expected_kernels or ()) - ran)
+    lines.done += [
         Line("attention of this run's longer or shorter sequences", name, None, None, None) for name in missing
     ]
-    return Certificate((*lines, *own, *more, *not_proven))
+    return lines.certificate()
 
 
-def _own_precision_lines(own: Subject, variant: Variant, precision: Precision) -> list[Line]:
-    near = error_lines(own, variant, precision)
-    return [*near, *native_lines(own, variant, precision, near[-1]), isolation_line(own, variant, precision)]
+def _add_exact_lines(
+    lines: Lines, subject: Subject, variants: list[Variant], base: RaggedBatch, claims: Claims
+) -> None:
+    """Lines in fp64."""
+    model = subject.model
+    for variant in variants:
+        lines.add(subject.claim(variant.name), partial(equal_line, subject, variant))
+    for name, make in more_variants(base).items():
+        lines.add(subject.claim(name), partial(made_and_equal, subject, make))
+    lines.add(subject.claim(f"{variants[0].name}, torch alone"), lambda: torch_lines(subject, variants[0]))
+    lines.add(CROSSING, lambda: _cross_gradient_line(model, base, claims))
+    lines.add(PADDING, lambda: _pad_contents_line(model, base, claims))
+    if model.causal:
+        lines.add("nothing later changes an earlier output", lambda: claims.order_line(model, base))
+
+
+def _add_own_precision_lines(
+    lines: Lines,
+    own: Subject,
+    packed: Variant,
+    trained: Variant | None,
+    precision: Precision,
+    expected: Collection[str],
+) -> set[str]:
+    """Lines in the run's precision; returns the kernels that ran.
+
+    The plan's own batches, and the kernel of attention dropout, which evaluation has not, get lines where training
+    would run kernels that the first lines did not.
+    """
+    first, against = len(lines.done), f"{precision} against fp64"
+    near = lines.add(against, lambda: error_lines(own, packed, precision))
+    if near:
+        lines.add(f"{precision} native kernels", lambda: native_lines(own, packed, precision, near[-1]))
+    lines.add(f"{precision} isolation", lambda: isolation_line(own, packed, precision))
+    if trained is not None and trained is not packed and set(expected) - _kernels(lines.done[first:]):
+        on_plan = replace(own, prefix=f"{trained.name}: ")
+        lines.add(on_plan.prefix + against, lambda: error_lines(on_plan, trained, precision))
+    if WEIGHTED & (set(expected) - _kernels(lines.done[first:])):
+        weighted = replace(own, prefix="kernel of dropout: ")
+        with as_weighted():
+            lines.add(weighted.prefix + against, lambda: error_lines(weighted, trained or packed, precision))
+    return _kernels(lines.done[first:])
+
+
+def _kernels(lines: Sequence[Line]) -> set[str]:
+    """Kernels of lines that ran to their end."""
+    return {kernel for line in lines for kernel in line.kernel.split(", ")}
 
 
 # --------------------------------------------------------------------------- lines in fp64
@@ -138,8 +200,8 @@ def _labels_line(alone: list[RaggedBatch], variants: list[Variant]) -> Line:
                 wanted = [alone[row].seq_labels for row in rows]
                 classes = torch.cat([label for label in wanted if label is not None]).to(batch.seq_labels.device)
                 wrong += int((batch.seq_labels != classes).sum())
-    wrong += _crossing(variants[0].micros[0])
-    return Line("labels stay within their sequence", "", float(wrong), 0.0, wrong == 0)
+    wrong += sum(_crossing(variant.micros[0]) for variant in variants[:1])
+    return Line(LABELS, "", float(wrong), 0.0, wrong == 0)
 
 
 def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, positions: Tensor) -> int:
@@ -150,6 +212,21 @@ def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, posit
     wanted, counts, places = (x.to(labels.device) for x in (alone.labels, alone.loss_mask, alone.position_ids))
     misplaced = int((positions != places).sum())
     return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + misplaced
+
+
+def _images_line(batches: Sequence[RaggedBatch]) -> Line:
+    """Every image belongs to the sequence in which its patches lie."""
+    wrong = 0
+    for batch in batches:
+        if batch.media is None or batch.media_seqs is None or batch.media_index is None:
+            continue
+        owners = batch.media_seqs.repeat_interleave(batch.media.layout.lengths())
+        if isinstance(batch.layout, Layout):
+            rows = batch.layout.seq_of_token()[batch.media_index]
+        else:
+            rows = batch.media_index // batch.layout.attention_mask.shape[1]
+        wrong += int((rows != owners).sum()) if rows.shape == owners.shape else batch.num_seqs
+    return Line(IMAGES, "", float(wrong), 0.0, wrong == 0)
 
 
 def _crossing(batch: RaggedBatch) -> int:
@@ -166,29 +243,30 @@ def _crossing(batch: RaggedBatch) -> int:
 @torch.no_grad()
 def _repeat_line(model: Model, batch: RaggedBatch) -> Line:
     difference = float((model(batch) - model(batch)).abs().max()) if batch.total_tokens else 0.0
-    return Line("the same batch twice is bit-equal (no dropout left on)", "", difference, 0.0, difference == 0)
+    return Line(REPEAT, "", difference, 0.0, difference == 0)
 
 
 def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
     """The gradient of one sequence's output with respect to the inputs of all others is exactly zero."""
-    name, worst = "no gradient crosses between sequences", 0.0
+    worst = 0.0
     if batch.num_seqs < 2:  # nothing to cross to
-        return Line(name, "", None, None, None)
+        return Line(CROSSING, "", None, None, None)
     changed, leaves = claims.leaves(model, batch)
     for seq, output in list(enumerate(claims.outputs(model, changed) or []))[:MOST_OUTPUTS]:
         inputs = [x for x, _ in leaves]
         gradients = torch.autograd.grad(output.square().sum(), inputs, allow_unused=True, retain_graph=True)
         outside = [g[owner != seq] for g, (_, owner) in zip(gradients, leaves, strict=True) if g is not None]
         worst = max([worst, *(float(part.abs().max()) for part in outside if part.numel())])
-    return Line(name, "", worst, 0.0, worst == 0)
+    return Line(CROSSING, "", worst, 0.0, worst == 0)
 
 
 @torch.no_grad()
 def _pad_contents_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
     """Contents of padding change no output. A causal model could see padding on the left, any other on either side."""
     worst = 0.0
-    for side in SIDES:
-        zeros, ones = (claims.outputs(model, batch.pad(side, pad_id=fill)) or [] for fill in (0, 1))
-        gaps = [float((a - b).abs().max()) for a, b in zip(zeros, ones, strict=True) if a.numel()]
-        worst = max([worst, *gaps])
-    return Line("what padding holds is invisible", "padded sdpa", worst, 0.0, worst == 0)
+    with noted() as ran:
+        for side in SIDES:
+            zeros, ones = (claims.outputs(model, batch.pad(side, pad_id=fill)) or [] for fill in (0, 1))
+            gaps = [float((a - b).abs().max()) for a, b in zip(zeros, ones, strict=True) if a.numel()]
+            worst = max([worst, *gaps])
+    return Line(PADDING, kernel_names(ran), worst, 0.0, worst == 0)

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
+
+from unpad.errors import OutOfMemoryError, is_memory_error
 from unpad.text_table import WIDTH, cells, wrapped
 
 NAME_CELLS, AGAINST_CELLS, INDENT = 56, 22, 8
+TORCH = Path(torch.__file__).parent
+MOST_NOTE = 400  # characters of an exception's message
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Line:
-    """One claim of the certificate. `passed` is None for a kernel that no line exercised: NOT PROVEN."""
+    """One claim of the certificate.
+
+    Args:
+        kernel: names of the attention kernels that ran.
+        passed: None for a kernel that no line exercised: NOT PROVEN.
+        note: the exception that ended the check.
+    """
 
     name: str
     kernel: str
     measured: float | None
     bound: float | None
     passed: bool | None
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -32,13 +48,14 @@ class Certificate:
     def text(self) -> list[str]:
         """The certificate as lines for a terminal."""
         words = {True: "PASS", False: "FAIL", None: "NOT PROVEN"}
-        lines = []
+        lines: list[str] = []
         for line in self.lines:
             name, against = f"{words[line.passed]:<5} {line.name}", _against(line)
             one = f"{name:<{NAME_CELLS}}  {against:<{AGAINST_CELLS}}  {line.kernel}".rstrip()
             # What does not fit beside the name stands below it.
             below = wrapped(f"{against}  {line.kernel}".strip(), WIDTH - INDENT)
             lines += [one] if cells(one) <= WIDTH else [name, *(" " * INDENT + part for part in below)]
+            lines += [" " * INDENT + part for part in wrapped(line.note, WIDTH - INDENT) if line.note]
         failed = sum(line.passed is False for line in self.lines)
         missing = sum(line.passed is None for line in self.lines)
         verdict = (
@@ -48,6 +65,44 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         return {"passed": self.passed, "lines": [asdict(line) for line in self.lines]}
+
+
+class Lines:
+    """Lines of a certificate in the making. A check that ends in an exception becomes a line that fails.
+
+    Lack of memory says nothing about a model, and is raised.
+    """
+
+    def __init__(self, done: Iterable[Line] = ()) -> None:
+        self.done = list(done)
+
+    def add(self, name: str, check: Callable[[], Line | Sequence[Line]]) -> list[Line]:
+        """Append the lines of a check, which is called `name` if it raises, and return them."""
+        made = self.value(name, check)
+        lines = [made] if isinstance(made, Line) else list(made or [])
+        self.done += lines
+        return lines
+
+    def certificate(self) -> Certificate:
+        return Certificate(tuple(self.done))
+
+    def value(self, name: str, make: Callable[[], T]) -> T | None:
+        """The result of a computation that later checks need; None if it raises."""
+        try:
+            return make()
+        except Exception as error:
+            if isinstance(error, OutOfMemoryError) or is_memory_error(error):
+                raise
+            self.done.append(Line(name, "", None, None, False, _describe(error)))
+            return None
+
+
+def _describe(error: Exception) -> str:
+    """An exception's type, message and place on one line; the place is the last one outside of torch."""
+    kind, message = type(error).__name__, " ".join(str(error).split())[:MOST_NOTE]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if TORCH not in Path(frame.filename).parents]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return (message if message.startswith(kind) else f"{kind}: {message}".rstrip(": ")) + place
 
 
 def _against(line: Line) -> str:

@@ -13,9 +13,9 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.contract import Model
-from unpad.nn.kernel import Kernel, choose_kernels
+from unpad.nn.kernel import Kernel, noted
 from unpad.nn.native import library
-from unpad.nn.precision import DTYPES, Precision, autocast
+from unpad.nn.precision import Precision, autocast
 from unpad.proof.line import Line
 from unpad.training.step import accumulate
 
@@ -24,6 +24,8 @@ EXACT = 1e-10
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
 NATIVE_ERROR = 1.2  # most that native kernels' error may be of torch's in the same precision
+PADDED_RIGHT, PADDED_LEFT, PADDED_MORE = "padded right", "padded left", "padded further"
+SPLIT = "split into micro-batches, one empty"
 MOST_CHANGED = 6  # sequences of a micro-batch that the isolation line changes
 
 # Reads the outputs of every sequence of a batch; returns None if a rectangle does not separate them from padding.
@@ -56,17 +58,9 @@ class Measurement:
     compared: bool = True
 
 
-def kernels_of(model: Model, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
-    """Names of the attention kernels that compute a variant; a model without attention runs none."""
-    head_dim = model.head_dim
-    if head_dim is None:
-        return ""
-    return kernel_names(*(choose_kernels(dtype, device, batch.attended, head_dim) for batch in variant.micros))
-
-
-def kernel_names(*chosen: Iterable[Kernel]) -> str:
-    """Names of the chosen kernels, each once."""
-    return ", ".join(sorted({kernel.value for kernels in chosen for kernel in kernels}))
+def kernel_names(kernels: Iterable[Kernel]) -> str:
+    """Names of attention kernels, each once; a model without attention runs none."""
+    return ", ".join(sorted(kernel.value for kernel in set(kernels)))
 
 
 @dataclass(frozen=True)
@@ -77,7 +71,6 @@ class Subject:
         model: in evaluation mode, on `device`.
         truth: of every sequence alone, in fp64.
         outputs: reads the outputs of a batch.
-        kernels: names the attention kernels of a variant.
         prefix: before the names of lines.
         truth_name: in the names of lines.
     """
@@ -86,9 +79,12 @@ class Subject:
     truth: Measurement
     device: torch.device
     outputs: Outputs
-    kernels: Callable[[Model, Variant, torch.dtype, torch.device], str] = kernels_of
     prefix: str = ""
     truth_name: str = "alone"
+
+    def claim(self, variant: str) -> str:
+        """Name of the line on a variant."""
+        return f"{self.prefix}{variant} = {self.truth_name}"
 
 
 # --------------------------------------------------------------------------- measurements
@@ -178,12 +174,16 @@ def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
 
 def equal_line(subject: Subject, variant: Variant) -> Line:
     """The variant equals the truth, in fp64."""
-    got = measure(subject, variant, "fp32")
+    with noted() as ran:
+        got = measure(subject, variant, "fp32")
     error = max(errors(got, subject.truth))
-    what = "" if got.compared else ", terms and gradients"
-    kernels = subject.kernels(subject.model, variant, torch.float64, subject.device)
-    name = f"{subject.prefix}{variant.name} = {subject.truth_name}{what}"
-    return Line(name, kernels, error, EXACT, error <= EXACT)
+    name = subject.claim(variant.name) + ("" if got.compared else ", terms and gradients")
+    return Line(name, kernel_names(ran), error, EXACT, error <= EXACT)
+
+
+def made_and_equal(subject: Subject, make: Callable[[], Variant]) -> Line:
+    """The same of a variant that is made first, so that a fault in making it is one of this line."""
+    return equal_line(subject, make())
 
 
 def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
@@ -210,11 +210,11 @@ def error_lines(
     Args:
         terms: names of the terms to compare; default all.
     """
-    kernels = subject.kernels(subject.model, variant, DTYPES[precision], subject.device)
-    got, truth = (_of_terms(one, terms) for one in (measure(subject, variant, precision), subject.truth))
+    with noted() as ran:
+        got, truth = (_of_terms(one, terms) for one in (measure(subject, variant, precision), subject.truth))
     bounded = zip(("outputs", "loss terms", "gradients"), errors(got, truth), BOUNDS[precision], strict=True)
     return [
-        Line(f"{subject.prefix}{precision} {name} against fp64", kernels, error, bound, error <= bound)
+        Line(f"{subject.prefix}{precision} {name} against fp64", kernel_names(ran), error, bound, error <= bound)
         for name, error, bound in bounded
     ]
 
@@ -245,11 +245,10 @@ def native_lines(subject: Subject, variant: Variant, precision: Precision, gradi
 def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> Line:
     """Change the first token of one sequence after another: every other sequence's output stays bit-equal, and its own
     does not."""
-    kernels = subject.kernels(subject.model, variant, DTYPES[precision], subject.device)
-    wrong = 0
+    wrong, kernels = 0, set[Kernel]()
     for micro in variant.micros:
         batch = micro.to(subject.device)
-        with autocast(precision, subject.device):
+        with autocast(precision, subject.device), noted() as ran:
             before = subject.outputs(subject.model, batch)
             for index in range(min(batch.num_seqs, MOST_CHANGED) if before is not None else 0):
                 other, places = change_tokens(batch, lambda a, b: a, only=index)
@@ -258,26 +257,27 @@ def isolation_line(subject: Subject, variant: Variant, precision: Precision) -> 
                 after = subject.outputs(subject.model, other)
                 same = [torch.equal(a, b) for a, b in zip(before or [], after or [], strict=True)]
                 wrong += sum(not one for i, one in enumerate(same) if i != index) + same[index]
+        kernels |= ran
     name = f"{subject.prefix}{precision} sequences are isolated, bit for bit"
-    return Line(name, kernels, float(wrong), 0.0, wrong == 0)
+    return Line(name, kernel_names(kernels), float(wrong), 0.0, wrong == 0)
 
 
 # --------------------------------------------------------------------------- other batches of the same sequences
 
 
-def more_variants(packed: RaggedBatch) -> list[Variant]:
+def more_variants(packed: RaggedBatch) -> dict[str, Callable[[], Variant]]:
     """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
     whole = list(range(packed.num_seqs))
     longest = packed.layout.max_seqlen if isinstance(packed.layout, Layout) else 0
     shuffled = whole[1::2] + whole[::2]
     third = max(len(whole) // 3, 1)
     parts = [shuffled[:third], [], shuffled[third:]]
-    return [
-        Variant("padded right", [packed.pad("right")], [whole]),
-        Variant("padded left", [packed.pad("left")], [whole]),
-        Variant("padded further", [packed.pad("right", pad_to=longest + 7)], [whole]),
-        Variant("split into micro-batches, one empty", [packed.select(part) for part in parts], parts),
-    ]
+    return {
+        PADDED_RIGHT: lambda: Variant(PADDED_RIGHT, [packed.pad("right")], [whole]),
+        PADDED_LEFT: lambda: Variant(PADDED_LEFT, [packed.pad("left")], [whole]),
+        PADDED_MORE: lambda: Variant(PADDED_MORE, [packed.pad("right", pad_to=longest + 7)], [whole]),
+        SPLIT: lambda: Variant(SPLIT, [packed.select(part) for part in parts], parts),
+    }
 
 
 def change_tokens(

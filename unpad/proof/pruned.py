@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,43 +20,57 @@ from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
 from unpad.models.vision_language.adversary import TERMS as ADVERSARY
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.nn.kernel import choose_kernels
 from unpad.proof import tokens
 from unpad.proof.claims import Case
-from unpad.proof.line import Line
+from unpad.proof.line import Line, Lines
 from unpad.proof.measure import (
+    PADDED_LEFT,
+    SPLIT,
     Measurement,
     Subject,
-    Variant,
-    equal_line,
     error_lines,
     gradients,
     in_own_precision,
     isolation_line,
-    kernel_names,
+    made_and_equal,
     more_variants,
     torch_lines,
 )
 from unpad.proof.pruned_reference import plain_pass
 
+REFERENCE = "plain reference"
+OTHERS = (PADDED_LEFT, SPLIT)
 TASK = ("cross_entropy", "nll")
 
 
 def more_lines(case: Case) -> list[Line]:
     """The claims for every mode but origin; a discriminator's terms are left out."""
-    lines: list[Line] = []
+    lines = Lines()
     weights = {name: weight for name, weight in case.weights.items() if name not in ADVERSARY}
     model = copy.deepcopy(case.model)
     assert isinstance(model, VisionLanguage), "which the reference is written for"
     model.begin_step(LAST, LAST, weights)
-    _, left, *_, split = more_variants(case.base)
     for mode in model.modes:
         if mode != ORIGIN:
-            subject = _subject(model, mode, case, weights)
-            lines += [equal_line(subject, variant) for variant in (case.packed, left, split)]
-            lines += torch_lines(subject, case.packed)
-            lines += _own_precision_lines(in_own_precision(subject), case, mode)
-    return lines
+            _add_lines(lines, model, mode, case, weights)
+    return lines.done
+
+
+def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> None:
+    """The lines of one mode."""
+    subject = lines.value(f"{mode}: {REFERENCE}", lambda: _subject(model, mode, case, weights))
+    if subject is None:
+        return
+    others = more_variants(case.base)
+    for name, make in {case.packed.name: lambda: case.packed, **{name: others[name] for name in OTHERS}}.items():
+        lines.add(subject.claim(name), partial(made_and_equal, subject, make))
+    lines.add(subject.claim(f"{case.packed.name}, torch alone"), lambda: torch_lines(subject, case.packed))
+    own = in_own_precision(subject)
+    if mode == "soft" and model.config.merge is None:
+        # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
+        terms = f"{mode}: {case.precision} against fp64"
+        lines.add(terms, lambda: error_lines(own, case.packed, case.precision, TASK))
+    lines.add(f"{mode}: {case.precision} isolation", lambda: isolation_line(own, case.packed, case.precision))
 
 
 def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> Subject:
@@ -63,19 +78,7 @@ def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, fl
     exact = copy.deepcopy(model).double().eval().cpu()
     exact.mode = mode
     truth = _truth(exact, [one.to(torch.device("cpu")) for one in case.alone], mode, weights)
-    return Subject(
-        exact.to(case.device), truth, case.device, left_rows, _kernels_of, f"{mode}: ", truth_name="plain reference"
-    )
-
-
-def _own_precision_lines(own: Subject, case: Case, mode: str) -> list[Line]:
-    """Sequences are isolated; and results are near fp64, except in modes whose choices of tokens depend on rounding."""
-    assert isinstance(own.model, VisionLanguage)
-    near: list[Line] = []
-    if mode == "soft" and own.model.config.merge is None:
-        # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
-        near = error_lines(own, case.packed, case.precision, TASK)
-    return [*near, isolation_line(own, case.packed, case.precision)]
+    return Subject(exact.to(case.device), truth, case.device, left_rows, prefix=f"{mode}: ", truth_name=REFERENCE)
 
 
 def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weights: dict[str, float]) -> Measurement:
@@ -112,25 +115,6 @@ def left_rows(model: Model, batch: RaggedBatch) -> list[Tensor] | None:
         mask = batch.layout.attention_mask
         hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
     return list(hidden.split(left.tolist()))
-
-
-def _kernels_of(model: Model, variant: Variant, dtype: torch.dtype, device: torch.device) -> str:
-    """Names of the kernels that compute a variant in the language model.
-
-    Merged images make a flat run of a rectangle. Soft removal gives a key bias to the blocks after its first layer, and
-    to all blocks when that is before the first; a batch without images has none.
-    """
-    assert isinstance(model, VisionLanguage)
-    assert model.head_dim is not None
-    prune, blocks = model.config.prune, model.config.language.blocks
-    chosen = []
-    for batch in variant.micros:
-        layout = batch.attended if model.config.merge is None else batch.flat().layout
-        softened = model.mode == "soft" and batch.media is not None and batch.media.total_tokens > 0
-        first = prune.layers[0] if softened and prune is not None else blocks
-        for key_bias in {index > first for index in range(blocks)}:
-            chosen.append(choose_kernels(dtype, device, layout, model.head_dim, key_bias=key_bias))
-    return kernel_names(*chosen)
 
 
 CLAIMS = replace(tokens.CLAIMS, more_lines=more_lines)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import build_layout
+from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.batching.plan import Micro, plan
 from unpad.errors import PlanError, needs_memory
 from unpad.models import lower_sizes
+from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
 from unpad.proof.certificate import certify
-from unpad.proof.line import Certificate
+from unpad.proof.line import Certificate, Lines
 from unpad.proof.measure import Variant
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
@@ -26,6 +28,15 @@ WORK = 2.5e9
 MAX_SEQUENCES = 16
 
 
+class Piece(NamedTuple):
+    """A part of a sequence that a plan keeps together; the arguments of `Data.alone`."""
+
+    seq_id: int
+    start: int
+    stop: int
+    first_target: int
+
+
 def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     """Prove a recipe on a sample of its own data that includes its longest and shortest sequence."""
     recipe = load_recipe(name, overrides)
@@ -33,14 +44,24 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     setup = prepare_setup(recipe, Path(), None)
     setup.model.label_smoothing = recipe.train.label_smoothing
     sample = _sample(setup)
-    truth, index = _alone(setup, sample)
+    pieces, lines = _pieces(setup, sample), Lines()
+    # Contents are read one sequence at a time, without `Data.load` or a plan.
+    truth = lines.value("each sequence straight from the data", lambda: [setup.data.alone(*piece) for piece in pieces])
+    if truth is None:
+        return lines.certificate()
+    index = {(piece.seq_id, piece.start): place for place, piece in enumerate(pieces)}
     names = ("pack", *(name for name in strategy_names() if name != "pack"))
-    variants = [_variant(setup, strategy, sample, index) for strategy in names]
+    made = {
+        strategy: lines.value(f"plan {strategy} = alone", partial(_variant, setup, strategy, sample, index))
+        for strategy in names
+    }
+    variants = [variant for variant in made.values() if variant is not None]
+    trained = made[_plan_of_run(setup).strategy]
     with needs_memory("the proof, which computes in fp64 on copies of the model,", lower_sizes(setup.model.config)):
         return certify(
             setup.model, truth, variants,
-            precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup),
-            losses=setup.stages[-1].recipe.losses,
+            precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup, trained),
+            losses=setup.stages[-1].recipe.losses, trained=trained, broken=lines.done,
         )  # fmt: skip
 
 
@@ -90,20 +111,13 @@ def _sample(setup: Setup) -> np.ndarray:
     return np.sort(ids[chosen[: min(num, MAX_SEQUENCES)]])
 
 
-def _alone(setup: Setup, sample: np.ndarray) -> tuple[list[RaggedBatch], dict[tuple[int, int], int]]:
-    """Every piece of the sample straight from the data, and the index in that list of each (sequence, start).
-
-    The planner cuts the pieces; their contents are read one sequence at a time, without `Data.load` or a plan.
-    """
-    truth: list[RaggedBatch] = []
-    index: dict[tuple[int, int], int] = {}
-    for micro in _micros(setup, "pack", sample):
-        for seq, start, stop, first_target in zip(
-            micro.seq_ids, micro.starts, micro.stops, micro.first_target, strict=True
-        ):
-            index[int(seq), int(start)] = len(truth)
-            truth.append(setup.data.alone(int(seq), int(start), int(stop), int(first_target)))
-    return truth, index
+def _pieces(setup: Setup, sample: np.ndarray) -> list[Piece]:
+    """Every piece of the sample, as the planner cuts it."""
+    return [
+        Piece(*map(int, piece))
+        for micro in _micros(setup, "pack", sample)
+        for piece in zip(micro.seq_ids, micro.starts, micro.stops, micro.first_target, strict=True)
+    ]
 
 
 def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
@@ -126,13 +140,20 @@ def _variant(setup: Setup, strategy: str, sample: np.ndarray, index: dict[tuple[
     return Variant(f"plan {strategy}", batches, rows)
 
 
-def _kernels_of_run(setup: Setup) -> set[str]:
-    """Attention kernels that training will meet: the choice depends on length alone."""
-    dtype = DTYPES[setup.precision]
+def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
+    """Attention kernels that training and evaluation will meet: the choice depends on length, padding and dropout."""
     head_dim = setup.model.head_dim
     if head_dim is None:
         return set()
     attended = setup.data.table.attended
     lengths = np.unique(np.minimum(setup.data.table.positions, _longest(setup)) if attended is None else attended)
-    layout = build_layout(lengths[lengths > 0])
-    return {kernel.value for kernel in choose_kernels(dtype, setup.device, layout, head_dim)}
+    layouts: list[Layout | PaddedLayout] = [build_layout(lengths[lengths > 0])]
+    rectangles = [batch.attended for batch in trained.micros] if trained else []
+    layouts += [layout for layout in rectangles if isinstance(layout, PaddedLayout)]
+    drops = any(isinstance(part, Attention) and part.dropout > 0 for part in setup.model.modules())
+    return {
+        kernel.value
+        for layout in layouts
+        for dropout in {False, drops}
+        for kernel in choose_kernels(DTYPES[setup.precision], setup.device, layout, head_dim, dropout=dropout)
+    }

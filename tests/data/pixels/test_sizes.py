@@ -112,6 +112,14 @@ def test_more_detail_gives_more_tokens() -> None:
     assert counts[-1] > 200
 
 
+@pytest.mark.parametrize(("measured", "share"), [(0.01, 0.1), (0.25, 0.5), (0.64, 0.8)])
+def test_the_share_of_tokens_is_the_root_of_the_detail(measured: float, share: float) -> None:
+    native, adaptive = (ImageSettings(size=size, max_tokens=400) for size in ("native", "adaptive"))
+    full, found = math.prod(grid_of(320, 320, 16, native)), math.prod(grid_of(320, 320, 16, adaptive, measured))
+    assert full == 400
+    assert found == pytest.approx(share * full, rel=0.1)
+
+
 def lines(every: int) -> NDArray[np.uint8]:
     pixels = np.full((64, 64, 3), 255, np.uint8)
     pixels[::every, ::2] = 0
