@@ -90,6 +90,7 @@ Sampling = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value ...]", help="Sampling fields.", autocompletion=_sampling_fields),
 ]
+System = Annotated[str, typer.Option(help="System text before the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print shapes, sums and skipped items.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors.", callback=_debug)]
@@ -222,7 +223,7 @@ def evaluate(
 
         metrics |= evaluate_cost(run)
     if as_json:
-        _print_json({name: vars(metric) for name, metric in metrics.items()})
+        _print_json({name: metric.to_json() for name, metric in metrics.items()})
     else:
         _print_lines([*shown, *metric_lines(metrics)])
 
@@ -243,6 +244,7 @@ def infer(
     """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
     from unpad.inference.images import ask, classify, list_images, to_csv
     from unpad.inference.loaded import load
+    from unpad.inference.prompts import lost_of, prompt_warning
     from unpad.run.report.kept_patches import check_request, write_pictures
     from unpad.storage import write_atomic
 
@@ -252,6 +254,8 @@ def infer(
     if question is None:
         answers = classify(loaded, paths, top)
     else:
+        if warning := prompt_warning(lost_of(loaded.tokenizer, [question])):
+            print(warning, file=sys.stderr)
         answers = ask(loaded, paths, question, show=show is not None)
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
@@ -285,36 +289,55 @@ def generate(
     settings: Sampling = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
     heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
+    system: System = "",
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue texts, or answer questions; without --prompt, read one prompt per line of standard input."""
+    """Continue texts, or answer questions; without --prompt, read one prompt per line of standard input.
+
+    Each prompt draws with the next seed, unless seed= is given."""
     from unpad.evaluation.openings import heldout_openings
     from unpad.inference.loaded import load
+    from unpad.inference.prompts import gives_seed, prompt_warning, system_note
 
-    loaded = load(run, [_generate_field(text) for text in settings or []])
+    fields = [_generate_field(text) for text in settings or []]
+    loaded = load(run, fields)
     if heldout:
-        prompts = heldout_openings(loaded, heldout)
+        texts = heldout_openings(loaded, heldout)
     else:
-        prompts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    if len(prompts) == 1:
-        for piece in loaded.stream(prompts[0]):
+        texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    prompts = [loaded.prompt(text, system) for text in texts]
+    if system and (remark := system_note(loaded.num_system)):
+        print(f"note: {remark}", file=sys.stderr)
+    for one in prompts:
+        if warning := prompt_warning(one.lost):
+            print(warning, file=sys.stderr)
+    if len(prompts) == 1 and not as_json:
+        for piece in loaded.stream(texts[0], system=system):
             print(piece, end="", flush=True)
         print()
         return
-    for text, reply in zip(prompts, loaded.generate(prompts), strict=True):
-        print(f"{text} -> {reply}\n")
+    seed = loaded.recipe.generate.seed
+    seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
+    replies = loaded.replies(prompts, seeds)
+    if as_json:
+        _print_json([reply.to_json() for reply in replies])
+        return
+    for reply in replies:
+        print(f"{reply.prompt.text} -> {reply.text}\n")
 
 
 @app.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
 def chat(
     run: RunArgument,
     settings: Sampling = None,
+    system: System = "",
     debug: Debug = False,
 ) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input."""
     from unpad.inference.chat import chat_with_run
 
-    chat_with_run(run, [_generate_field(text) for text in settings or []])
+    chat_with_run(run, [_generate_field(text) for text in settings or []], system)
 
 
 def _generate_field(text: str) -> str:

@@ -44,7 +44,7 @@ def trained() -> Trained:
     tokenizer = train_words(texts, 600, 1, template_texts(TEMPLATE))
     sequences = []
     for talk in TALKS:
-        ids, _, _ = encode_examples([Example("x", tuple(turns(*talk)))], tokenizer, TEMPLATE)
+        ids, *_ = encode_examples([Example("x", tuple(turns(*talk)))], tokenizer, TEMPLATE)
         sequences.append(ids.tolist())
     reply, separator, user, question = tokenizer.encode_batch(["好的。", TEMPLATE.separator, TEMPLATE.user, "你好"])
     sequences.append(encode_prompt(RUNS_ON, tokenizer, TEMPLATE) + reply + separator + user + question)
@@ -95,7 +95,7 @@ def run(
 
 def test_a_prompt_is_the_beginning_of_the_training_example(trained: Trained) -> None:
     talk = turns(("system", "简短。"), *TALKS[1])
-    ids, loss, _ = encode_examples([Example("x", tuple(talk))], trained[1], TEMPLATE)
+    ids, loss, *_ = encode_examples([Example("x", tuple(talk))], trained[1], TEMPLATE)
     for num_turns in (2, 4):
         prompt = prompt_ids(talk[:num_turns], TEMPLATE, trained[1], longest=64, reserve=8)
         assert ids[: len(prompt)].tolist() == prompt

@@ -54,7 +54,7 @@ def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
 def parrot() -> tuple[Decoder, object]:
     """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
     tokenizer = train_words(["a"], 300, 1, [])
-    ids, _, _ = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())
+    ids = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())[0]
     torch.manual_seed(0)
     model = build_model(model_config({"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}), 300)
     assert isinstance(model, Decoder)
@@ -144,8 +144,21 @@ def test_draws_are_the_same_alone_and_in_a_batch(
     model, prompts = tiny_model(), random_sequences(lengths, seed)
     settings = generate_settings(**fields, seed=seed, repetition_penalty=penalty, max_new_tokens=30)
     together = generate(model, prompts, settings, eos_id=eos_id)
-    for index, (prompt, ids) in enumerate(zip(prompts, together, strict=True)):
-        assert generate(model, [prompt], settings, eos_id=eos_id, indices=[index]) == [ids]
+    for prompt, ids in zip(prompts, together, strict=True):
+        assert generate(model, [prompt], settings, eos_id=eos_id) == [ids]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]])
+def test_a_draw_depends_on_the_prompt_and_its_seed_and_not_on_its_place(order: list[int]) -> None:
+    model, prompts, seeds = tiny_model(), random_sequences([7, 1, 20, 3, 7]), [5, 0, 0, 9, 5]
+    settings = generate_settings(temperature=2.0, seed=3)
+    alone = [generate(model, [p], settings, eos_id=4)[0] for p in prompts]
+    assert generate(model, [prompts[i] for i in order], settings, eos_id=4) == [alone[i] for i in order]
+    seeded = [generate(model, [p], generate_settings(temperature=2.0, seed=s), eos_id=4)[0]
+              for p, s in zip(prompts, seeds, strict=True)]  # fmt: skip
+    chosen = [seeds[i] for i in order]
+    assert generate(model, [prompts[i] for i in order], settings, eos_id=4, seeds=chosen) == [seeded[i] for i in order]
+    assert alone != seeded
 
 
 def test_greedy_equals_the_likeliest_token_of_the_full_forward() -> None:
@@ -158,9 +171,9 @@ def test_greedy_equals_the_likeliest_token_of_the_full_forward() -> None:
         assert len(sequence) == 15
 
 
-def test_the_same_seed_draws_the_same_and_another_seed_or_index_does_not() -> None:
+def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
     model, settings = tiny_model(), generate_settings(temperature=2.0)
-    first, second = generate(model, [[1, 2], [1, 2]], settings, eos_id=NO_EOS)
+    first, second = generate(model, [[1, 2], [1, 2]], settings, eos_id=NO_EOS, seeds=[0, 7])
     assert first != second
     assert generate(model, [[1, 2]], settings, eos_id=NO_EOS) == [first]
     other = generate_settings(temperature=2.0, seed=1)

@@ -1,6 +1,7 @@
 """`unpad data check`: usable and unusable rows of data files, before training."""
 
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -10,6 +11,8 @@ from unpad.data.sources import chat, images
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
 from unpad.data.sources.jsonlines import count_blank_lines
+from unpad.data.sources.places import resolve_path
+from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.rows import rows
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import DataSettings, EventSource, Source
@@ -39,10 +42,11 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Result of `unpad data check`."""
+    """Result of `unpad data check`; `notes` are lines on what a recipe's tokenizer makes of the usable rows."""
 
     files: tuple[FileCheck, ...]
     bad: tuple[BadRow, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +66,7 @@ class CheckReport:
         for file in self.files:
             blank = f", {file.num_blank} blank lines" if file.num_blank else ""
             lines.append(f"{file.path}: {file.kind}, {file.num_used} of {file.num_rows} rows usable{blank}")
+        lines += self.notes
         lines.append(f"rows read {self.num_rows} = rows used {self.num_used} + bad rows {len(self.bad)}")
         if self.num_used == 0:
             lines.append("E_EMPTY there is no usable row")
@@ -72,20 +77,23 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
     """Read a file, folder or glob with default settings, and report every unusable row.
 
     A folder without data files is read as images in one sub-folder per class. Of a recipe, its tables of events are
-    read, with the columns that it names, and joined with its labels.
+    read, with the columns that it names, and joined with its labels; or its texts and conversations, and what its
+    tokenizer loses of them is counted.
 
     Args:
         kind: one of KINDS; None infers it for each file from its first rows or columns.
 
     Raises:
         SourceError: a file is missing or unreadable, or tables of events have a fault that concerns no single row.
-        RecipeError: the recipe has no events.
+        RecipeError: the recipe has neither events nor texts nor conversations.
     """
     if path.suffix.lower() in (".yaml", ".yml"):
         recipe = load_recipe(str(path))
+        if recipe.data.text or recipe.data.chat:
+            return _check_texts(recipe)
         if not recipe.data.events:
-            what, fix = "the recipe has no tables of events", "name a data file; of recipes only events are checked"
-            raise RecipeError(what, where=str(path), fix=fix)
+            what = "the recipe has neither tables of events nor texts nor conversations"
+            raise RecipeError(what, where=str(path), fix="name a data file; of recipes only these are checked")
         return _check_events(recipe, trains=True)
     if kind == "events" or (kind is None and _looks_like_events(path)):
         return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
@@ -102,6 +110,32 @@ def check(path: Path, kind: str | None = None) -> CheckReport:
         checked.append(FileCheck(file.path, chosen, num_used + len(bad), num_used, blank))
         every_bad += bad
     return CheckReport(tuple(checked), tuple(every_bad))
+
+
+def _check_texts(recipe: Recipe) -> CheckReport:
+    """Check the texts and conversations of a recipe; a tokenizer of a file may lose some of their characters.
+
+    Raises:
+        SourceError: next to nothing of the text survives the tokenizer.
+    """
+    data = recipe.data
+    checked: list[FileCheck] = []
+    every_bad: list[BadRow] = []
+    for kind in TEXT_KINDS:
+        reader: Checked = import_module(f"unpad.data.sources.{kind}")
+        for file in expand(getattr(data, kind), partial(resolve_path, data)):
+            num_used, bad = reader.check(file, data)
+            blank = count_blank_lines(file.path) if file.format == "jsonl" else 0
+            checked.append(FileCheck(file.path, kind, num_used + len(bad), num_used, blank))
+            every_bad += bad
+    notes: list[str] = []
+    if recipe.tokenizer.path is not None and not every_bad:
+        from unpad.data.tokens.corpus import prepare
+
+        lost = prepare(recipe)[2].lost
+        lost.refuse(recipe.tokenizer.path)
+        notes = lost.lines()
+    return CheckReport(tuple(checked), tuple(every_bad), tuple(notes))
 
 
 def _check_picture(path: Path) -> CheckReport:

@@ -144,6 +144,18 @@ class Data(ABC):
         """Count the targets inside spans of sequences, (n,) int64; by default of sequences that are never cut."""
         return np.where(np.asarray(starts) == 0, self.table.num_targets[seq_ids], 0)
 
+    def check_trainable(self) -> None:
+        """Refuse to train on data of which a model would learn next to nothing; by default nothing is refused.
+
+        Raises:
+            SourceError: with the reason.
+        """
+        return None
+
+    def facts(self) -> dict[str, int]:
+        """Counts that the run's log keeps for those who use the run later, by name; by default none."""
+        return {}
+
     def initialize(self, model: Model) -> None:
         """Load into a new model the parameters that come with the data; by default there are none."""
         return None

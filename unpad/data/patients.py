@@ -21,7 +21,16 @@ from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import NAMES_KEY, Data, SequenceTable, refuse_cuts, sequence_table
-from unpad.data.histories.assemble import Codes, Events, Histories, Sets, assemble, load_codes, read_histories
+from unpad.data.histories.assemble import (
+    Codes,
+    Histories,
+    Sets,
+    assemble,
+    count_late,
+    load_codes,
+    per_source,
+    read_histories,
+)
 from unpad.data.histories.code_vectors import read_vectors
 from unpad.data.histories.cohort import Cohort, PatientTables, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
@@ -245,7 +254,10 @@ def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes) -> EventDat
         counts={**counts, **histories.counts},
         unknown=histories.unknown,
         without_vector=without,
-        per_source=_per_source(tables, histories.events),
+        per_source=per_source(tables, histories.events),
+        num_read=histories.num_read,
+        num_strange=histories.num_strange,
+        num_late=count_late(tables),
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
     )
@@ -284,13 +296,6 @@ def _ids(tables: PatientTables) -> np.ndarray:
     # Ids of the table of labels may be other than whole numbers.
     is_whole = all(part.whole_ids for part in tables.rows.parts) and are_whole(pa.array(ids, pa.string()))
     return ids.astype(np.int64) if is_whole else ids
-
-
-def _per_source(tables: PatientTables, events: Events) -> np.ndarray:
-    """Events of every patient by table, (num_patients, num_sources) int64."""
-    num_patients, num_sources = len(tables.cohort.person), len(tables.rows.parts)
-    cell = events.patient * num_sources + tables.rows.source[events.row]
-    return np.bincount(cell, minlength=num_patients * num_sources).reshape(num_patients, num_sources)
 
 
 def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:

@@ -22,6 +22,7 @@ UNITS = ("sequences", "tokens")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
+SYSTEM_TURNS = "system_turns"  # of the training conversations, in `facts`
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,17 @@ class TextData(Data):
 
     def lines(self) -> list[str]:
         return self.report.lines()
+
+    def check_trainable(self) -> None:
+        self.report.lost.refuse("tokenizer")
+
+    def facts(self) -> dict[str, int]:
+        report = self.report
+        return {
+            "characters": report.characters,
+            "lost_characters": report.lost.lost,
+            SYSTEM_TURNS: report.num_system,
+        }
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"

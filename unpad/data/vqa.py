@@ -33,6 +33,7 @@ from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, assign, declared_splits, describe_split
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
+from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
 from unpad.models import model_config
@@ -57,12 +58,14 @@ class Rows:
         counts: (num_tokens,) bool, True where predicting this token counts.
         offsets: (num_rows + 1,) int64.
         place: tokens before the images of a row.
+        lost: characters of questions and answers that the tokenizer lost.
     """
 
     tokens: np.ndarray
     counts: np.ndarray
     offsets: np.ndarray
     place: int
+    lost: LostCharacters
 
     def lengths(self) -> np.ndarray:
         """Tokens per row, (num_rows,) int64."""
@@ -165,11 +168,15 @@ class VqaData(Data):
             f"{int(self.table.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
+            *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
         return lines + [f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
+
+    def check_trainable(self) -> None:
+        self.rows.lost.refuse("tokenizer")
 
     # ----------------------------------------------------------------------- batches
 
@@ -339,8 +346,10 @@ def _tokenizer(recipe: Recipe, kept: dict[str, bytes] | None, training: list[Vqa
 def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) -> Rows:
     template = recipe.data.template
     texts = [Example(example.where, _turns(example)) for example in examples]
-    tokens, counts, offsets = encode_examples(texts, tokenizer, template)
+    tokens, counts, offsets, lost = encode_examples(texts, tokenizer, template)
     if template.system == template.user:
         raise RecipeError("the template's roles are alike", where="data.template", fix="give each a prefix of its own")
     prefix = encode_prompt([], tokenizer, template.model_copy(update={"assistant": template.user}))
-    return Rows(tokens, counts, offsets, len(prefix))
+    total = sum(len(turn.content) for text in texts for turn in text.turns)
+    lost_characters = LostCharacters(int(lost.chars.sum()), total, commonest(lost.counts))
+    return Rows(tokens, counts, offsets, len(prefix), lost_characters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 
 import numpy as np
@@ -28,10 +28,25 @@ class Metric:
     high: float
     num: int
 
+    def to_json(self) -> dict[str, float | int | str | None]:
+        """Fields by name."""
+        return dict(vars(self))
+
 
 @dataclass(frozen=True)
 class Extremes(Metric):
     """A mean, with the least and the most value in place of an interval."""
+
+
+@dataclass(frozen=True)
+class Refused(Metric):
+    """A metric that the data does not allow, with the reason; its numbers are nan."""
+
+    reason: str
+
+    def to_json(self) -> dict[str, float | int | str | None]:
+        """Fields by name; the numbers are null."""
+        return {"value": None, "low": None, "high": None, "num": self.num, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -56,11 +71,13 @@ class HeldOut:
         loss: mean per target, which training minimizes; decides which weights are best.
         values: logged measures, `loss` among them.
         num_targets: number of targets.
+        refused: measures that the data does not allow -> the reason.
     """
 
     loss: float
     values: dict[str, float]
     num_targets: int
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def known_metrics(family: str) -> dict[str, bool | None]:
@@ -71,7 +88,8 @@ def known_metrics(family: str) -> dict[str, bool | None]:
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     """Lay out metrics as a table. Columns fit names of up to MAX_NAME cells; a longer name has a line to itself.
-    A number that does not exist, such as a rank measure of one class, is shown as "-"."""
+    A number that does not exist, such as a rank measure of one class, is shown as "-", with the reason if it is
+    refused."""
     width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
     lines = []
     for name, metric in metrics.items():
@@ -80,6 +98,7 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
         start = name + " " * (width - cell_len(name)) if fits else " " * width
         value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
+        bounds = metric.reason if isinstance(metric, Refused) else bounds
         lines.append(f"{start}  {value:>10}   {bounds}   of {metric.num}")
     return lines
 

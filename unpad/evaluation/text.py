@@ -6,7 +6,7 @@ Training calls `held_out`, `unpad eval` calls `evaluate`, for runs of texts and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from unpad.batching.layout import Layout
 from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import Split
 from unpad.data.text import TextData
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, resample
+from unpad.data.tokens.lost import LostCharacters
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, Refused, interval, resample
 from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
@@ -34,12 +35,17 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 
 @dataclass(frozen=True)
 class DocumentSums:
-    """Per document: nats, targets, and the characters and UTF-8 bytes the targets spell; each (num_docs,)."""
+    """Per document: nats, targets, and the characters and UTF-8 bytes the targets spell; each (num_docs,).
+
+    Args:
+        lost: characters of the documents that became unknown tokens, and are not in `chars`.
+    """
 
     nll: np.ndarray
     targets: np.ndarray
     chars: np.ndarray
     num_bytes: np.ndarray
+    lost: LostCharacters = field(default_factory=LostCharacters)
 
     def mean_nll(self) -> float:
         return float(self.nll.sum() / max(int(self.targets.sum()), 1))
@@ -48,11 +54,13 @@ class DocumentSums:
 def held_out(
     model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> HeldOut:
-    """Loss per target and bits per character."""
+    """Loss per target and bits per character, which are refused where the tokenizer loses characters."""
     sums = document_nll(model, data, seq_ids, settings, device)
+    loss, num_targets = sums.mean_nll(), int(sums.targets.sum())
+    if why := sums.lost.why_no_bits():
+        return HeldOut(loss, {"loss": loss}, num_targets, {"bits_per_char": why})
     bits = float(sums.nll.sum()) / math.log(2) / max(int(sums.chars.sum()), 1)
-    loss = sums.mean_nll()
-    return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, int(sums.targets.sum()))
+    return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, num_targets)
 
 
 def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -> Evaluation:
@@ -64,7 +72,7 @@ def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -
         num_shown: number of trained and of held-out questions to show, picked by the run's seed.
     """
     metrics: dict[str, Metric] = {}
-    lines: list[str] = []
+    lines = data.report.lost.lines() if data.report.lost.lost else []
     for kind in kinds:
         ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.table.kind == data.kinds.index(kind)))
         measured = summarise(document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu")))
@@ -100,7 +108,11 @@ def document_nll(
         sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
         np.add.at(nll, slot[micro.seq_ids], sums)
         np.add.at(targets, slot[micro.seq_ids], counts)
-    return DocumentSums(nll, targets, data.tokens.target_chars[seq_ids], data.tokens.target_bytes[seq_ids])
+    tokens = data.tokens
+    chars, lost = tokens.target_chars[seq_ids], tokens.lost_target_chars[seq_ids]
+    num_bytes = tokens.target_bytes[seq_ids] - tokens.lost_target_bytes[seq_ids]
+    count = LostCharacters(int(lost.sum(dtype=np.int64)), int(chars.sum(dtype=np.int64)))
+    return DocumentSums(nll, targets, chars - lost, num_bytes, count)
 
 
 def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +128,7 @@ def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
     """Loss (nats per target), perplexity, bits per byte and bits per character.
 
     Intervals are 95 % percentile bootstraps over documents (Efron 1979), because tokens of one document are not
-    independent.
+    independent. Where the tokenizer lost characters, there are no bits: an unknown token is easy to predict.
     """
     nll, targets, chars, num_bytes = resample([sums.nll, sums.targets, sums.chars, sums.num_bytes], seed)
     ratios = {
@@ -124,8 +136,11 @@ def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
         "bits_per_char": (sums.chars, chars),
         "bits_per_byte": (sums.num_bytes, num_bytes),
     }
-    metrics = {}
+    metrics: dict[str, Metric] = {}
     for name, (divisor, resampled) in ratios.items():
+        if name != "loss" and (why := sums.lost.why_no_bits()):
+            metrics[name] = Refused(math.nan, math.nan, math.nan, len(sums.nll), why)
+            continue
         scale = 1.0 if name == "loss" else 1 / math.log(2)
         samples = scale * nll / np.maximum(resampled, 1)
         metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll))

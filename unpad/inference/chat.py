@@ -11,10 +11,12 @@ from pathlib import Path
 
 from unpad.data.sources.example import Turn
 from unpad.data.tokens.encode import encode_prompt
+from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.inference.generate import stream
 from unpad.inference.loaded import generation_precision, load
+from unpad.inference.prompts import check_system, gives_seed, lost_of, prompt_warning, system_note
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
@@ -23,6 +25,7 @@ from unpad.storage import write_atomic
 
 COMMANDS = {
     "/clear": "forget the conversation",
+    "/system TEXT": "set the system text, from the next message on; without TEXT, remove it",
     "/save FILE": "write the conversation to FILE, as one JSON line that training can read",
     "/help": "show this",
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops a reply",
@@ -72,8 +75,10 @@ class Conversation:
 
     Args:
         system: first turn, which trimming and `clear` leave in place.
+        advance_seed: whether every reply draws with the next seed; if not, all draw with that of the settings.
 
-    `num_forgotten` counts the turns of the history that did not fit into the last prompt.
+    `num_forgotten` counts the turns of the history that did not fit into the last prompt; `lost` has the characters of
+    the last message that the tokenizer lost.
     """
 
     def __init__(
@@ -85,11 +90,14 @@ class Conversation:
         *,
         precision: Precision = "fp32",
         system: str = "",
+        advance_seed: bool = True,
     ) -> None:
         self._model, self._tokenizer, self._template, self._settings = model, tokenizer, template, settings
-        self._precision = precision
+        self._precision, self._advance_seed = precision, advance_seed
         self._opening = [Turn("system", system)] if system else []
         self._saved: set[Path] = set()
+        self._num_replies = 0
+        self.lost = LostCharacters()
         self.clear()
 
     def clear(self) -> None:
@@ -97,11 +105,18 @@ class Conversation:
         self.history: list[Turn] = list(self._opening)
         self.num_forgotten = 0
 
+    def set_system(self, text: str) -> None:
+        """Put a system text before the conversation so far; "" removes it."""
+        rest = self.history[len(self._opening) :]
+        self._opening = [Turn("system", text)] if text else []
+        self.history = [*self._opening, *rest]
+
     def reply(self, text: str) -> Generator[str, None, None]:
         """Yield the reply to a message as it appears.
 
         Message and reply enter the history when the reply ends or is closed, incomplete or not; an empty reply
-        leaves no trace. The reply ends when the model begins to speak for the user.
+        leaves no trace. The reply ends when the model begins to speak for the user. The same question asked again is
+        answered with another seed, so at a temperature it may be answered otherwise.
 
         Raises:
             RecipeError: the message alone exceeds the model's context.
@@ -110,8 +125,10 @@ class Conversation:
         turns = [*self.history, Turn("user", text)]
         reserve = min(self._settings.max_new_tokens, longest // 2)  # a short context keeps half for the question
         ids, self.num_forgotten = fit(turns, self._template, self._tokenizer, longest, reserve)
-        index = len(self.history)  # the same question asked again may be answered otherwise
-        pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, index)
+        self.lost = lost_of(self._tokenizer, [text])
+        seed = self._settings.seed + (self._num_replies if self._advance_seed else 0)
+        self._num_replies += 1
+        pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, seed)
         user = self._template.user
         said = ""
         try:
@@ -168,6 +185,9 @@ def chat(
     interactive: bool,
     precision: Precision = "fp32",
     system: str = "",
+    advance_seed: bool = True,
+    warn: Callable[[str], None] = lambda line: None,
+    check_system: Callable[[str], str] = lambda text: "",
 ) -> None:
     """Read messages and write replies until the input ends or /quit.
 
@@ -177,11 +197,15 @@ def chat(
     Args:
         read_line: shows its argument and returns a line without its end, or raises EOFError: `input`.
         write: shows text at once.
+        warn: shows a line about a message that is mostly unknown to the tokenizer.
+        check_system: refuses a system text that the model cannot read, or returns a remark on it, or "".
 
     Raises:
         UnpadError: not interactive, and a message cannot be answered or a command fails.
     """
-    conversation = Conversation(model, tokenizer, template, settings, precision=precision, system=system)
+    conversation = Conversation(
+        model, tokenizer, template, settings, precision=precision, system=system, advance_seed=advance_seed
+    )
     if interactive:
         write("Type a message, or /help.\n")
     while True:
@@ -189,7 +213,7 @@ def chat(
             line = read_line("> " if interactive else "").strip()
             if line == "/quit":
                 return
-            _handle(conversation, line, write, interactive)
+            _handle(conversation, line, write, interactive, warn, check_system)
         except EOFError:
             write("\n" if interactive else "")
             return
@@ -203,19 +227,29 @@ def chat(
             write(f"{error}\n")
 
 
-def _handle(conversation: Conversation, line: str, write: Callable[[str], None], interactive: bool) -> None:
+def _handle(
+    conversation: Conversation,
+    line: str,
+    write: Callable[[str], None],
+    interactive: bool,
+    warn: Callable[[str], None],
+    check_system: Callable[[str], str],
+) -> None:
     """Carry out one line of input."""
     if re.fullmatch(r"/[A-Za-z]+( .*)?", line):
-        write(_command(conversation, line, interactive))
-    elif not interactive:
+        write(_command(conversation, line, interactive, check_system))
+        return
+    if not interactive:
         conversation.clear()
         reply = "".join(conversation.reply(line)) if line else ""
         write(reply.replace("\n", "\\n") + "\n")
     elif line:
         _answer(conversation, line, write)
+    if line and (warning := prompt_warning(conversation.lost)):
+        warn(warning)
 
 
-def _command(conversation: Conversation, line: str, interactive: bool) -> str:
+def _command(conversation: Conversation, line: str, interactive: bool, check_system: Callable[[str], str]) -> str:
     """Carry out a command and return its message."""
     name, _, argument = line.partition(" ")
     if name == "/help":
@@ -223,6 +257,11 @@ def _command(conversation: Conversation, line: str, interactive: bool) -> str:
     if name == "/clear":
         conversation.clear()
         return "forgotten\n" if interactive else ""
+    if name == "/system":
+        remark = check_system(argument.strip())
+        conversation.set_system(argument.strip())
+        done = "system text set" if argument.strip() else "no system text"
+        return (f"{done}; {remark}" if remark else done) + "\n" if interactive else ""
     if name == "/save":
         if not argument.strip():
             raise RecipeError("/save needs the name of a file", fix="write for example /save talk.jsonl")
@@ -246,11 +285,28 @@ def _answer(conversation: Conversation, line: str, write: Callable[[str], None])
         write("(the oldest messages no longer fit into the model's context and are left out)\n")
 
 
-def chat_with_run(name: str, overrides: list[str]) -> None:
-    """Chat with a run at the terminal, or answer the lines of the standard input."""
+def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
+    """Chat with a run at the terminal, or answer the lines of the standard input.
+
+    Replies draw with the recipe's seed, the next one after it, and so on, unless `overrides` give a seed.
+
+    Raises:
+        RecipeError: the run reads no system text, and `system` is one.
+    """
     run = load(name, overrides)
+
+    def check(text: str) -> str:
+        check_system(run.recipe, text)
+        return system_note(run.num_system) if text else ""
+
+    def warn(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    if remark := check(system):
+        warn(f"note: {remark}")
     chat(
         run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate,
         read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),
-        precision=generation_precision(run.recipe.generate),
+        precision=generation_precision(run.recipe.generate), system=system, advance_seed=not gives_seed(overrides),
+        warn=warn, check_system=check,
     )  # fmt: skip

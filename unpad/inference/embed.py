@@ -18,6 +18,7 @@ from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
+from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
 from unpad.inference.patients import predict, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
@@ -47,19 +48,24 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     """Write the embeddings of patients to a parquet file and return its description.
 
     Its columns are the patient's id as the data has it, for sets `set_index` and `days_from_landmark` (null for facts),
-    for patients what `predicted` adds, and `embedding`, a list of equally many fp32 numbers in every row.
+    for patients what `predicted` adds, for other patients than the run's own the columns of `Marks`, and `embedding`, a
+    list of equally many fp32 numbers in every row.
 
     Args:
         path: data in the form that the run was trained on; None for the run's own.
 
     Raises:
         RecipeError: the run is not one of patients, or files are missing at `path`.
-        SourceError: the data cannot be used.
+        SourceError: the data cannot be used, or the run knows nothing of a table.
     """
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
     data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files))
+    lines: list[str] = []
+    if path is not None:
+        refuse_unknown(data)
+        lines = ledger(data, mark_patients(data))
     vectors = embed(run, data, level)
     name = _id_name(run.recipe)
     columns = {name: pa.array(data.ids[vectors.patient])}
@@ -68,6 +74,8 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         columns["days_from_landmark"] = pa.array(vectors.days_from_landmark, from_pandas=True)
     else:
         columns |= predicted(run, data, known=path is None)
+    if path is not None:
+        columns |= (mark_patients(data) if level == "patient" else mark_sets(data)).columns()
     flat = pa.array(vectors.embedding.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.embedding.shape[1])
     sink = pa.BufferOutputStream()
@@ -75,7 +83,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     storage.write_atomic(out, sink.getvalue().to_pybytes(), private=True)
     num, with_sets, size = len(data.table.positions), len(np.unique(vectors.patient)), vectors.embedding.shape[1]
     rows = f"{num:,} patients" if level == "patient" else f"{len(vectors.patient):,} sets of {with_sets:,} patients"
-    lines = [f"{rows}, {size} numbers each: {out}"]
+    lines.append(f"{rows}, {size} numbers each: {out}")
     without = num - with_sets
     return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
 

@@ -1,7 +1,7 @@
 """Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
 
-A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from its own generator, and
-a finished sequence leaves the batch.
+A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from a generator of its own
+seed, and a finished sequence leaves the batch.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def complete(
     prompts: Prompts,
     settings: GenerateSettings,
     precision: Precision = "fp32",
+    seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
     eos_id, banned = tokenizer.eos_id, control_ids(tokenizer)
-    all_ids = generate(model, prompts, settings, eos_id=eos_id, banned=banned, precision=precision)
+    all_ids = generate(model, prompts, settings, eos_id=eos_id, banned=banned, precision=precision, seeds=seeds)
     limits = token_limits(model, token_lists(prompts), settings)
     return [
         Completion(ids, tokenizer.decode(ids), _why_finished(len(ids), limit, settings))
@@ -71,7 +72,7 @@ def generate(
     eos_id: int,
     banned: Sequence[int] = (),
     precision: Precision = "fp32",
-    indices: Sequence[int] | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Continue every prompt until EOS, max_new_tokens or the end of the model's context.
 
@@ -79,14 +80,14 @@ def generate(
         prompts: token ids, none empty.
         eos_id: the token that ends a sequence; not part of the result.
         banned: ids that are never generated.
-        indices: seed each prompt's draws together with settings.seed; by default its position in `prompts`.
+        seeds: seed of each prompt's draws; by default settings.seed for all, so that a prompt gets what it gets alone.
 
     Raises:
         RecipeError: a prompt is empty, longer than the model's context or not of its vocabulary; beams with a
             temperature; a model that is not causal.
         NonFiniteError: the model's scores are NaN or infinite.
     """
-    steps = _steps(model, prompts, settings, eos_id, banned, indices)
+    steps = _steps(model, prompts, settings, eos_id, banned, seeds)
     all_rows, all_tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with _running(model, precision):
         for rows, tokens in steps:
@@ -105,14 +106,15 @@ def stream(
     prompt_ids: Sequence[int],
     settings: GenerateSettings,
     precision: Precision = "fp32",
-    index: int = 0,
+    seed: int | None = None,
 ) -> Iterator[str]:
     """Yield the text that follows one prompt as it appears; a character is never cut. Raises as `generate` does.
 
     Args:
-        index: seeds the draws together with settings.seed.
+        seed: of the draws; default settings.seed.
     """
-    steps = _steps(model, [prompt_ids], settings, tokenizer.eos_id, control_ids(tokenizer), [index])
+    seeds = None if seed is None else [seed]
+    steps = _steps(model, [prompt_ids], settings, tokenizer.eos_id, control_ids(tokenizer), seeds)
     decoder = DecodeStream(tokenizer)
     while True:
         with _running(model, precision, decoder):  # entered per step: between two the caller computes in its own modes
@@ -221,7 +223,7 @@ def _steps(
     settings: GenerateSettings,
     eos_id: int,
     banned: Sequence[int],
-    indices: Sequence[int] | None,
+    seeds: Sequence[int] | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (positions in `prompts`, their next tokens) of each step, without EOS. Input is checked at once."""
     texts = token_lists(prompts)
@@ -230,9 +232,9 @@ def _steps(
         return iter(())
     if settings.beams > 1:
         return _beam_steps(model, prompts, settings, eos_id, banned)
-    indices = range(len(texts)) if indices is None else indices
-    assert len(indices) == len(texts), "one index per prompt"
-    return _sample_steps(model, prompts, settings, eos_id, banned, indices)
+    seeds = [settings.seed] * len(texts) if seeds is None else seeds
+    assert len(seeds) == len(texts), "one seed per prompt"
+    return _sample_steps(model, prompts, settings, eos_id, banned, seeds)
 
 
 def _check(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> None:
@@ -271,12 +273,12 @@ def _sample_steps(
     settings: GenerateSettings,
     eos_id: int,
     banned: Sequence[int],
-    indices: Sequence[int],
+    seeds: Sequence[int],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     texts = token_lists(prompts)
     rows = np.arange(len(texts))  # the prompt that each row of the cache continues
     limits = token_limits(model, texts, settings)
-    generators = [np.random.default_rng([settings.seed, index]) for index in indices]
+    generators = [np.random.default_rng([seed, 0]) for seed in seeds]
     scores = _Scores(model, texts, settings, banned)
     cache, hidden = prefill(model, prompts, _most_tokens(texts, limits))
     for step in count(1):

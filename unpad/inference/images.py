@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.images import WITH_OPACITY, image_batch, read_classes
+from unpad.data.images import WITH_OPACITY, image_batch, pixels_of, read_classes
 from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare
 from unpad.data.pixels.sizes import Grid, detail, grid_of
+from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import natural_key
 from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.answers import answer, answer_shown
 from unpad.inference.loaded import LoadedRun
+from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.kept_patches import Kept, refuse_unshowable
@@ -36,6 +38,7 @@ class Answer:
         text: the answer to a question about the image; None without a question.
         fault: of the file, or "".
         notes: corrections applied, such as reading the first frame only.
+        unknown_characters: characters of the question that the tokenizer lost; None without a question.
         shown: the patches that the model kept, if requested.
     """
 
@@ -45,6 +48,7 @@ class Answer:
     fault: str = ""
     notes: tuple[str, ...] = ()
     shown: Kept | None = None
+    unknown_characters: int | None = None
 
     def line(self) -> str:
         """The answer as text: the likeliest class and its probability, then the others."""
@@ -58,6 +62,8 @@ class Answer:
     def to_json(self) -> dict[str, Any]:
         top = [{"class": name, "probability": p} for name, p in self.top]
         result: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
+        if self.unknown_characters is not None:
+            result["unknown_characters"] = self.unknown_characters
         return {"image": str(self.path), **result, "fault": self.fault, "notes": list(self.notes)}
 
 
@@ -128,8 +134,9 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
         raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
     if show:
         refuse_unshowable(run.model.modes, run.model.config.merge is not None, str(run.folder))
-    looked = {path: examine(Found(str(path), "", path, str(path.resolve().parent))) for path in paths}
+    looked = {path: _examine(path) for path in paths}
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
+    lost = lost_of(run.tokenizer, [question]).lost
     texts: list[str] = []
     shown: list[Kept | None] = [None] * len(images)
     if images:
@@ -140,7 +147,7 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
         else:
             texts = answer(run, data, rows)
     answers = {
-        image.path: Answer(image.path, text=text, notes=image.notes, shown=kept_of)
+        image.path: Answer(image.path, text=text, notes=image.notes, shown=kept_of, unknown_characters=lost)
         for image, text, kept_of in zip(images, texts, shown, strict=True)
     }
     for path, image in looked.items():
@@ -177,11 +184,35 @@ def _read(run: LoadedRun, path: Path) -> _Read:
     settings, config = run.recipe.images, run.model.config
     assert isinstance(config, PixelConfig), "checked by classify"
     decoded = decode(path.read_bytes(), config.channels == WITH_OPACITY)
+    _refuse_blank(decoded.pixels)
     height, width = decoded.pixels.shape[:2]
     content = detail(decoded.pixels) if settings.size == "adaptive" else None
     grid = grid_of(width, height, config.patch, settings, content)
     patches = prepare(decoded.pixels, grid, config.patch, settings)
     return _Read(path, patches, grid, (height, width), decoded.notes)
+
+
+def _examine(path: Path) -> ImageExample | BadRow:
+    """Check one image file for a question about it; a blank image is a bad row too."""
+    image = examine(Found(str(path), "", path, str(path.resolve().parent)))
+    if isinstance(image, BadRow):
+        return image
+    try:
+        _refuse_blank(pixels_of(image))
+    except ImageError as error:
+        return BadRow(str(path), error.code, error.what, error.fix, "")
+    return image
+
+
+def _refuse_blank(pixels: np.ndarray) -> None:
+    """Refuse an image of one colour, of which any class or answer would be made up.
+
+    Raises:
+        ImageError: every pixel is the same.
+    """
+    if bool((pixels == pixels[:1, :1]).all()):
+        what = f"all {pixels.shape[1]} x {pixels.shape[0]} pixels have one colour"
+        raise ImageError("E_BLANK", what, "leave it out, or check how the file was written")
 
 
 @torch.inference_mode()

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from unpad.data.family import Data, family_of, open_data
-from unpad.data.sources.example import Turn
 from unpad.data.text import TOKENIZER
-from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.generate import complete, stream
+from unpad.inference.prompts import Prompt, Reply, count_system_turns, encode
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model
 from unpad.models.objective import Objective
@@ -28,6 +27,7 @@ from unpad.recipes.training import GenerateSettings
 from unpad.run.checkpoint import newest_weights, put_weights
 from unpad.run.folder import RECIPE, find_run
 from unpad.run.kept import open_files
+from unpad.run.report.history import read_log
 
 
 @dataclass(frozen=True)
@@ -75,28 +75,59 @@ class LoadedRun:
             what, fix = no_text
             raise RecipeError(what, where=str(self.folder), fix=fix.format(run=self.folder))
 
-    def generate(self, prompts: Sequence[str], **settings: Any) -> list[str]:
+    def generate(
+        self, prompts: Sequence[str], *, system: str = "", seeds: Sequence[int] | None = None, **settings: Any
+    ) -> list[str]:
         """Continue plain texts, or answer questions when the run was trained on conversations.
 
         Args:
-            prompts: texts of any lengths; no continuation depends on the others.
+            prompts: texts of any lengths; a prompt gets what it would get alone.
+            system: system text before every question.
+            seeds: seed of each prompt's draws; default `seed` of the settings for all.
             settings: fields of the recipe's `generate` section, such as temperature=0.8.
 
         Raises:
-            RecipeError: a setting is unknown or out of range, or `prompts` is one string.
+            RecipeError: a setting is unknown or out of range, `prompts` is one string, `seeds` has another length, or
+                the run reads no system text.
         """
         if isinstance(prompts, str):
             raise RecipeError("prompts is one string", fix="give a list of prompts")
+        return [
+            reply.text for reply in self.replies([self.prompt(text, system) for text in prompts], seeds, **settings)
+        ]
+
+    def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None, **settings: Any) -> list[Reply]:
+        """Continue prompts as `generate` does, and say how each continuation ended."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
-        ids = [self.prompt_ids(prompt) for prompt in prompts]
-        precision = generation_precision(chosen)
-        return [completion.text for completion in complete(self.generator, self.tokenizer, ids, chosen, precision)]
+        seeds = [chosen.seed] * len(prompts) if seeds is None else seeds
+        if len(seeds) != len(prompts):
+            raise RecipeError(f"there are {len(prompts)} prompts and {len(seeds)} seeds", fix="give one per prompt")
+        ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen)
+        made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds)
+        return [
+            Reply(prompt, one.text, len(one.ids), one.finished, seed)
+            for prompt, one, seed in zip(prompts, made, seeds, strict=True)
+        ]
+
+    def prompt(self, text: str, system: str = "") -> Prompt:
+        """Encode one prompt exactly as training encoded its kind.
+
+        Raises:
+            RecipeError: there is a system text, and the run reads none.
+        """
+        return encode(self.recipe, self.tokenizer, text, system)
 
     def prompt_ids(self, prompt: str) -> list[int]:
-        """Encode one prompt exactly as training encoded its kind."""
-        if self.recipe.data.chat:
-            return encode_prompt([Turn("user", prompt)], self.tokenizer, self.recipe.data.template)
-        return [self.tokenizer.bos_id, *self.tokenizer.encode_batch([prompt])[0]]
+        """Token ids of one prompt, encoded exactly as training encoded its kind."""
+        return self.prompt(prompt).ids
+
+    @property
+    def num_system(self) -> int | None:
+        """System turns of the conversations that the run was trained on; None if its log does not say."""
+        try:
+            return count_system_turns(read_log(self.folder))
+        except SourceError:
+            return None
 
     def data(self) -> Data:
         """The data of the run, read as it was for training.
@@ -113,10 +144,11 @@ class LoadedRun:
             )
         return data
 
-    def stream(self, prompt: str, **settings: Any) -> Iterator[str]:
+    def stream(self, prompt: str, *, system: str = "", **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is generated, whole characters only."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
-        return stream(self.generator, self.tokenizer, self.prompt_ids(prompt), chosen, generation_precision(chosen))
+        ids = self.prompt(prompt, system).ids
+        return stream(self.generator, self.tokenizer, ids, chosen, generation_precision(chosen))
 
 
 def generation_precision(settings: GenerateSettings) -> Precision:

@@ -11,10 +11,12 @@ import io
 import json
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -249,8 +251,21 @@ class Monitor:
         """Share of the time of this process's steps in which they waited for their batches; 0 before the first."""
         return self._waited / self._seconds if self._seconds > 0 else 0.0
 
-    def evaluation(self, step: int, stage: str, values: dict[str, float], num_targets: int, best: bool) -> None:
-        """Record a held-out evaluation; `values` holds "loss" (nats per target) and other measures."""
+    def evaluation(
+        self,
+        step: int,
+        stage: str,
+        values: dict[str, float],
+        num_targets: int,
+        best: bool,
+        refused: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Record a held-out evaluation.
+
+        Args:
+            values: "loss" (nats per target) and other measures.
+            refused: measures that this data does not allow -> the reason; their values are null.
+        """
         values = {name: float(value) for name, value in values.items()}
         row = _row(
             "eval",
@@ -260,12 +275,15 @@ class Monitor:
             values.pop("loss", None),
             targets=num_targets,
             best=best,
-            values=values,
+            values={**values, **dict.fromkeys(refused)},
         )
         self._write(row)
         measured = {name: row[name] for name in ("loss", "perplexity") if row[name] is not None} | values
         self._scalars("heldout", measured, step)
-        shown = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
+        shown = "  ".join(
+            [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items()]
+            + [f"{name.replace('_', ' ')} - ({why})" for name, why in refused.items()]
+        )
         self._screen.line(f"held out at step {step}  {stage}  {shown}{'  best so far' if best else ''}")
         if perf_counter() >= self._report_due:
             self._report()

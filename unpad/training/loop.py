@@ -203,6 +203,8 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     setup, progress, monitor, timers = run.setup, run.progress, run.monitor, run.timers
     with timers("log"):
         monitor.log("environment", **setup.environment)
+        if facts := setup.data.facts():
+            monitor.log("data", **facts)
         monitor.start(describe(setup))
     heldout, epochs, has_best = progress.best, progress.epoch, False
     with run.signals.listen():
@@ -473,7 +475,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     else:
         progress.checks_without_progress += 1
     with run.timers("log"):
-        run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved)
+        run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         message = (
             f"{name}: no progress in {train.patience} evaluations; best {progress.best:.4f} "

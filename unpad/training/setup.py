@@ -131,7 +131,9 @@ def check_stages(setup: Setup) -> None:
     Raises:
         RecipeError: freezing, losses, parameter groups, schedule or patience of a stage do not fit.
         PlanError: the plan of a stage has no step.
+        SourceError: next to nothing can be learned from the data.
     """
+    setup.data.check_trainable()
     before = 0
     for stage in setup.stages:
         recipe = stage.recipe

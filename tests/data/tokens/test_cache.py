@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -32,7 +33,13 @@ def make_shard(num_rows: int = 3, dtype: str = "<u2") -> Shard:
         target_chars=lengths.astype(np.int32),
         target_bytes=(3 * lengths).astype(np.int32),
         num_chars=lengths.astype(np.int32),
-        details=pack_details(*(column[:num_rows] for column in DETAILS)),
+        lost_chars=(rows % 2).astype(np.int32),
+        lost_target_chars=(rows % 2).astype(np.int32),
+        lost_target_bytes=(rows % 2 * 3).astype(np.int32),
+        num_system=rows.astype(np.int32),
+        details=pack_details(
+            *(column[:num_rows] for column in DETAILS), Counter(rare=1, 水=3) if num_rows else Counter()
+        ),
         bad=pack_bad_rows([BadRow("a/文.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], "a/文.jsonl"),
     )
 
@@ -67,6 +74,7 @@ def test_details_and_bad_rows_take_the_name_the_file_has_today(folder: Path) -> 
     assert [opened.where(row) for row in range(3)] == [":1", ":2", ":3"]
     assert [opened.group(row) for row in range(3)] == ["", "水", ""]
     assert [opened.keywords(row) for row in range(3)] == [(), ("水", "火"), ()]
+    assert opened.lost_counts == {"水": 3, "rare": 1}
     assert opened.bad_rows("b.jsonl") == [BadRow("b.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")]
 
 
@@ -97,6 +105,36 @@ def test_every_other_length_is_noticed(folder: Path) -> None:
 def test_the_key_of_the_code_covers_reading_splitting_and_encoding() -> None:
     names = {f"{path.parent.name}/{path.name}" for path in cache.code_files()}
     assert {"sources/rows.py", "sources/chat.py", "sources/split.py", "tokens/encode.py", "tokens/words.py"} <= names
+
+
+def test_the_key_of_the_code_changes_with_its_files_and_with_its_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "encode.py"
+    monkeypatch.setattr(cache, "code_files", lambda: [file])
+    keys = []
+    for content, number in (("one", "1.0"), ("two", "1.0"), ("two", "1.1")):
+        file.write_text(content)
+        monkeypatch.setattr(cache, "version", lambda name, number=number: number if name == "tokenizers" else "0")
+        cache.code_key.cache_clear()
+        keys.append(cache.code_key())
+    cache.code_key.cache_clear()
+    assert len(set(keys)) == 3
+
+
+def test_the_end_of_a_large_shard_is_checked_too(tmp_path: Path) -> None:
+    large = replace(make_shard(), tokens=np.arange(3 << 19, dtype=np.uint32).astype("<u4"))
+    write_shard(tmp_path, KEY, large)
+    path = shard_path(tmp_path, KEY)
+    whole = path.read_bytes()
+    assert len(whole) > 5 << 20, "several reads of the check"
+    opened, damage = open_shard(tmp_path, KEY)
+    assert damage == ""
+    assert opened is not None
+    np.testing.assert_array_equal(opened.tokens, large.tokens)
+    for position in (len(whole) - 1, len(whole) // 2):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert open_shard(tmp_path, KEY) == (None, "sha256 mismatch")
 
 
 def test_a_shard_under_another_name_is_refused(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.tokenizers import dropping_bpe, word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.read import read_file
 from unpad.data.sources.split import Split
@@ -72,6 +73,10 @@ class Counting:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         self.texts += texts
         return self.tokenizer.encode_batch(texts)
+
+    def encode_counted(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+        self.texts += texts
+        return self.tokenizer.encode_counted(texts)
 
 
 # --------------------------------------------------------------------------- what a sequence holds
@@ -205,6 +210,96 @@ def test_what_changes_the_tokens_changes_the_shards(folder: Path, change: dict[s
     second, _, report = prepare(make_recipe(folder, **change))
     assert report.cache_misses == 3
     assert first.fingerprint() != second.fingerprint()
+
+
+def as_file(folder: Path, recipe: Recipe) -> Path:
+    """The tokenizer of a recipe as a file, so that no change of the corpus changes it."""
+    path = folder / "tokenizer.json"
+    path.write_bytes(prepare(recipe)[1].to_bytes())
+    return path
+
+
+def with_file(path: Path) -> dict[str, Any]:
+    return {"kind": "file", "path": str(path)}
+
+
+def test_another_field_separator_or_template_never_meets_old_shards(folder: Path) -> None:
+    """With a tokenizer of a file, whose bytes are the same for all of them."""
+    rows = [{"text": f"第{i}句话。", "title": f"题目{i}。"} for i in range(20)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    (folder / "plain.txt").write_text("".join(f"第{i}段。###第{i}段又。\n\n" for i in range(20)))
+    tokenizer = with_file(as_file(folder, make_recipe(folder)))
+
+    def shown(**data: Any) -> set[str]:
+        tokens, opened, _ = prepare(make_recipe(folder, data=data, tokenizer=tokenizer))
+        return {opened.decode(tokens.tokens(i).tolist()) for i in range(len(tokens))}
+
+    def field(name: str) -> list[dict[str, str]]:
+        return [{"path": "rows.jsonl", "field": name}]
+
+    assert shown(text=field("text"), chat=[]) == {row["text"] for row in rows}
+    assert shown(text=field("title"), chat=[]) == {row["title"] for row in rows}
+    assert len(shown(text="plain.txt", chat=[])) == 20
+    assert len(shown(text="plain.txt", chat=[], separator="###")) == 21
+    assert all("用户：" in text for text in shown(text=[]))
+    assert all("问：" in text for text in shown(text=[], template={"user": "问："}))
+
+
+def test_copies_follow_the_split_the_synonyms_and_nothing_older(folder: Path) -> None:
+    tokenizer = with_file(as_file(folder, make_recipe(folder)))
+    (folder / "synonyms.txt").write_text("山谷 峡谷\n", encoding="utf-8")
+    augment = {"multiplier": 1, "synonyms": 1.0, "synonyms_file": str(folder / "synonyms.txt")}
+
+    def copies(**train: Any) -> tuple[set[int], set[int], str]:
+        tokens, opened, _ = prepare(
+            make_recipe(folder, data={"chat": []}, tokenizer=tokenizer, augment=augment, train=train)
+        )
+        content = np.concatenate([part.shard.content_key for part in tokens.parts])
+        held_out = set(content[tokens.split == Split.HOLDOUT].tolist())
+        ids = np.flatnonzero(tokens.copy > 0)
+        return set(content[ids].tolist()), held_out, opened.decode(tokens.tokens(int(ids[0])).tolist())
+
+    first, held_out, text = copies()
+    assert not first & held_out
+    assert "峡谷" in text
+    # The seed of the draws is the same key of the cache in both; only the split differs.
+    for name in ("a.json", "b.json"):
+        texts = json.loads((folder / "text" / name).read_text())
+        rows = [{"text": one, "split": "holdout" if i % 2 else "train"} for i, one in enumerate(texts)]
+        (folder / "text" / name).write_text(json.dumps(rows, ensure_ascii=False))
+    declared, held_out, _ = copies()
+    assert declared != first
+    assert not declared & held_out
+    (folder / "synonyms.txt").write_text("山谷 盆地\n", encoding="utf-8")
+    assert "盆地" in copies()[2], "an edited synonym file makes new copies"
+
+
+def test_copies_of_another_split_of_the_same_files_are_not_reused(folder: Path) -> None:
+    tokenizer = with_file(as_file(folder, make_recipe(folder)))
+    settings = {"data": {"chat": []}, "tokenizer": tokenizer, "augment": {"multiplier": 1, "synonyms": 1.0}}
+
+    def sides(holdout: float) -> tuple[set[int], set[int]]:
+        data = {"chat": [], "holdout": holdout}
+        tokens, _, _ = prepare(make_recipe(folder, **{**settings, "data": data}))
+        content = np.concatenate([part.shard.content_key for part in tokens.parts])
+        return set(content[tokens.copy > 0].tolist()), set(content[tokens.split == Split.HOLDOUT].tolist())
+
+    few, _ = sides(0.1)
+    copied, held_out = sides(0.5)
+    assert held_out & few, "texts that had copies are held out now"
+    assert not held_out & copied
+
+
+def test_a_tokenizer_never_saw_what_another_seed_holds_out(folder: Path) -> None:
+    texts = [f"{chr(0x4E00 + i)}句" for i in range(40)]
+    (folder / "text" / "a.json").write_text(json.dumps(texts[:20], ensure_ascii=False))
+    (folder / "text" / "b.json").write_text(json.dumps(texts[20:], ensure_ascii=False))
+    for seed in (0, 1, 2):
+        tokens, tokenizer, _ = prepare(make_recipe(folder, data={"chat": [], "holdout": 0.3}, train={"seed": seed}))
+        held_out = [texts[i] for i in np.flatnonzero(tokens.split == Split.HOLDOUT)]
+        assert held_out
+        for text in held_out:
+            assert len(tokenizer.encode_batch([text[0]])[0]) == 3, "spelled in bytes: it is in no vocabulary"
 
 
 def test_changed_code_never_meets_old_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,3 +539,34 @@ def test_joined_documents_keep_their_order_ends_and_sums(tokens: TokenSet) -> No
             assert getattr(joined, name)[i] == getattr(tokens, name)[members].sum()
         assert joined.where(i) == f"{tokens.where(members[0])} to {tokens.where(members[-1])}"
     assert joined.fingerprint() == tokens.fingerprint()
+
+
+# --------------------------------------------------------------------------- characters that a tokenizer loses
+
+
+def test_lost_characters_are_counted_cold_and_warm_and_named(folder: Path) -> None:
+    path = folder / "words.json"
+    path.write_bytes(word_list(["水", "好"]))
+    rows = [{"text": "水，，水"}, {"text": "好，，龘"}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    recipe = make_recipe(folder, data={"text": "rows.jsonl", "chat": [], "holdout": 0}, tokenizer=with_file(path))
+    reports = [prepare(recipe)[2] for _ in range(2)]
+    assert [report.encoded_documents for report in reports] == [2, 0]
+    for report in reports:
+        assert (report.lost.lost, report.lost.total) == (5, 8)
+        assert report.lost.common == ("，", "龘")
+        (line,) = [line for line in report.lines() if "lost" in line]
+        assert line.startswith("warning: 5 of 8 characters (62.50%) are lost to unknown tokens, such as ， 龘; use ")
+    tokens, _, _ = prepare(recipe)
+    assert tokens.lost_target_chars.tolist() == [2, 3]
+    assert tokens.lost_target_bytes.tolist() == [6, 9]
+    joined = tokens.joined()
+    assert joined.lost_target_chars.tolist() == [5]
+
+
+def test_only_a_tokenizer_that_may_lose_characters_is_mentioned(folder: Path) -> None:
+    assert not any("lost" in line for line in prepare(make_recipe(folder))[2].lines())
+    path = folder / "tokenizer.json"
+    path.write_bytes(dropping_bpe("".join([*TEXTS, *(text for chat in CHATS for text in chat)])))
+    lines = prepare(make_recipe(folder, tokenizer=with_file(path)))[2].lines()
+    assert any(line.startswith("tokenizer: 0 of ") for line in lines)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.helpers.tokenizers import dropping_bpe, few_bytes, word_list, word_pieces
 from unpad.data.tokens.tokenizer import (
     DecodeStream,
     LibraryTokenizer,
@@ -410,3 +411,48 @@ def test_a_real_corpus_comes_back_whole(kind: Any) -> None:
     assert [tokenizer.decode(ids) for ids in encoded] == texts
     assert sum(map(len, encoded)) < sum(len(text.encode()) for text in texts) / 2
     assert len(hashlib.sha256(tokenizer.to_bytes()).hexdigest()) == 64
+
+
+# --------------------------------------------------------------------------- characters without a token
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=unicode_text)
+@pytest.mark.parametrize("name", OWN)
+def test_a_tokenizer_with_every_byte_loses_nothing(text: str, name: str) -> None:
+    assert ALL[name].encode_counted([text, ""]) == (ALL[name].encode_batch([text, ""]), ["", ""])
+
+
+LOSSY: list[tuple[bytes, str, str]] = [
+    (word_list(["今天", "a"]), "今天 明天，a", "明天，"),
+    (word_pieces("ab"), "ab abc  b", "abc"),
+    (dropping_bpe("ab"), "ab你b好", "你好"),
+    (dropping_bpe("ab"), "你好 a", "你好 "),  # nothing cuts at spaces, so nothing puts them back
+    (few_bytes(["ab你"]), "ab你", ""),
+    (few_bytes(["ab你"]), "a佛b你", "佛"),  # shares bytes with the character that the file knows
+]
+
+
+@pytest.mark.parametrize(("data", "text", "lost"), LOSSY)
+def test_lost_characters_are_those_of_unknown_tokens_and_of_none(data: bytes, text: str, lost: str) -> None:
+    tokenizer = load_tokenizer(data)
+    for counted, expected in ((text, lost), ("", "")):
+        ids, found = tokenizer.encode_counted([counted])
+        assert found == [expected]
+        assert ids == tokenizer.encode_batch([counted])
+
+
+def test_white_space_between_words_is_not_lost_and_special_names_in_a_text_are() -> None:
+    tokenizer = load_tokenizer(word_list(["a"]))
+    assert tokenizer.encode_counted(["a \n a"])[1] == [""]
+    assert tokenizer.encode_counted(["a [SEP] a"])[1] == ["[SEP]"]
+
+
+@pytest.mark.parametrize("unknown", ["[SEP]", "[CLS]", "[PAD]"])
+def test_an_unknown_token_that_is_also_a_control_token_never_comes_of_a_text(unknown: str) -> None:
+    tokenizer = load_tokenizer(word_list(["今天"], unknown))
+    ids, lost = tokenizer.encode_counted(["今天 明天 今天", "明天"])
+    assert ids == [[4, 4], []]
+    assert lost == ["明天", "明天"]
+    assert {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}.isdisjoint(ids[0])
+    assert tokenizer.encode_batch(["今天 明天 今天", "明天"]) == ids

@@ -454,7 +454,7 @@ def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], pat
         assert int((model.kept[0] - model.kept[-1]).sum()) > 10, "visual tokens were removed"
         for sample, ids in enumerate(together):
             one = prompts.select([sample])
-            assert generate(model, one, asked, eos_id=7, indices=[sample]) == [ids]
+            assert generate(model, one, asked, eos_id=7) == [ids]
 
 
 def test_text_is_continued_as_without_pruning() -> None:

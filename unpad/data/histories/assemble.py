@@ -16,6 +16,7 @@ from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings
 
 UNKNOWN = "<unknown>"  # row 0 of the code embedding
+QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)  # of the values of a code in training; the first and the last are its range
 FARTHEST = 1e6  # standard deviations; a larger distance is an error of the data, and might not fit float32
 
 
@@ -97,15 +98,20 @@ class Codes:
         names: row by row of the code embedding.
         counts: (num_codes,) int64, events of training patients.
         mean, std: (num_codes,) float64, of the values of training patients; 0 for codes without values.
+        quantiles: (num_codes, len(QUANTILES)) float64, of the same values; 0 for codes without values. None in runs of
+            versions that did not record them.
     """
 
     names: tuple[str, ...]
     counts: np.ndarray
     mean: np.ndarray
     std: np.ndarray
+    quantiles: np.ndarray | None = None
 
     def to_bytes(self) -> bytes:
         columns = {"counts": self.counts.tolist(), "mean": self.mean.tolist(), "std": self.std.tolist()}
+        if self.quantiles is not None:
+            columns["quantiles"] = self.quantiles.tolist()
         return json.dumps({"codes": self.names, **columns}, ensure_ascii=False, indent=1).encode()
 
 
@@ -113,7 +119,8 @@ def load_codes(content: bytes) -> Codes:
     """Read what `Codes.to_bytes` wrote."""
     known = json.loads(content)
     mean, std = np.array(known["mean"], np.float64), np.array(known["std"], np.float64)
-    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std)
+    quantiles = np.array(known["quantiles"], np.float64) if "quantiles" in known else None
+    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles)
 
 
 def learn_codes(events: Events, names: list[str], in_training: np.ndarray, settings: EventSettings) -> Codes:
@@ -138,7 +145,21 @@ def learn_codes(events: Events, names: list[str], in_training: np.ndarray, setti
     std = np.maximum(std, settings.std_floor * np.abs(mean))
     std = np.where((num > 0) & (std == 0), 1.0, std)  # only zeros
     counts = np.concatenate([[occurs.sum() - occurs[chosen].sum()], occurs[chosen]])
-    return Codes((UNKNOWN, *(names[code] for code in chosen)), counts, mean, std)
+    quantiles = _quantiles(code, value, num)
+    return Codes((UNKNOWN, *(names[code] for code in chosen)), counts, mean, std, quantiles)
+
+
+def _quantiles(code: np.ndarray, value: np.ndarray, num: np.ndarray) -> np.ndarray:
+    """Values of every code at QUANTILES of its own values, (num_codes, len(QUANTILES)); 0 for codes without values.
+
+    Args:
+        num: (num_codes,) values of each code.
+    """
+    ordered = value[np.lexsort((value, code))]
+    first = np.cumsum(num) - num
+    at = first[:, None] + np.rint(np.maximum(num - 1, 0)[:, None] * np.array(QUANTILES)).astype(np.int64)
+    padded = np.append(ordered, 0.0)
+    return np.where(num[:, None] > 0, padded[np.minimum(at, len(ordered))], 0.0)
 
 
 def number_codes(
@@ -154,9 +175,7 @@ def number_codes(
     Raises:
         SourceError: there is an unknown code and the recipe refuses them.
     """
-    known = {name: index for index, name in enumerate(codes.names)}
-    row = np.array([known.get(name, 0) for name in rows.names], np.int64)
-    code = row[events.code] if len(row) else events.code
+    code = _numbers(events, rows, codes)
     strange = code == 0
     occurs = np.bincount(events.code[strange], minlength=len(rows.names))
     unknown = {rows.names[one]: int(occurs[one]) for one in np.argsort(-occurs, kind="stable")[:20] if occurs[one]}
@@ -175,6 +194,13 @@ def number_codes(
     if settings.unknown_codes != "skip":
         return numbered, {}, unknown
     return numbered.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}, unknown
+
+
+def _numbers(events: Events, rows: EventRows, codes: Codes) -> np.ndarray:
+    """Row of the code embedding of every event, 0 for an unknown code, (num_events,) int64."""
+    known = {name: index for index, name in enumerate(codes.names)}
+    row = np.array([known.get(name, 0) for name in rows.names], np.int64)
+    return row[events.code] if len(row) else events.code
 
 
 # --------------------------------------------------------------------------- sets
@@ -274,6 +300,8 @@ class Histories:
         events: with numbers of `known` as codes and scaled values.
         counts: events that were left out, by reason.
         unknown: the commonest codes outside `known` -> how often they occur.
+        num_read: (num_patients, num_sources) int64, events of each table before any is left out here; num_strange:
+            those of them with codes outside `known`.
     """
 
     known: Codes
@@ -281,6 +309,8 @@ class Histories:
     sets: Sets
     counts: dict[str, int]
     unknown: dict[str, int]
+    num_read: np.ndarray
+    num_strange: np.ndarray
 
 
 def assemble(tables: PatientTables, events: Events, settings: EventSettings, known: Codes | None) -> Histories:
@@ -296,6 +326,9 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
     if known is None:
         in_training = tables.cohort.split[events.patient] == Split.TRAIN
         known = learn_codes(events, rows.names, in_training, settings)
+    strange = _numbers(events, rows, known) == 0
+    num_read = per_source(tables, events)
+    num_strange = per_source(tables, events.take(np.flatnonzero(strange)))
     events, skipped, unknown = number_codes(events, rows, known, settings)
     sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
     within, before = cut_sets(sets, settings), len(events)
@@ -303,4 +336,22 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
         events = keep_sets(events, sets, within)
         sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
     counts = {**skipped, "beyond events.max_events": before - len(events)}
-    return Histories(known, events, sets, counts, unknown)
+    return Histories(known, events, sets, counts, unknown, num_read, num_strange)
+
+
+def per_source(tables: PatientTables, events: Events) -> np.ndarray:
+    """Events of every patient by table, (num_patients, num_sources) int64."""
+    num_patients, num_sources = len(tables.cohort.person), len(tables.rows.parts)
+    cell = events.patient * num_sources + tables.rows.source[events.row]
+    return np.bincount(cell, minlength=num_patients * num_sources).reshape(num_patients, num_sources)
+
+
+def count_late(tables: PatientTables) -> np.ndarray:
+    """Events of every patient after the landmark, (num_patients,) int64."""
+    rows, cohort = tables.rows, tables.cohort
+    index = np.full(len(rows.patients), -1, np.int64)
+    index[cohort.person] = np.arange(len(cohort.person))
+    kept = np.flatnonzero(~cohort.refused & (index[rows.person] >= 0))
+    patient = index[rows.person[kept]]
+    late = rows.days[kept] > cohort.landmark[patient]
+    return np.bincount(patient[late], minlength=len(cohort.person))

@@ -21,6 +21,8 @@ class PatientsReport:
         counts: events that were left out, by reason; with the used ones they are all rows that are not bad.
         unknown: the commonest unknown codes -> how often they occur; without_vector: codes without a vector.
         per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
+        num_read, num_strange: (num_patients, num_sources) int64, events up to the landmark by table, and those of
+            unknown codes among them; num_late: (num_patients,) int64, events after the landmark.
         has_end: whether the recipe says which events are before the outcome, if there is an outcome.
     """
 
@@ -32,24 +34,31 @@ class PatientsReport:
     without_vector: list[str]
     per_source: np.ndarray
     source_names: tuple[str, ...]
+    num_read: np.ndarray
+    num_strange: np.ndarray
+    num_late: np.ndarray
     has_end: bool
 
-    def lines(self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets) -> list[str]:
+    def lines(
+        self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets, *, for_training: bool = True
+    ) -> list[str]:
         """The report as text.
 
         Args:
             values: (num_events,), nan where there is none.
+            for_training: whether the patients have sides of a split, and outcomes to learn.
         """
         others = {why: number for why, number in self.counts.items() if number}
         lines = [
             f"{self.num_rows:,} rows read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} events = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
-            f"{len(cohort.person):,} patients: {describe_split(cohort.split)}"
+            f"{len(cohort.person):,} patients"
+            + (f": {describe_split(cohort.split)}" if for_training else "")
             + "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items()),
-            *_outcomes(cohort),
+            *(_outcomes(cohort) if for_training else []),
         ]
-        if not self.has_end:
+        if not self.has_end and for_training:
             lines.append(
                 "  no landmark: every event is history; name events.labels.time or events.landmark if some are after "
                 "the outcome"

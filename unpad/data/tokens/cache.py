@@ -17,6 +17,7 @@ import hashlib
 import json
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from unpad.data.sources.example import BadRow
+from unpad.data.tokens.lost import commonest
 from unpad.errors import DiskError
 from unpad.storage import clean_leftovers, make_folder, sha256, sha256_file, write_atomic
 
@@ -37,11 +39,13 @@ MAGIC = b"unpadtk1"
 SEALED = len(MAGIC) + 32  # bytes before the hashed content
 ALIGN = 64
 WRITE_TRIES = 3
+MOST_LOST = 50  # lost characters that a shard names
 # Smaller shards are read into memory: a mapping needs a file descriptor, and a folder may have more files than those.
 MAP_FROM = 256 << 10
 DTYPES = {
     "offsets": "<i8", "loss_mask": "|b1", "content_key": "<u8", "declared": "|i1", "copy": "|u1", "num_targets": "<i4",
-    "target_chars": "<i4", "target_bytes": "<i4", "num_chars": "<i4", "details": "|u1", "bad": "|u1",
+    "target_chars": "<i4", "target_bytes": "<i4", "num_chars": "<i4", "lost_chars": "<i4", "lost_target_chars": "<i4",
+    "lost_target_bytes": "<i4", "num_system": "<i4", "details": "|u1", "bad": "|u1",
 }  # fmt: skip
 TOKEN_DTYPES = ("<u2", "<u4")
 
@@ -118,6 +122,9 @@ class Shard:
         num_targets: (rows,) int32, tokens that carry loss.
         target_chars, target_bytes: (rows,) int32, characters and UTF-8 bytes of the text that carries loss.
         num_chars: (rows,) int32, characters of all the row's text.
+        lost_chars: (rows,) int32, those of them that the tokenizer lost; lost_target_chars, lost_target_bytes: of the
+            text that carries loss.
+        num_system: (rows,) int32, system turns.
         details, bad: (bytes,) uint8, JSON that is parsed at its first use.
     """
 
@@ -131,6 +138,10 @@ class Shard:
     target_chars: np.ndarray
     target_bytes: np.ndarray
     num_chars: np.ndarray
+    lost_chars: np.ndarray
+    lost_target_chars: np.ndarray
+    lost_target_bytes: np.ndarray
+    num_system: np.ndarray
     details: np.ndarray
     bad: np.ndarray
 
@@ -155,6 +166,12 @@ class Shard:
     def keywords(self, row: int) -> tuple[str, ...]:
         return tuple(self._details["keywords"].get(str(row), ()))
 
+    @property
+    def lost_counts(self) -> dict[str, int]:
+        """The commonest characters that the tokenizer lost -> how often; parsed only if there are some."""
+        lost: dict[str, int] = self._details["lost"] if self.lost_chars.any() else {}
+        return lost
+
     def bad_rows(self, path: str) -> list[BadRow]:
         """Bad rows of the file; `path` is the file's current name."""
         if not self.bad.size:
@@ -162,12 +179,15 @@ class Shard:
         return [BadRow(path + place, *rest) for place, *rest in json.loads(self.bad.tobytes())]
 
 
-def pack_details(where: Iterable[str], groups: Iterable[str], keywords: Iterable[tuple[str, ...]]) -> np.ndarray:
+def pack_details(
+    where: Iterable[str], groups: Iterable[str], keywords: Iterable[tuple[str, ...]], lost: Counter[str]
+) -> np.ndarray:
     """Pack fields that only reports and evaluation read as JSON, (bytes,) uint8; `where` is within the file."""
     details = {
         "where": list(where),
         "group": {str(row): group for row, group in enumerate(groups) if group},
         "keywords": {str(row): words for row, words in enumerate(keywords) if words},
+        "lost": {character: lost[character] for character in commonest(lost)[:MOST_LOST]},
     }
     return _json_bytes(details)
 

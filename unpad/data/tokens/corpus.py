@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -36,6 +37,7 @@ from unpad.data.tokens.cache import (  # fmt: skip
     write_shard,
 )
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, reserved_texts
+from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
@@ -53,7 +55,9 @@ class CorpusReport:
     Args:
         rows_read: rows_used + rows_quarantined.
         encoded_documents: documents encoded this time, augmented copies included.
-        tokens, characters: of all documents, copies included.
+        tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
+        may_lose: whether the tokenizer is one of a file, which may lack characters.
+        num_system: system turns of training conversations.
         leaks: None without held-out documents.
         leak_places: places of the worst leaks of the report, in its order.
         events: damaged files that were rebuilt.
@@ -69,6 +73,9 @@ class CorpusReport:
     num_copies: int
     tokens: int
     characters: int
+    lost: LostCharacters
+    may_lose: bool
+    num_system: int
     cache_hits: int
     cache_misses: int
     encoded_documents: int
@@ -89,6 +96,8 @@ class CorpusReport:
             f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
             f" encoded, {sum(self.seconds.values()):.2f} s",
         ]
+        if self.lost.lost or self.may_lose:
+            lines += self.lost.lines()
         if self.leaks is not None:
             lines.append(self.leaks.lines()[0])
             for place, (_, share) in zip(self.leak_places, self.leaks.worst, strict=True):
@@ -187,14 +196,24 @@ def prepare(
     with work.stage("leaks"):
         leaks = _leaks(work)
         leak_places = [tokens.where(document) for document, _ in leaks.worst] if leaks else []
-    return tokens, tokenizer, _report(work, tokens, rows_used, bad, leaks, leak_places)
+    return tokens, tokenizer, _report(work, tokens, tokenizer, rows_used, bad, leaks, leak_places)
 
 
 def _report(
-    work: _Work, tokens: TokenSet, rows_used: int, bad: list[BadRow], leaks: LeakReport | None, leak_places: list[str]
+    work: _Work,
+    tokens: TokenSet,
+    tokenizer: Tokenizer,
+    rows_used: int,
+    bad: list[BadRow],
+    leaks: LeakReport | None,
+    leak_places: list[str],
 ) -> CorpusReport:
     originals = tokens.copy == 0
     assert int(originals.sum()) == rows_used, "a row vanished"
+    characters = sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts)
+    lost = sum(int(part.shard.lost_chars.sum(dtype=np.int64)) for part in tokens.parts)
+    counts = sum((Counter(part.shard.lost_counts) for part in tokens.parts), Counter[str]())
+    num_system = rows_of([part.shard.num_system for part in tokens.parts], np.int64)
     return CorpusReport(
         rows_read=rows_used + count_bad(bad),
         rows_used=rows_used,
@@ -204,7 +223,10 @@ def _report(
         num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
         num_copies=int((~originals).sum()),
         tokens=int(tokens.lengths.sum()),
-        characters=sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts),
+        characters=characters,
+        lost=LostCharacters(lost, characters, commonest(counts)),
+        may_lose=tokenizer.kind == "file",
+        num_system=int(num_system[originals & (tokens.split == Split.TRAIN)].sum()),
         cache_hits=work.hits,
         cache_misses=work.misses,
         encoded_documents=work.encoded,
@@ -406,7 +428,7 @@ def _store(work: _Work, data_key: str, shard: Shard) -> Shard:
 
 def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard:
     examples, path = rows.examples, str(work.files[index].file.path)
-    tokens, loss_mask, offsets = encode_examples(examples, tokenizer, work.recipe.data.template)
+    tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)
     with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]
     return Shard(
         tokens=tokens,
@@ -419,8 +441,15 @@ def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard
         target_chars=np.array([len(text) for text in with_loss], np.int32),
         target_bytes=np.array([len(text.encode()) for text in with_loss], np.int32),
         num_chars=np.array([sum(len(turn.content) for turn in e.turns) for e in examples], np.int32),
+        lost_chars=lost.chars,
+        lost_target_chars=lost.target_chars,
+        lost_target_bytes=lost.target_bytes,
+        num_system=np.array([sum(turn.role == "system" for turn in e.turns) for e in examples], np.int32),
         details=pack_details(
-            (e.where.removeprefix(path) for e in examples), (e.group for e in examples), (e.keywords for e in examples)
+            (e.where.removeprefix(path) for e in examples),
+            (e.group for e in examples),
+            (e.keywords for e in examples),
+            lost.counts,
         ),
         bad=pack_bad_rows(rows.bad, path),
     )

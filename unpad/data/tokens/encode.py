@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -37,7 +38,32 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal to get when the parent ends
 WORTH_A_PROCESS = 2_000_000  # characters; fewer are encoded before another process has started
 
 ExampleSpan = tuple[int, int]  # first example of a part, and the end of the part
-Encoded = tuple[np.ndarray, np.ndarray, list[int]]  # tokens, loss_mask and the length of every example
+
+
+@dataclass(frozen=True, eq=False)
+class LostText:
+    """Characters of examples that the tokenizer lost.
+
+    Args:
+        chars: (num_examples,) int32, of all messages.
+        target_chars, target_bytes: (num_examples,) int32, characters and UTF-8 bytes of the messages that carry loss.
+        counts: the characters -> how often they were lost.
+    """
+
+    chars: np.ndarray
+    target_chars: np.ndarray
+    target_bytes: np.ndarray
+    counts: Counter[str]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A part: tokens and loss_mask (num_tokens,), the length of every example, and what was lost."""
+
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    lengths: list[int]
+    lost: LostText
 
 
 @dataclass(frozen=True)
@@ -60,28 +86,35 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, template: Template
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, LostText]:
     """Encode examples, every message once.
 
     Returns:
         tokens (num_tokens,) uint16 or uint32; loss_mask (num_tokens,) bool, True where predicting this token counts;
-        offsets (num_examples + 1,) int64.
+        offsets (num_examples + 1,) int64; what the tokenizer lost of the messages.
     """
     job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
-    nothing = np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0]
+    nothing = Encoded(np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0], _lost_text([], []))
     spans, num_chars = _spans(examples)
     with _workers(job, min(num_chars // WORTH_A_PROCESS, len(spans))) as (pool, encode):
         parts = [nothing, *pool.map(encode, spans)]
-    tokens, masks, lengths = zip(*parts, strict=True)
-    return np.concatenate(tokens), np.concatenate(masks), np.cumsum(np.concatenate(lengths), dtype=np.int64)
+    offsets = np.cumsum(np.concatenate([part.lengths for part in parts]), dtype=np.int64)
+    lost = LostText(
+        chars=np.concatenate([part.lost.chars for part in parts]),
+        target_chars=np.concatenate([part.lost.target_chars for part in parts]),
+        target_bytes=np.concatenate([part.lost.target_bytes for part in parts]),
+        counts=sum((part.lost.counts for part in parts), Counter()),
+    )
+    tokens, masks = [part.tokens for part in parts], [part.loss_mask for part in parts]
+    return np.concatenate(tokens), np.concatenate(masks), offsets, lost
 
 
 def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Template) -> list[int]:
     """Encode a conversation up to the beginning of the next reply, exactly as in training."""
     fixed = _encode_fixed(tokenizer, template)
     ids: list[int] = []
-    contents = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
-    _append(ids, bytearray(), turns, contents, fixed, tokenizer, template)
+    contents, _ = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
+    _append(ids, bytearray(), turns, iter(contents), fixed, tokenizer, template)
     return ids + (fixed[template.separator] if turns else []) + fixed[template.assistant]
 
 
@@ -166,23 +199,44 @@ def _encode_inherited(span: ExampleSpan) -> Encoded:
 
 def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     part = job.examples[slice(*span)]
-    contents = _encode_contents(job.tokenizer, [turn.content for example in part for turn in example.turns], job.fixed)
+    texts = [turn.content for example in part for turn in example.turns]
+    contents, lost = _encode_contents(job.tokenizer, texts, job.fixed)
     ids: list[int] = []
-    loss, lengths = bytearray(), []
+    loss, lengths, following = bytearray(), [], iter(contents)
     for example in part:
         before = len(ids)
-        _append(ids, loss, example.turns, contents, job.fixed, job.tokenizer, job.template)
+        _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
         lengths.append(len(ids) - before)
-    return np.array(ids, token_dtype(job.tokenizer.vocab_size)), np.frombuffer(loss, np.bool_), lengths
+    tokens = np.array(ids, token_dtype(job.tokenizer.vocab_size))
+    return Encoded(tokens, np.frombuffer(loss, np.bool_), lengths, _lost_text(part, lost))
 
 
-def _encode_contents(tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]) -> Iterator[list[int]]:
-    """Encode messages; a message equal to a role's prefix is spelled out, so that it does not get the prefix's id."""
-    encoded = tokenizer.encode_batch(texts)
+def _lost_text(examples: Sequence[Example], lost: Sequence[str]) -> LostText:
+    """Sum up what was lost of every message, message by message of all examples."""
+    chars, target_chars, target_bytes = (np.zeros(len(examples), np.int32) for _ in range(3))
+    following, counts = iter(lost), Counter[str]()
+    for row, example in enumerate(examples):
+        for turn in example.turns:
+            gone = next(following)
+            counts.update(gone)
+            chars[row] += len(gone)
+            if turn.role in LOSS_ROLES:
+                target_chars[row] += len(gone)
+                target_bytes[row] += len(gone.encode())
+    return LostText(chars, target_chars, target_bytes, counts)
+
+
+def _encode_contents(
+    tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]
+) -> tuple[list[list[int]], list[str]]:
+    """Encode messages, and collect what is lost of each; a message equal to a role's prefix is spelled out, so that it
+    does not get the prefix's id."""
+    encoded, lost = tokenizer.encode_counted(texts)
     for position, text in enumerate(texts):
         if text in fixed:
-            encoded[position] = [id for ids in tokenizer.encode_batch(list(text)) for id in ids]
-    return iter(encoded)
+            letters, gone = tokenizer.encode_counted(list(text))
+            encoded[position], lost[position] = [id for ids in letters for id in ids], "".join(gone)
+    return encoded, lost
 
 
 def _append(

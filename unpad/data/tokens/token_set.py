@@ -45,6 +45,7 @@ class TokenSet:
         copy: 0 for an original, otherwise the number of the augmented copy.
         num_targets: tokens that carry loss.
         target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
+        lost_target_chars, lost_target_bytes: those of them that the tokenizer lost.
         weights: epochs of each source per epoch of the run: the recipe's texts, then its conversations.
         parts: the shards; their rows, one part after the other, are the documents.
         documents: (num_documents,) int64, documents in the order of the sequences.
@@ -61,6 +62,8 @@ class TokenSet:
     num_targets: np.ndarray
     target_chars: np.ndarray
     target_bytes: np.ndarray
+    lost_target_chars: np.ndarray
+    lost_target_bytes: np.ndarray
     weights: list[float]
     parts: tuple[Part, ...]
     documents: np.ndarray
@@ -133,6 +136,8 @@ class TokenSet:
             num_targets=total(self.num_targets),
             target_chars=total(self.target_chars),
             target_bytes=total(self.target_bytes),
+            lost_target_chars=total(self.lost_target_chars),
+            lost_target_bytes=total(self.lost_target_bytes),
             documents=self.documents[order],
             first_document=np.append(first, order.size),
         )
@@ -250,6 +255,8 @@ def build_token_set(
         num_targets=rows_of([shard.num_targets for shard in shards], np.int32),
         target_chars=rows_of([shard.target_chars for shard in shards], np.int32),
         target_bytes=rows_of([shard.target_bytes for shard in shards], np.int32),
+        lost_target_chars=rows_of([shard.lost_target_chars for shard in shards], np.int32),
+        lost_target_bytes=rows_of([shard.lost_target_bytes for shard in shards], np.int32),
         weights=weights,
         parts=tuple(parts),
         documents=np.arange(total),

@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from unpad.data.sources.files import unreadable
+from unpad.data.tokens.lost import uncovered
 from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
@@ -60,6 +61,9 @@ class Tokenizer(Protocol):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text; no special id is added or comes from the text."""
+
+    def encode_counted(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+        """Return the ids of every text, and its characters that only the unknown token or no token stands for."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids; special ids are skipped."""
@@ -154,7 +158,11 @@ class LibraryTokenizer:
         special = {token["content"] for token in fields["added_tokens"] if token["special"]}
         self.special_ids = frozenset(vocabulary[name] for name in special)
         # The unknown token is special too, but some files use it for texts that they cannot spell.
-        self._control = {name: vocabulary[name] for name in special - {_unknown_token(fields["model"])}}
+        unknown = _unknown_token(fields["model"])
+        self._unknown_id = vocabulary.get(unknown) if unknown is not None else None
+        # One that is also pad, bos or eos would end a text, or hide in it; it stands for nothing, so it is left out.
+        self._left_out = self._unknown_id if unknown in (pad, bos, eos) else None
+        self._control = {name: vocabulary[name] for name in special - {unknown}}
         self.pieces: tuple[bytes, ...] | None = None
         self.byte_ids: frozenset[int] = frozenset()
         decoder = fields.get("decoder") or {}
@@ -163,7 +171,16 @@ class LibraryTokenizer:
             self.pieces = tuple(texts.get(id, b"") for id in range(self.vocab_size))
         elif '"ByteFallback"' in json.dumps(decoder):
             self.byte_ids = frozenset(id for token, id in vocabulary.items() if re.fullmatch("<0x[0-9A-F]{2}>", token))
-        own = fields["model"].get("type") == "BPE" and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
+        # Byte-level files that were trained on few texts lack bytes, and drop them without a token. So does any
+        # byte-pair encoding with characters, if it has no unknown token.
+        byte_level, is_bpe = self.pieces is not None, fields["model"].get("type") == "BPE"
+        self._missing_bytes = {byte for letter, byte in _BYTES.items() if byte_level and letter not in vocabulary}
+        self._drops = is_bpe and (bool(self._missing_bytes) or (unknown is None and not byte_level))
+        self._dropped: dict[str, bool] = {}
+        cuts = fields.get("normalizer") is not None or '"Removed"' in json.dumps(fields.get("pre_tokenizer"))
+        self._keeps_all = byte_level and not self._missing_bytes and not cuts
+        self._spaces_count = fields.get("pre_tokenizer") is None  # where nothing cuts at them, nothing puts them back
+        own = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
         self.kind = "bpe" if own and self.pieces is not None else "file"
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -172,26 +189,63 @@ class LibraryTokenizer:
         Raises:
             SourceError: a text is not valid Unicode, or the tokenizer fails on it.
         """
-        encoded: list[list[int]] = []
+        return [ids for ids, _ in self._encode(texts, counted=False)]
+
+    def encode_counted(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+        """Return the ids of every text, and its characters that only the unknown token or no token stands for.
+
+        Raises:
+            SourceError: as `encode_batch`.
+        """
+        encoded = self._encode(texts, counted=not self._keeps_all)
+        return [ids for ids, _ in encoded], [lost for _, lost in encoded]
+
+    def _encode(self, texts: Sequence[str], counted: bool) -> list[tuple[list[int], str]]:
+        """Encode texts; return the ids and, if `counted`, the lost characters of each."""
+        encoded: list[tuple[list[int], str]] = []
         for part in _parts(list(_valid(texts))):
-            with _library_errors("the tokenizer fails on a text"):
-                encoded += [item.ids for item in self._library.encode_batch_fast(part, add_special_tokens=False)]
+            encoded += self._encode_whole(part, counted)
         control = frozenset(self._control.values())
-        for index, ids in enumerate(encoded):
+        for index, (ids, _) in enumerate(encoded):
             if not control.isdisjoint(ids):
-                encoded[index] = self._encode_apart(texts[index], control)
+                encoded[index] = self._encode_apart(texts[index], control, counted)
+        if self._left_out is not None:
+            encoded = [([id for id in ids if id != self._left_out], lost) for ids, lost in encoded]
         return encoded
 
-    def _encode_apart(self, text: str, control: frozenset[int]) -> list[int]:
+    def _encode_whole(self, texts: list[str], counted: bool) -> list[tuple[list[int], str]]:
+        with _library_errors("the tokenizer fails on a text"):
+            if not counted:  # twice as fast, as it keeps no offsets
+                return [(item.ids, "") for item in self._library.encode_batch_fast(texts, add_special_tokens=False)]
+            items = self._library.encode_batch(texts, add_special_tokens=False)
+            return [(item.ids, self._lost(text, item)) for text, item in zip(texts, items, strict=True)]
+
+    def _lost(self, text: str, item: tokenizers.Encoding) -> str:
+        """Characters of a text that only the unknown token, or no token, stands for."""
+        if self._drops:
+            return "".join(character for character in text if self._is_dropped(character))
+        return uncovered(text, item.ids, item.offsets, self._unknown_id, self._spaces_count)
+
+    def _is_dropped(self, character: str) -> bool:
+        """True for a character without a token; offsets do not tell, as those after a dropped one are moved."""
+        known = self._dropped.get(character)
+        if known is None:
+            if self.pieces is not None:
+                known = not self._missing_bytes.isdisjoint(character.encode())
+            else:
+                known = not self._library.encode(character, add_special_tokens=False).ids
+            self._dropped[character] = known = known and (self._spaces_count or not character.isspace())
+        return known
+
+    def _encode_apart(self, text: str, control: frozenset[int], counted: bool) -> tuple[list[int], str]:
         """Encode a text with special strings that the model itself knows, such as a word list, cut in their middle."""
         pattern = "|".join(map(re.escape, sorted(self._control, key=len, reverse=True)))
         cuts = [0, *((match.start() + match.end() + 1) // 2 for match in re.finditer(pattern, text)), len(text)]
         for parts in ([text[a:b] for a, b in pairwise(cuts)], list(text)):
-            with _library_errors("the tokenizer fails on a text"):
-                items = self._library.encode_batch_fast(parts, add_special_tokens=False)
-            ids = [id for item in items for id in item.ids]
+            encoded = self._encode_whole(parts, counted)
+            ids = [id for part_ids, _ in encoded for id in part_ids]
             if control.isdisjoint(ids):
-                return ids
+                return ids, "".join(lost for _, lost in encoded)
         name = next(name for name, id in self._control.items() if id in ids)
         raise SourceError(f"the tokenizer makes its special token {name} of ordinary text", fix="use another tokenizer")
 

@@ -74,6 +74,10 @@ class WordTokenizer:
         """
         return [self._encode(text) for text in texts]
 
+    def encode_counted(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
+        """Return the ids of every text, and its lost characters: none, as there is a token for every byte."""
+        return self.encode_batch(texts), [""] * len(texts)
+
     def _encode(self, text: str) -> list[int]:
         if text in self._reserved_ids:
             return [self._reserved_ids[text]]

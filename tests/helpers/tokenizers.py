@@ -1,0 +1,46 @@
+"""Tokenizer files of other projects that cannot spell every text, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def word_list(words: Sequence[str], unknown: str = "[UNK]") -> bytes:
+    """A list of words between punctuation; any other word is the unknown token."""
+    library = Tokenizer(models.WordLevel({token: i for i, token in enumerate([*SPECIAL, *words])}, unk_token=unknown))
+    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation()])
+    library.add_special_tokens(list(SPECIAL))
+    return library.to_str().encode()
+
+
+def word_pieces(letters: str) -> bytes:
+    """WordPiece of single letters; a word with another letter is the unknown token, as a whole."""
+    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+    library = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece()
+    library.add_special_tokens(list(SPECIAL))
+    return library.to_str().encode()
+
+
+def dropping_bpe(letters: str, texts: Sequence[str] = ()) -> bytes:
+    """Byte-pair encoding of letters without an unknown token or bytes: it drops every other letter."""
+    library = Tokenizer(models.BPE())
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=list(SPECIAL), show_progress=False)
+    library.train_from_iterator([letters, *texts], trainer)
+    return library.to_str().encode()
+
+
+def few_bytes(texts: Sequence[str]) -> bytes:
+    """Byte-level byte-pair encoding that has no byte but those of its texts."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=300, special_tokens=list(SPECIAL), show_progress=False)
+    )
+    return library.to_str().encode()

@@ -1,0 +1,170 @@
+"""Marks on patients whom a run knows little of: unknown codes, values of another unit, nothing before the landmark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from unpad.data.patients import EventData
+from unpad.errors import SourceError
+
+# Larger shares are warnings.
+MOST_UNKNOWN = 0.05  # events of unknown codes
+MOST_OUTSIDE = 0.05  # values beyond the least and the most of training
+MOST_EMPTY = 0.05  # patients without an event
+# The middle 98 % of a code's values in training holds few of new ones: they are most likely in another unit.
+MOST_UNUSUAL = 0.5
+FEWEST_VALUES = 10  # of a code, for a statement about its unit
+NUM_NAMED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Marks:
+    """Counts per row of an output, a patient or a set; each (num_rows,) int64.
+
+    Args:
+        events: events that the model read.
+        unknown: events of unknown codes, those that were left out for it included.
+        valued: events with a value.
+        outside: values beyond the least and the most value of their code in training; unusual: values outside the
+            middle 98 % of them. None if the run does not record the values of training.
+        late: events after the landmark; None for sets.
+    """
+
+    events: np.ndarray
+    unknown: np.ndarray
+    valued: np.ndarray
+    outside: np.ndarray | None
+    unusual: np.ndarray | None
+    late: np.ndarray | None
+
+    def texts(self) -> list[str]:
+        """Reasons to doubt a row, "" without one."""
+        unusual = np.zeros_like(self.events) if self.unusual is None else self.unusual
+        late = np.zeros_like(self.events) if self.late is None else self.late
+        reasons = (
+            ("no events before the landmark", (self.events == 0) & (late > 0)),
+            ("no events", (self.events == 0) & (late == 0)),
+            ("unknown codes", 2 * self.unknown > np.maximum(self.events, 1)),
+            ("unusual values", 2 * unusual > np.maximum(self.valued, 1)),
+        )
+        return ["; ".join(name for name, rows in reasons if rows[row]) for row in range(len(self.events))]
+
+    def columns(self) -> dict[str, pa.Array]:
+        """Columns of the output: the counts, and `mark` with the reasons to doubt the row."""
+        nothing = pa.nulls(len(self.events), pa.int64())
+        columns = {
+            "events": pa.array(self.events),
+            "unknown_codes": pa.array(self.unknown),
+            "outside_range": nothing if self.outside is None else pa.array(self.outside),
+        }
+        columns |= {} if self.late is None else {"after_landmark": pa.array(self.late)}
+        return columns | {"mark": pa.array(self.texts())}
+
+
+def mark_patients(data: EventData) -> Marks:
+    """Count what is unknown of every patient."""
+    owner, num = np.repeat(np.arange(len(data.table)), np.diff(data.sets.events_of)), len(data.table)
+    return _count(data, owner, num, data.report.num_strange.sum(1), data.report.num_late)
+
+
+def mark_sets(data: EventData) -> Marks:
+    """Count what is unknown of every set."""
+    num = len(data.sets.set_starts) - 1
+    owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
+    return _count(data, owner, num, np.bincount(owner[data.code == 0], minlength=num), None)
+
+
+def _count(data: EventData, owner: np.ndarray, num: int, unknown: np.ndarray, late: np.ndarray | None) -> Marks:
+    """Sum up the events of every row; `owner` is the row of each event, (num_events,)."""
+    outside, unusual = beyond(data, 0), beyond(data, 1)
+    return Marks(
+        events=np.bincount(owner, minlength=num),
+        unknown=unknown,
+        valued=np.bincount(owner[~np.isnan(data.values)], minlength=num),
+        outside=None if outside is None else np.bincount(owner[outside], minlength=num),
+        unusual=None if unusual is None else np.bincount(owner[unusual], minlength=num),
+        late=late,
+    )
+
+
+def beyond(data: EventData, margin: int) -> np.ndarray | None:
+    """Events whose value is below quantile `margin` of QUANTILES, or above the one as far from the end, of the values
+    of its code in training, (num_events,) bool; None if the run does not record them."""
+    known = data.known
+    if known.quantiles is None:
+        return None
+    scale = np.where(known.std > 0, known.std, 1)
+    low, high = ((known.quantiles[:, at] - known.mean) / scale for at in (margin, -1 - margin))
+    code, value = data.code, data.values.astype(np.float64)
+    # Values are fp32: an extreme of training may round to the outside.
+    below = value < low[code] - 1e-5 * np.maximum(1, np.abs(low[code]))
+    above = value > high[code] + 1e-5 * np.maximum(1, np.abs(high[code]))
+    found: np.ndarray = (below | above) & (known.std[code] > 0)
+    return found
+
+
+def refuse_unknown(data: EventData) -> None:
+    """Refuse tables of which the run knows nothing.
+
+    Raises:
+        SourceError: no code of a table is known, or no event of any patient can be read.
+    """
+    report = data.report
+    num_read, num_strange = report.num_read.sum(0).tolist(), report.num_strange.sum(0).tolist()
+    for name, read, strange in zip(report.source_names, num_read, num_strange, strict=True):
+        if read and strange == read:
+            seen, known = ", ".join(list(report.unknown)[:NUM_NAMED]), ", ".join(data.codes[1 : 1 + NUM_NAMED])
+            what = f"E_CODE none of the {read:,} events has a code that the run knows: {seen}; it knows {known}"
+            fix = "name the codes as the training data does, and check the table's columns"
+            raise SourceError(what, where=name, fix=fix)
+    if not sum(num_read):
+        late = int(report.num_late.sum())
+        what = "no event of any patient can be read" + (f": {late:,} are after the landmark" if late else "")
+        fix = "check events.landmark of the run's recipe against the times of the table"
+        raise SourceError(what, where=", ".join(report.source_names), fix=fix)
+
+
+def ledger(data: EventData, marks: Marks) -> list[str]:
+    """What was read of the patients and left out, as training reports it, and warnings."""
+    report = data.report
+    lines = report.lines(data.cohort, data.known, data.values, data.sets, for_training=False)
+    num_read, num_strange = int(report.num_read.sum()), int(report.num_strange.sum())
+    lines += _share(num_strange, num_read, "events have codes unknown to the run", MOST_UNKNOWN)
+    empty = marks.events == 0
+    late = int((empty & (report.num_late > 0)).sum())
+    what = "patients have no event to read" + (f", {late:,} of them because all are after the landmark" if late else "")
+    lines += _share(int(empty.sum()), len(empty), what, MOST_EMPTY)
+    if marks.outside is None:
+        return [*lines, "this run does not record the values of training, so values of another unit go unnoticed"]
+    what = "values are beyond the least and the most of their code in training"
+    lines += _share(int(marks.outside.sum()), int(marks.valued.sum()), what, MOST_OUTSIDE)
+    return lines + _units(data)
+
+
+def _share(number: int, total: int, what: str, most: float) -> list[str]:
+    share = number / max(total, 1)
+    return [f"{'warning: ' if share > most else ''}{number:,} of {total:,} {what} ({share:.1%})"] if total else []
+
+
+def _units(data: EventData) -> list[str]:
+    """Warnings on codes of whose new values most are outside of the middle 98 % of those of training."""
+    unusual, known = beyond(data, 1), data.known
+    assert unusual is not None, "the caller has checked it"
+    assert known.quantiles is not None, "as well"
+    valued = ~np.isnan(data.values)
+    num = np.bincount(data.code[valued], minlength=len(data.codes))
+    strange = np.bincount(data.code[unusual], minlength=len(data.codes))
+    codes = np.flatnonzero((num >= FEWEST_VALUES) & (strange > MOST_UNUSUAL * num))
+    lines = []
+    for code in sorted(codes.tolist(), key=lambda one: -strange[one])[:NUM_NAMED]:
+        values = data.values[valued & (data.code == code)].astype(np.float64) * known.std[code] + known.mean[code]
+        low, median, high = known.quantiles[code, 1:4].tolist()
+        lines.append(
+            f"warning: {data.codes[code]}: {strange[code]:,} of {num[code]:,} values outside of {low:.4g} to {high:.4g}"
+            f"; their median is {np.median(values):.4g}, in training {median:.4g}: is this another unit?"
+        )
+    more = len(codes) - len(lines)
+    return [*lines, f"warning: and so for {more:,} more codes"] if more else lines
