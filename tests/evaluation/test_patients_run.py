@@ -109,11 +109,15 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     sets = tmp_path / "sets.parquet"
     assert unpad("embed", run, "--data", tmp_path / "others", "--level", "set", "--out", sets).code == 0
     table = pq.read_table(sets)
-    assert table.column_names == ["id", "set_index", "days_from_landmark", "embedding"]
+    marks = ["events", "unknown_codes", "outside_range", "mark"]
+    assert table.column_names == ["id", "set_index", "days_from_landmark", *marks, "embedding"]
     first = [index == 0 for index in table["set_index"].to_pylist()]
     assert [day is None for day in table["days_from_landmark"].to_pylist()] == first, "ages have no time"
     assert list(known) == ["id", "probability", "risk", "split", "label", "embedding"]
-    assert list(found) == ["id", "probability", "risk", "embedding"], "of others neither side nor label is known"
+    marks.insert(3, "after_landmark")
+    assert list(found) == ["id", "probability", "risk", *marks, "embedding"], (
+        "of others neither side nor label is known"
+    )
 
 
 def test_the_recipe_for_own_tables_reads_such_tables_and_every_field_and_measure_is_explained(tmp_path: Path) -> None:

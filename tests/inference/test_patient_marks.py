@@ -1,0 +1,184 @@
+"""`unpad embed --data`: what the run does not know of new patients is counted, warned of and marked in their rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from tests.helpers.event_tables import draw_rows, opened, put, table
+from tests.helpers.shell import Shell
+from tests.helpers.toy import quiet
+from unpad.data.histories.assemble import QUANTILES, load_codes
+from unpad.training.loop import train
+
+MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
+USUAL = {"temperature": (37.0, 0.5), "pulse": (80.0, 12.0), "lactate": (1.5, 0.4)}
+
+
+def write(path: Path, first: int, num: int = 40, factor: float = 1.0, shift: float = 0.0, **renamed: str) -> Path:
+    """Measurements of patients before day 0, six of each kind; the values are `factor` times the usual ones."""
+    rng = np.random.default_rng(first)
+    rows = [
+        (person, -float(day) + shift, renamed.get(code, code), float(rng.normal(mean, sd)) * factor)
+        for person in range(first, first + num)
+        for code, (mean, sd) in USUAL.items()
+        for day in rng.permutation(200)[:6]
+    ]
+    columns = [pa.array(column) for column in zip(*rows, strict=True)]
+    pq.write_table(pa.table(columns, names=["id", "days", "code", "value"]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of a few steps on 80 patients."""
+    root = tmp_path_factory.mktemp("marks")
+    source = {"path": str(write(root / "tests.parquet", 0, 80)), "time": "days"}
+    recipe = {
+        "data": {"holdout": 0.1, "events": [source]},
+        "events": {"landmark": 0},
+        "model": MODEL,
+        "plan": {"tokens_per_step": 400, "tokens_per_micro": 400},
+        "train": {"max_steps": 2, "threads": 1},
+        "precision": "fp32",
+    }
+    (root / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        train(str(root / "recipe.yaml"), root / "run", [], console=quiet())
+        yield root / "run"
+
+
+@dataclass(frozen=True)
+class Embedded:
+    code: int
+    out: str
+    err: str
+    rows: dict[str, list[Any]]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [line for line in self.out.splitlines() if line.startswith("warning: ")]
+
+
+def embedded(unpad: Shell, run: Path, data: Path, level: str = "patient") -> Embedded:
+    file = data.with_name("out.parquet")
+    told = unpad("embed", run, "--data", data, "--out", file, "--level", level)
+    return Embedded(told.code, told.out, told.err, pq.read_table(file).to_pydict() if file.exists() else {})
+
+
+def test_patients_like_those_of_training_are_read_without_a_warning(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    found = embedded(unpad, run, write(tmp_path / "new.parquet", 500))
+    assert found.code == 0
+    assert found.warnings == []
+    assert "720 rows read, 0 quarantined; 720 events = 720 used" in found.out
+    assert "40 patients\n" in found.out, "they have no side of a split"
+    assert "0 of 720 events have codes unknown to the run (0.0%)" in found.out
+    assert "0 of 40 patients have no event to read (0.0%)" in found.out
+    assert found.rows["events"] == [18] * 40
+    assert found.rows["unknown_codes"] == found.rows["after_landmark"] == [0] * 40
+    assert found.rows["mark"] == [""] * 40
+    assert 0 <= sum(found.rows["outside_range"]) < 30
+
+
+def test_values_of_another_unit_are_noticed(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    found = embedded(unpad, run, write(tmp_path / "new.parquet", 500, factor=88))
+    assert found.code == 0
+    assert "720 of 720 values are beyond the least and the most of their code in training (100.0%)" in found.out
+    for code, (mean, _) in USUAL.items():
+        (line,) = [
+            line for line in found.warnings if line.startswith(f"warning: {code}: 240 of 240 values outside of ")
+        ]
+        assert line.endswith("is this another unit?")
+        median = float(line.partition("their median is ")[2].partition(",")[0])
+        assert median == pytest.approx(88 * mean, rel=0.1)
+    assert found.rows["outside_range"] == [18] * 40
+    assert found.rows["mark"] == ["unusual values"] * 40
+
+
+def test_a_table_of_unknown_codes_is_refused_and_some_are_marked(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    renamed = {name: f"LOINC-{name}" for name in USUAL}
+    refused = embedded(unpad, run, write(tmp_path / "new.parquet", 500, **renamed))
+    assert refused.code == 3
+    assert refused.rows == {}, "nothing is written"
+    assert "E_CODE none of the 720 events has a code that the run knows: LOINC-" in refused.err
+    del renamed["pulse"]
+    some = embedded(unpad, run, write(tmp_path / "some.parquet", 500, **renamed))
+    assert some.code == 0
+    assert "warning: 480 of 720 events have codes unknown to the run (66.7%)" in some.warnings
+    assert some.rows["unknown_codes"] == [12] * 40
+    assert some.rows["mark"] == ["unknown codes"] * 40
+
+
+def test_patients_without_events_before_the_landmark_are_marked_or_refused(
+    unpad: Shell, run: Path, tmp_path: Path
+) -> None:
+    late = write(tmp_path / "late.parquet", 500, 10, shift=300)
+    refused = embedded(unpad, run, late)
+    assert refused.code == 3
+    assert "no event of any patient can be read: 180 are after the landmark" in refused.err
+    both = pa.concat_tables([pq.read_table(late), pq.read_table(write(tmp_path / "on_time.parquet", 900, 30))])
+    pq.write_table(both, tmp_path / "both.parquet")
+    found = embedded(unpad, run, tmp_path / "both.parquet")
+    assert found.code == 0
+    what = "10 of 40 patients have no event to read, 10 of them because all are after the landmark (25.0%)"
+    assert f"warning: {what}" in found.warnings
+    assert found.rows["after_landmark"] == [18] * 10 + [0] * 30
+    assert found.rows["mark"] == ["no events before the landmark"] * 10 + [""] * 30
+
+
+def test_sets_are_marked_one_by_one(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    content = pq.read_table(write(tmp_path / "new.parquet", 500, 3)).to_pydict()
+    content["value"] = [
+        value * (88 if day > -100 else 1) for value, day in zip(content["value"], content["days"], strict=True)
+    ]
+    pq.write_table(pa.table(content), tmp_path / "new.parquet")
+    found = embedded(unpad, run, tmp_path / "new.parquet", "set").rows
+    recent = [day > -100 for day in found["days_from_landmark"]]
+    assert any(recent)
+    assert not all(recent)
+    for is_recent, events, outside, mark in zip(
+        recent, found["events"], found["outside_range"], found["mark"], strict=True
+    ):
+        if is_recent:
+            assert (outside, mark) == (events, "unusual values")
+    assert sum(outside for is_recent, outside in zip(recent, found["outside_range"], strict=True) if not is_recent) < 4
+
+
+def test_a_run_that_records_no_values_says_so(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    kept = json.loads((old / "events.json").read_text())
+    del kept["quantiles"]
+    (old / "events.json").write_text(json.dumps(kept, ensure_ascii=False, indent=1))
+    found = embedded(unpad, old, write(tmp_path / "new.parquet", 500, factor=88))
+    assert "does not record the values of training, so values of another unit go unnoticed" in found.out
+    assert found.rows["outside_range"] == [None] * 40
+    assert found.rows["mark"] == [""] * 40
+
+
+def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) -> None:
+    rows = draw_rows(60, seed=3)
+    source = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "minutes"}
+    data = opened(source, data={"holdout": 0}, events={"duplicates": "keep"})
+    assert data.known.quantiles is not None
+    for index, name in enumerate(data.known.names):
+        values = [value for _, _, code, value in rows if code == name and value is not None]
+        expected = [sorted(values)[round(share * (len(values) - 1))] if values else 0.0 for share in QUANTILES]
+        assert data.known.quantiles[index].tolist() == expected, name
+    again = load_codes(data.known.to_bytes())
+    assert again.to_bytes() == data.known.to_bytes()
+    without = json.loads(data.known.to_bytes())
+    del without["quantiles"]
+    old = json.dumps(without, ensure_ascii=False, indent=1).encode()
+    assert load_codes(old).to_bytes() == old, "the fingerprint of an old run stays"
