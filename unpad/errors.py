@@ -44,7 +44,7 @@ class ProofError(UnpadError):
 class CollapseError(UnpadError):
     """A model stopped using its latent, under a recipe that stops the run then."""
 
-    exit_code = 1
+    exit_code = 11  # 10 is kept for a lost process
 
 
 class RecipeError(UnpadError):

@@ -16,6 +16,11 @@ from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 
 # A value for fields whose schema does not tell one.
 VALUES: dict[str, Any] = {"plan.strategy": "pack", "optim.betas": [0.8, 0.9], "optim.groups": [], "plan.grow": {3: 400}}
+# What else the recipe needs for a field to be allowed.
+BESIDE: dict[str, dict[str, Any]] = {
+    "optim.cycle_factor": {"optim": {"first_cycle": 5}},
+    "plan.batches_per_step": {"plan": {"strategy": "dynamic"}},
+}
 FIELDS = [f"{section}.{field}" for section in STAGE_SECTIONS for field in stage_fields(section)]
 FIELDS += ["losses.cross_entropy", "losses.anything"]
 
@@ -31,16 +36,17 @@ def some_value(field: str) -> Any:
             return kind["enum"][-1]
     kind = next((kind for kind in kinds if kind.get("type") not in (None, "null")), {"type": "number"})
     lowest = kind.get("exclusiveMinimum", kind.get("minimum", 0))
-    return {"boolean": True, "integer": lowest + 3, "number": 0.5, "array": ["embed.*"]}[kind["type"]]
+    return {"boolean": True, "integer": lowest + 3, "number": lowest + 0.5, "array": ["embed.*"]}[kind["type"]]
 
 
 def in_stages(field: str, value: Any, names: tuple[str, ...]) -> dict[str, Any]:
     """A recipe of three stages, of which those in `names` set a field."""
     section, key = field.split(".")
     return {
+        **BESIDE.get(field, {}),
         "stages": [
             {"name": name, **({section: {key: value}} if name in names else {})} for name in ("one", "two", "three")
-        ]
+        ],
     }
 
 
@@ -69,7 +75,8 @@ def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path: 
     text = json.dumps(value)
     recipe = written(tmp_path, in_stages(field, value, ("one", "three")))
     section, key = field.split(".")
-    for override in (f"{field}={text}", f"{section}={{{key}: {text}}}"):
+    whole = json.dumps({**BESIDE.get(field, {}).get(section, {}), key: value})
+    for override in (f"{field}={text}", f"{section}={whole}"):
         error = refusal(recipe, override)
         assert f"{field} is set by stages one and three" in error.what
         assert all(f"stages.{name}.{field}={text}" in error.fix for name in ("one", "two", "three"))
@@ -82,7 +89,7 @@ def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path: 
 def test_a_field_that_no_stage_sets_reaches_all_of_them(tmp_path: Path, field: str) -> None:
     value = some_value(field)
     other = "optim.lr" if field != "optim.lr" else "plan.stride"
-    recipe = written(tmp_path, in_stages(other, 5, ("one", "two", "three")))
+    recipe = written(tmp_path, BESIDE.get(field, {}) | in_stages(other, 5, ("one", "two", "three")))
     changed = load_recipe(recipe, [f"{field}={json.dumps(value)}"])
     wanted = json.loads(json.dumps(value))  # keys of plan.grow are text in JSON
     assert [json.loads(json.dumps(value_in(changed, stage, field))) for stage in range(3)] == [wanted] * 3

@@ -65,6 +65,8 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("train: {}\n? !!str [a]\n: 3\n", "a key is not a name", "2"),
         ("train: {}\n? !!str {a: b}\n: 3\n", "a key is not a name", "2"),
         ("train:\n  seed: !!int 0x\n", '"0x" is no int', "2"),
+        ("collapse:\n  preset: [fast]\n", "standard", "2: collapse.preset"),
+        ("collapse:\n  preset: quick\n", "standard", "2: collapse.preset"),
         ("optim:\n  lr: true\n", "a number, not true or false, got true", "2: optim.lr"),
         ("optim:\n  betas: [0.9, true]\n", "not true or false", "2: optim.betas.1"),
         ("train:\n  seed: no\n", "not true or false", "2: train.seed"),

@@ -408,10 +408,26 @@ def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(CollapseError) as caught:
         run.train(100)
     assert run.step == 50
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 11
     assert "latent red at step 50" in caught.value.what
     assert caught.value.where == "step 50"
     assert "collapse.policy=warn" in caught.value.fix
+
+
+def test_the_fast_preset_finds_a_collapse_sooner_and_suspects_nothing_healthy(tmp_path: Path) -> None:
+    fast = parse_recipe({"collapse": {"preset": "fast", "policy": "stop", "window": 120}}).collapse
+    assert (fast.every, fast.patience, fast.warmup) == (20, 2, 200)
+    run = Run(TopicVae(), fast, tmp_path)
+    run.train(300)
+    assert {light for step, light in run.lights.items() if step >= fast.warmup} == {"green"}
+    deaf = Run(TopicVae(listens=False), fast, tmp_path)
+    with pytest.raises(CollapseError):
+        deaf.train(300)
+    assert deaf.step == 220  # the second reading from the warm-up on
+    slow = CollapseSettings()
+    assert (slow.every, slow.patience, slow.warmup) == (100, 3, 500)
+    own = CollapseSettings(preset="fast", every=7)
+    assert (own.every, own.patience) == (7, 2)
 
 
 def test_recovery_goes_back_and_training_goes_on(tmp_path: Path) -> None:

@@ -71,6 +71,40 @@ def test_restarts_come_at_exact_steps_with_one_percent_just_before_each() -> Non
     assert by_epoch[39] == by_epoch[119] == pytest.approx(1e-5)
 
 
+def test_cycles_that_grow_restart_where_sgdr_does() -> None:
+    fields: dict[str, Any] = {"schedule": "restarts", "first_cycle": 1000, "cycle_factor": 2, "floor": 0.01}
+    found = rates(15000, **fields)
+    starts = [0, 1000, 3000, 7000]
+    assert [step for step, rate in enumerate(found) if rate == 1e-3] == starts
+    assert [found[step - 1] for step in (*starts[1:], 15000)] == pytest.approx([1e-5] * 4)
+    for start, length in zip(starts, (1000, 2000, 4000, 8000), strict=True):
+        middle = 1e-3 * (0.01 + 0.99 * (1 + math.cos(math.pi * (length // 3) / (length - 1))) / 2)
+        assert found[start + length // 3] == pytest.approx(middle)
+    cut = rates(5000, **fields)  # the third cycle is as long as the rest, so that the stage ends at the floor
+    assert cut[:3000] == found[:3000]
+    assert cut[3000] == 1e-3
+    assert cut[4999] == pytest.approx(1e-5)
+    assert cut[3000:] == sorted(cut[3000:], reverse=True)
+    by_epoch = rates(70, 10, schedule="restarts", first_cycle=1, cycle_factor=2, per="epoch")
+    assert [step for step in range(0, 70, 10) if by_epoch[step] == 1e-3] == [0, 10, 30]
+    even = rates(12, schedule="restarts", first_cycle=4)
+    assert [step for step, rate in enumerate(even) if rate == 1e-3] == [0, 4, 8]
+    assert even == rates(12, schedule="restarts", restarts=2)  # equal cycles, as they are without a first one
+    third = rates(30, schedule="restarts", first_cycle=4, cycle_factor=1.5)
+    assert [step for step, rate in enumerate(third) if rate == 1e-3] == [0, 4, 10, 19]
+
+
+def test_a_first_cycle_that_leaves_no_restart_is_refused() -> None:
+    chosen = OptimSettings(schedule="restarts", first_cycle=5, cycle_factor=2)
+    Schedule(chosen, ONE, 6).check()
+    with pytest.raises(RecipeError, match="a first cycle of 5 steps leaves no restart in 5") as caught:
+        Schedule(chosen, ONE, 5).check()
+    assert (caught.value.where, "at most 4" in caught.value.fix) == ("optim.first_cycle", True)
+    for fields in ({"first_cycle": 5, "restarts": 3}, {"cycle_factor": 2}):
+        with pytest.raises(ValueError, match=r"give one of them|goes with first_cycle"):
+            OptimSettings(schedule="restarts", **fields)
+
+
 @settings(deadline=None)
 @given(
     schedule=st.sampled_from(["cosine", "restarts"]),

@@ -210,9 +210,9 @@ def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) 
 
 def test_weights_of_an_earlier_run_begin_the_next(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
-    run(recipe, tmp_path / "first", "train.max_epochs=1")
+    run(recipe, tmp_path / "first", "train.max_steps=9")
     settings = [f"train.init_from={tmp_path / 'first'}", "train.seed=5"]
-    run(recipe, tmp_path / "second", *settings, "train.max_epochs=0")
+    run(recipe, tmp_path / "second", *settings, "train.max_steps=0")
     assert same_tensors(weights(tmp_path / "second"), weights(tmp_path / "first"))
     with pytest.raises(CheckpointError, match=r"parameter .* there, .* in the model"):
         run(recipe, tmp_path / "third", *settings, "model.width=32")

@@ -59,9 +59,8 @@ class Config(ModelConfig, BlockConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_preset(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("preset") in PRESETS:
-            return {**PRESETS[values["preset"]], **values}
-        return values
+        preset = values.get("preset") if isinstance(values, dict) else None
+        return {**PRESETS[preset], **values} if isinstance(preset, str) and preset in PRESETS else values
 
     @model_validator(mode="after")
     def _positions_fit(self) -> Config:

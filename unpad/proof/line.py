@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 
 from unpad.errors import OutOfMemoryError, is_memory_error
-from unpad.text_table import WIDTH, cells, wrapped
+from unpad.text_table import WIDTH, wrapped
 
-NAME_CELLS, AGAINST_CELLS, INDENT = 56, 22, 8
+NAME_CELLS, INDENT = 50, 8
 TORCH = Path(torch.__file__).parent
 MOST_NOTE = 400  # characters of an exception's message
 T = TypeVar("T")
@@ -48,13 +48,17 @@ class Certificate:
     def text(self) -> list[str]:
         """The certificate as lines for a terminal."""
         words = {True: "PASS", False: "FAIL", None: "NOT PROVEN"}
+        names = [f"{words[line.passed]:<5} {line.name}" for line in self.lines]
+        width = max((len(name) for name in names if len(name) <= NAME_CELLS), default=0)
+        room = max(len(_against(line)) for line in self.lines)
         lines: list[str] = []
-        for line in self.lines:
-            name, against = f"{words[line.passed]:<5} {line.name}", _against(line)
-            one = f"{name:<{NAME_CELLS}}  {against:<{AGAINST_CELLS}}  {line.kernel}".rstrip()
-            # What does not fit beside the name stands below it.
-            below = wrapped(f"{against}  {line.kernel}".strip(), WIDTH - INDENT)
-            lines += [one] if cells(one) <= WIDTH else [name, *(" " * INDENT + part for part in below)]
+        for name, line in zip(names, self.lines, strict=True):
+            against = _against(line)
+            beside = f"{against:<{room}}  {line.kernel}" if len(name) <= width else f"{against}  {line.kernel}".strip()
+            one = f"{name:<{width}}  {beside}".rstrip()
+            # What does not fit beside a claim stands below it.
+            below = [" " * INDENT + part for part in wrapped(f"{against}  {line.kernel}", WIDTH - INDENT)]
+            lines += [one] if len(one) <= WIDTH else [name, *below]
             lines += [" " * INDENT + part for part in wrapped(line.note, WIDTH - INDENT) if line.note]
         failed = sum(line.passed is False for line in self.lines)
         missing = sum(line.passed is None for line in self.lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
@@ -134,12 +134,35 @@ class OptimSettings(Section):
     )
     warmup: float = Field(0.05, ge=0, lt=1, description="Share of the stage in which the learning rate warms up.")
     floor: float = Field(0.01, ge=0, le=1, description="Lowest learning rate, as a share of the peak.")
-    restarts: int = Field(2, ge=0, description="Number of restarts of the schedule `restarts`.")
+    restarts: int = Field(
+        2, ge=0, description="Number of restarts of the schedule `restarts`, in cycles of equal length."
+    )
+    first_cycle: int | None = Field(
+        None,
+        ge=1,
+        description="Length of the first cycle of the schedule `restarts`, in steps, or epochs with `per: epoch`; "
+        "restarts as often as cycles fit, and the last cycle ends with the stage.",
+    )
+    cycle_factor: float = Field(
+        1.0,
+        ge=1,
+        description="Length of each cycle over that of the one before; 1000 and 2 restart at 1000, 3000, 7000.",
+    )
     decay: float = Field(0.95, gt=0, le=1, description="exponential: lr = peak * decay ** (epoch / decay_epochs).")
     decay_epochs: float = Field(10.0, gt=0, description="Epochs per factor `decay` of the schedule exponential.")
     groups: list[ParameterGroup] = Field(
         [], description="Parameters with their own settings; a parameter belongs to the first group that matches it."
     )
+
+    @model_validator(mode="after")
+    def _one_way_to_restart(self) -> OptimSettings:
+        if self.first_cycle is not None and self.restarts != type(self).model_fields["restarts"].default:
+            raise ValueError(
+                "first_cycle restarts as often as its cycles fit, and restarts is a number: give one of them"
+            )
+        if self.first_cycle is None and self.cycle_factor != 1:
+            raise ValueError("cycle_factor goes with first_cycle")
+        return self
 
 
 class TrainSettings(Section):
@@ -172,9 +195,18 @@ class TrainSettings(Section):
     )
 
 
+# Settings of `collapse.preset`; fast reads five times as often and believes a collapse after two readings.
+COLLAPSE_PRESETS: dict[str, dict[str, int]] = {"standard": {}, "fast": {"every": 20, "patience": 2, "warmup": 200}}
+
+
 class CollapseSettings(Section):
     """Detection of posterior collapse, for models with a latent, and the reaction to it."""
 
+    preset: Literal["standard", "fast"] = Field(
+        "standard",
+        description="fast: every 20, patience 2 and warmup 200, which confirms a collapse within 40 steps of its first "
+        "sign at more cost; other fields override it.",
+    )
     policy: Literal["off", "warn", "save", "stop", "recover"] = Field(
         "warn",
         description="Reaction to a confirmed collapse. save: keep the weights of the last healthy reading; recover: "
@@ -199,6 +231,13 @@ class CollapseSettings(Section):
     )
     factor: float = Field(0.5, gt=0, lt=1, description="Factor of recover on the weight of the KL term.")
     recoveries: int = Field(3, ge=1, description="Maximum of recoveries; the next collapse stops the run.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_preset(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("preset"), str):
+            return {**COLLAPSE_PRESETS.get(values["preset"], {}), **values}
+        return values
 
 
 class CheckpointSettings(Section):

@@ -171,11 +171,19 @@ class Schedule:
         """Refuse a schedule that does not fit the stage.
 
         Raises:
-            RecipeError: as many restarts as there are steps, or more.
+            RecipeError: as many restarts as there are steps, or more; or a first cycle as long as the stage.
         """
-        total, restarts = self._length(), self.settings.restarts
-        if self.settings.schedule == "restarts" and restarts >= total > 0:
-            unit = "epochs" if self.settings.per == "epoch" else "steps"
+        total, restarts, first = self._length(), self.settings.restarts, self.settings.first_cycle
+        unit = "epochs" if self.settings.per == "epoch" else "steps"
+        if self.settings.schedule != "restarts" or total == 0:
+            return
+        if first is not None and first >= total:
+            raise RecipeError(
+                f"a first cycle of {first} {unit} leaves no restart in {total}",
+                where="optim.first_cycle",
+                fix=f"use at most {total - 1}, or optim.schedule=cosine",
+            )
+        if first is None and restarts >= total:
             raise RecipeError(
                 f"{restarts} restarts do not fit into {total} {unit}",
                 where="optim.restarts",
@@ -223,8 +231,18 @@ def _cosine(step: int, length: int, floor: float) -> float:
 
 
 def _restarts(step: int, total: int, settings: OptimSettings) -> float:
-    """Factor of repeated cosines of equal length; if the total does not divide, their lengths differ by one."""
-    cycles = settings.restarts + 1
-    bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]
-    cycle = max(i for i in range(cycles) if bounds[i] <= step)
+    """Factor of repeated cosines that end with the total.
+
+    They are of equal length, or of lengths that differ by one if the total does not divide. With `first_cycle` they
+    grow by `cycle_factor`, and the last is as long as the rest of the total.
+    """
+    if settings.first_cycle is None:
+        cycles = settings.restarts + 1
+        bounds = [round(total * cycle / cycles) for cycle in range(cycles + 1)]
+    else:
+        bounds, length = [0], float(settings.first_cycle)
+        while bounds[-1] < total:
+            bounds.append(min(round(bounds[-1] + length), total))
+            length *= settings.cycle_factor
+    cycle = max(i for i in range(len(bounds) - 1) if bounds[i] <= step)
     return _cosine(step - bounds[cycle], bounds[cycle + 1] - bounds[cycle], settings.floor)
