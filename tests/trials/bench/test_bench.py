@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data import test_images, test_vqa
+from tests.helpers import event_tables
 from tests.helpers.toy import write_toy
 from unpad.batching.layout import PaddedLayout
 from unpad.errors import PlanError, RecipeError
@@ -215,6 +218,61 @@ def test_json_and_lines_hold_every_number(result: Bench) -> None:
     for row in result.strategies + result.batch_sizes:
         assert f"{row.rate().median:,.0f}" in text
         assert f"{row.pad_share:.1%}" in text
+
+
+def small_images(folder: Path) -> str:
+    return test_images.write_recipe(
+        folder / "small.yaml", test_images.recipe_of(test_images.write_folder(folder / "p"))
+    )
+
+
+def small_questions(folder: Path) -> str:
+    recipe = test_vqa.recipe_of(test_vqa.write_questions(folder / "p"))
+    return test_images.write_recipe(folder / "small.yaml", recipe)
+
+
+def small_patients(folder: Path) -> str:
+    path = event_tables.put(folder / "events.parquet", event_tables.table(event_tables.draw_rows(24)))
+    model = {
+        "kind": "set_sequence",
+        "width": 16,
+        "levels": 1,
+        "inducing": 2,
+        "latent": 8,
+        "blocks": 1,
+        "heads": 2,
+        "context": 64,
+    }
+    recipe = event_tables.recipe_of([{"path": str(path), "unit": "hours"}], train={"max_epochs": 1}).model_copy(
+        update={"model": model, "precision": "fp32", "losses": {}}
+    )
+    return test_images.write_recipe(folder / "small.yaml", recipe)
+
+
+@pytest.mark.parametrize(
+    ("write", "units"),
+    [
+        (small_images, ("images", "patches")),
+        (small_questions, ("questions", "positions")),
+        (small_patients, ("patients", "events")),
+    ],
+    ids=["images", "vqa", "patients"],
+)
+def test_every_family_is_measured_in_its_own_units(
+    write: Callable[[Path], str], units: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(bench_memory, "_in_children", lambda function, calls: [function(*call) for call in calls])
+    measured = bench(
+        write(tmp_path), ["plan.batch_size=4"], Effort(rounds=1, seconds=0.001, updates=2, ceiling_size=64)
+    )
+    assert f"training {units[0]} of" in "\n".join(measured.lines())
+    assert f"Tokens are real {units[1]}" in "\n".join(measured.lines())
+    for row in measured.strategies + measured.batch_sizes:
+        assert row.rates[0] > 0
+        assert row.shares == []
+        assert row.pad_share == pytest.approx(1 - row.sequence_tokens / row.padded_length)
+    json.dumps(measured.to_json())
 
 
 def test_stages_without_data_are_refused(toy: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unpad.data.family import family_of
 from unpad.nn.native import library as native
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
@@ -58,9 +59,10 @@ class Bench:
         return [
             f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f} before; "
             f"torch {machine['torch']}, {machine['precision']}, {machine['device']}, threads: {machine['threads']}",
-            f"{self.recipe}: {data['parameters']:,} parameters; {data['sequences']:,} training sequences of "
-            f"{data['mean_tokens']:.1f} tokens, the longest {data['longest']}",
-            f"{self.rounds} rounds of {self.seconds:g} s: median and quartiles. Tokens are real ones, never padding;",
+            f"{self.recipe}: {data['parameters']:,} parameters; {data['sequences']:,} training {data['units'][0]} of "
+            f"{data['mean_tokens']:.1f} {data['units'][1]}, the longest {data['longest']}",
+            f"{self.rounds} rounds of {self.seconds:g} s: median and quartiles. Tokens are real {data['units'][1]}, "
+            "never padding;",
             "memory: of a model copy, gradients, optimizer state and the activations of the largest pass",
             f"computed by {machine['kernels']}; the column torch is the same without native kernels",
             f"ceiling: {ceiling.median / 1e9:,.0f} GFLOP/s ({ceiling.low / 1e9:,.0f} to {ceiling.high / 1e9:,.0f}), "
@@ -117,4 +119,5 @@ def _describe_data(setup: Setup) -> dict[str, Any]:
         "longest": int(lengths.max()),
         "parameters": sum(p.numel() for p in setup.model.parameters()),
         "vocabulary": setup.data.num_outputs,
+        "units": list(family_of(setup.recipe).UNITS),
     }

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unpad.nn.block import BlockConfig
-from unpad.nn.flops import sizes_of, training_operations
+from unpad.models import decoder
+from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.precision import DTYPES
 from unpad.text_table import text_table
@@ -60,7 +60,8 @@ class SpeedRow:
         largest_pass: tokens of the epoch's largest micro-batch, padding included.
         rates: real tokens per second as a run of the recipe computes, one per round.
         torch_rates: the same with the native kernels switched off; empty where a run does not use them anyway.
-        shares: operations that real tokens need over those of a large matrix product in the same time, one per round.
+        shares: operations that real tokens need over those of a large matrix product in the same time, one per round;
+            empty where the model is not a decoder, whose operations alone are counted.
         updates: timed steps, all rounds together.
         peak_bytes: memory at the peak of a step with the epoch's largest micro-batch: of a process that does
             nothing else, or allocated on the GPU.
@@ -101,9 +102,9 @@ class SpeedRow:
             return None
         return spread([fast / slow for fast, slow in zip(self.rates, self.torch_rates, strict=True)])
 
-    def ceiling_share(self) -> Spread:
-        """Share of the machine's ceiling that goes into what the model needs."""
-        return spread(self.shares)
+    def ceiling_share(self) -> Spread | None:
+        """Share of the machine's ceiling that goes into what the model needs; None where that is not counted."""
+        return spread(self.shares) if self.shares else None
 
 
 def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> Rounds:
@@ -127,18 +128,23 @@ def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> R
 def _side(trainer: Trainer, variant: BenchVariant, as_run: bool) -> Contender:
     # Other epochs for the other path: on batches that the first has just seen, it would find every shape prepared.
     updates = every_update(variant.setup, variant.stage, 0 if as_run else FAR)
-    config = trainer.model.config
-    assert isinstance(config, BlockConfig), "checked by the variants: a decoder"
-    sizes = sizes_of(config, variant.setup.data.num_outputs)
+    sizes = counted_sizes(variant.setup)
 
     def step() -> Work:
         with nullcontext() if as_run else native.switched_off():
             micros = next(updates)
             trainer.update(micros)
         lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
-        return Work(sum(lengths), training_operations(sizes, lengths, sum(batch.num_targets for batch in micros)))
+        targets = sum(batch.num_targets for batch in micros)
+        return Work(sum(lengths), training_operations(sizes, lengths, targets) if sizes else 0)
 
     return Contender(step)
+
+
+def counted_sizes(setup: Setup) -> LayerSizes | None:
+    """Sizes from which the operations of a decoder are counted; None of another model."""
+    config = setup.model.config
+    return sizes_of(config, setup.data.num_outputs) if isinstance(config, decoder.Config) else None
 
 
 def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> SpeedRow:
@@ -157,7 +163,7 @@ def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> 
         largest_pass=int(made.micro_cells.max()),
         rates=measured.rates(variant.name),
         torch_rates=measured.rates(both[1]) if len(both) == 2 else [],
-        shares=measured.shares(variant.name),
+        shares=measured.shares(variant.name) if counted_sizes(variant.setup) else [],
         updates=sum(turn.steps for name in both for turn in measured.turns[name]),
         peak_bytes=memory[0],
         base_bytes=memory[1],
@@ -169,7 +175,7 @@ def to_row(variant: BenchVariant, measured: Rounds, memory: tuple[int, int]) -> 
 
 def row_values(row: SpeedRow, first: SpeedRow) -> dict[str, Any]:
     """A row as JSON values, with what is derived from it; `first` is the row it is compared with."""
-    gain = row.native_gain()
+    gain, share = row.native_gain(), row.ceiling_share()
     return {
         **asdict(row),
         "memory_bytes": row.memory_bytes,
@@ -177,7 +183,7 @@ def row_values(row: SpeedRow, first: SpeedRow) -> dict[str, Any]:
         "sequences_per_second": row.rate().median / row.sequence_tokens,
         "times_first": asdict(row.times(first)),
         "native_gain": None if gain is None else asdict(gain),
-        "ceiling_share": asdict(row.ceiling_share()),
+        "ceiling_share": None if share is None else asdict(share),
     }
 
 
@@ -193,14 +199,14 @@ def table(title: str, rows: list[SpeedRow]) -> list[str]:
 
 
 def _cells(row: SpeedRow, first: SpeedRow) -> list[str]:
-    rate, gain = row.rate(), row.native_gain()
+    rate, gain, share = row.rate(), row.native_gain(), row.ceiling_share()
     return [
         f"{rate.median:,.0f}",
         f"{rate.low:,.0f} to {rate.high:,.0f}",
         f"{row.times(first).median:.1f}x",
         f"{spread(row.torch_rates).median:,.0f}" if row.torch_rates else "-",
         f"{gain.median:.2f}x" if gain else "-",
-        f"{row.ceiling_share().median:.1%}",
+        f"{share.median:.1%}" if share else "-",
         f"{rate.median / row.sequence_tokens:,.0f}",
         f"{row.padded_length:.1f}",
         f"{row.pad_share:.1%}",

@@ -30,17 +30,14 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     """Load the recipe's data and build its model, as at the start of a run.
 
     Raises:
-        RecipeError: the model is not a decoder, or no stage has data to train on.
+        RecipeError: no stage has data to train on.
     """
     loaded = load_recipe(recipe, overrides)
-    if loaded.model["kind"] != "decoder":
-        what = f"bench counts the operations of decoders, and this recipe trains a {loaded.model['kind']}"
-        raise RecipeError(what, where="model.kind", fix="`unpad plan` measures memory and time of any recipe")
     setup = prepare_setup(loaded, Path(), None)
     freeze(setup.model, loaded.train.freeze)
     setup.model.label_smoothing = loaded.train.label_smoothing
     if not all_data(setup, loaded).train_ids.size:
-        raise RecipeError("no stage has data to train on", where="stages", fix="set data.text or data.chat as they use")
+        raise RecipeError("no stage has data to train on", where="stages", fix="set the data that they use")
     return setup
 
 
