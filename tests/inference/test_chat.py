@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.chat import Conversation, chat, fit, prompt_ids, until
+from unpad.inference.generate import control_ids, generate
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipes.data import Template
@@ -69,6 +71,7 @@ def run(
     interactive: bool,
     write: Callable[[str], None] | None = None,
     settings: GenerateSettings = SETTINGS,
+    **more: Any,
 ) -> str:
     """What a chat writes for these lines of input; an exception class is raised where it stands."""
     shown: list[str] = []
@@ -86,7 +89,7 @@ def run(
         if write is not None:
             write(text)
 
-    chat(*trained, TEMPLATE, settings, read_line=read_line, write=collect, interactive=interactive)
+    chat(*trained, TEMPLATE, settings, read_line=read_line, write=collect, interactive=interactive, **more)
     return "".join(shown)
 
 
@@ -303,3 +306,58 @@ def test_ctrl_c_stops_the_reply_and_the_conversation_goes_on(trained: Trained) -
     assert "天空是蓝的。" not in shown
     assert "Ctrl-D or /quit leaves." in shown
     assert shown.endswith("\n> \n")
+
+
+def test_a_system_text_leads_the_conversation_until_it_is_removed(trained: Trained) -> None:
+    conversation, talk = Conversation(*trained, TEMPLATE, SETTINGS), turns(*TALKS[1])
+    conversation.history = list(talk)
+    conversation.set_system("简短。")
+    assert conversation.history == [Turn("system", "简短。"), *talk]
+    conversation.set_system("详细。")
+    assert conversation.history == [Turn("system", "详细。"), *talk]
+    conversation.set_system("")
+    assert conversation.history == talk
+    conversation.set_system("简短。")
+    conversation.clear()
+    assert conversation.history == [Turn("system", "简短。")]
+
+
+def test_commands_set_and_remove_the_system_text(trained: Trained) -> None:
+    lines = ["/system 简短。", "/system"]
+    shown = run(trained, lines, interactive=True, check_system=lambda text: "it may ignore it" if text else "")
+    assert shown == "Type a message, or /help.\n> system text set; it may ignore it\n> no system text\n> \n"
+    quiet = run(trained, ["/system 简短。", "你好"], interactive=False)
+    assert quiet.count("\n") == 1, "a reply and nothing else"
+    ids = encode_prompt(turns(("system", "简短。"), ("user", "你好")), trained[1], TEMPLATE)
+    expected = generate(trained[0], [ids], SETTINGS, eos_id=trained[1].eos_id, banned=control_ids(trained[1]))
+    assert quiet.strip("\n") == trained[1].decode(expected[0]).partition(TEMPLATE.user)[0].strip("\n")
+
+
+def test_a_system_text_is_read_before_the_message(trained: Trained) -> None:
+    conversation = Conversation(*trained, TEMPLATE, SETTINGS, system="简短。")
+    reply = "".join(conversation.reply("你好"))
+    ids = encode_prompt(turns(("system", "简短。"), ("user", "你好")), trained[1], TEMPLATE)
+    expected = generate(trained[0], [ids], SETTINGS, eos_id=trained[1].eos_id, banned=control_ids(trained[1]))
+    assert trained[1].decode(expected[0]).startswith(reply)
+
+
+def test_a_refused_system_text_is_shown_and_changes_nothing(trained: Trained) -> None:
+    def refuse(text: str) -> str:
+        raise RecipeError("the template has no place for it")
+
+    shown = run(trained, ["/system 简短。", "你好"], interactive=True, check_system=refuse)
+    assert "the template has no place for it" in shown
+    assert "你好，我在。" in shown
+
+
+def test_every_reply_draws_with_the_next_seed_unless_one_is_given(trained: Trained) -> None:
+    drawn = GenerateSettings(max_new_tokens=12, temperature=5.0, seed=3)
+    advancing = run(trained, ["你好"] * 4, interactive=False, settings=drawn).split("\n")[:4]
+    assert len(set(advancing)) > 1
+    for index, reply in enumerate(advancing):
+        seed = drawn.model_copy(update={"seed": 3 + index})
+        assert run(trained, ["你好"], interactive=False, settings=seed) == f"{reply}\n"
+    fixed = run(trained, ["你好"] * 4, interactive=False, settings=drawn, advance_seed=False).split("\n")[:4]
+    assert fixed == advancing[:1] * 4
+    again = run(trained, ["你好", "/clear", "你好"], interactive=True, settings=drawn).split("> ")
+    assert again[1] != again[3], "a cleared conversation does not repeat itself"

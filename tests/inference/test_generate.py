@@ -232,6 +232,24 @@ def penalised_logits(model: Decoder, sequence: list[int], penalty: float) -> Ten
     return logits
 
 
+class Negative(Decoder):
+    """A decoder all of whose scores are below zero, where division would raise the penalised ones."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return super().logits(hidden) - 40
+
+
+def test_the_repetition_penalty_lowers_negative_scores() -> None:
+    model = tiny_model().eval()
+    model.__class__ = Negative
+    prompt, settings = [3, 1, 4], generate_settings(repetition_penalty=1.2, max_new_tokens=20)
+    assert float(full_logits(model, prompt).max()) < 0
+    ids = generate(model, [prompt], settings, eos_id=NO_EOS)[0]
+    for i, token in enumerate(ids):
+        assert token == int(penalised_logits(model, [*prompt, *ids[:i]], 1.2).argmax())
+    assert len({*prompt, *ids}) == 23, "at this penalty nothing comes twice"
+
+
 @pytest.mark.parametrize("fields", [{}, {"temperature": 5.0}, {"beams": 3}])
 def test_banned_ids_are_never_proposed(fields: dict[str, float]) -> None:
     model = tiny_model()
@@ -271,6 +289,46 @@ def test_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> N
             (t for t in texts if t[-1] == eos_id or len(t) == most), key=lambda t: score(model, prompt, t, penalty)
         )
         assert ids == [token for token in best if token != eos_id]
+
+
+def plain_beams(model: Decoder, prompt: list[int], width: int, most: int, eos_id: int) -> list[int]:
+    """Beam search written down: `width` unfinished texts go on from all continuations of theirs."""
+    live: list[tuple[float, list[int]]] = [(0.0, [])]
+    best: tuple[float, list[int]] = (-math.inf, [])
+    for step in range(1, most + 1):
+        log_probs = [full_logits(model, [*prompt, *text]).log_softmax(-1).tolist() for _, text in live]
+        every = [
+            (total + lp, [*text, token])
+            for (total, text), row in zip(live, log_probs, strict=True)
+            for token, lp in enumerate(row)
+        ]
+        every.sort(key=lambda one: -one[0])
+        ended = [(total / step, text[:-1]) for total, text in every if text[-1] == eos_id]
+        best = max([best, *ended[:1]], key=lambda one: one[0])
+        live = [one for one in every if one[1][-1] != eos_id][:width]
+        if step == most:
+            best = max([best, (live[0][0] / step, live[0][1])], key=lambda one: one[0])
+        if best[0] >= live[0][0] / most:
+            break
+    return best[1]
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_beams_go_on_beside_texts_that_end(width: int) -> None:
+    eos_id, most, ended_early = 3, 6, 0
+    for seed in range(12):
+        torch.manual_seed(seed)
+        model = build_model(model_config({"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}), 6)
+        assert isinstance(model, Decoder)
+        model = model.double().eval()
+        for parameter in model.parameters():
+            parameter.data.add_(torch.randn_like(parameter) * 0.6)
+        prompts = [[0, 1], [2], [1, 1, 2]]
+        settings = generate_settings(beams=width, max_new_tokens=most)
+        found = generate(model, prompts, settings, eos_id=eos_id)
+        assert found == [plain_beams(model, prompt, width, most, eos_id) for prompt in prompts], seed
+        ended_early += sum(len(ids) < most for ids in found)
+    assert ended_early > 3
 
 
 def test_beams_are_the_same_alone_and_in_a_batch_and_never_worse_than_greedy() -> None:

@@ -65,6 +65,17 @@ def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
     assert all(0 < float(row["probability"]) <= 1 for row in rows if not row["fault"])
 
 
+def test_an_image_of_one_colour_is_a_fault_and_not_a_class(
+    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    Image.new("RGB", (20, 12), (250, 250, 250)).save(tmp_path / "blank.png")
+    outcome = unpad("infer", trained[0], "--image", tmp_path / "blank.png", "--json")
+    assert outcome.code == 3
+    (row,) = json.loads(outcome.out)
+    assert row["fault"].startswith("E_BLANK all 20 x 12 pixels have one colour")
+    assert row["top"] == []
+
+
 def test_an_image_gets_what_it_would_get_alone(trained: tuple[Path, Path]) -> None:
     run, folder = load(trained[0]), trained[1]
     paths = list_images([folder])

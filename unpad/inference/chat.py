@@ -253,7 +253,7 @@ def _command(conversation: Conversation, line: str, interactive: bool, check_sys
     """Carry out a command and return its message."""
     name, _, argument = line.partition(" ")
     if name == "/help":
-        return "".join(f"{command:12}{what}\n" for command, what in COMMANDS.items())
+        return "".join(f"{command:14}{what}\n" for command, what in COMMANDS.items())
     if name == "/clear":
         conversation.clear()
         return "forgotten\n" if interactive else ""

@@ -1,7 +1,7 @@
 """Prefill and decode: prompts of any lengths read as one flat run, then one token per live sequence and step.
 
 A prompt gives the same tokens alone and in a batch: nothing is padded, each sequence draws from a generator of its own
-seed, and a finished sequence leaves the batch.
+seed and content, and a finished sequence leaves the batch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from itertools import count
 from typing import Literal
 
@@ -278,7 +279,7 @@ def _sample_steps(
     texts = token_lists(prompts)
     rows = np.arange(len(texts))  # the prompt that each row of the cache continues
     limits = token_limits(model, texts, settings)
-    generators = [np.random.default_rng([seed, 0]) for seed in seeds]
+    generators = [_generator(seed, text) for seed, text in zip(seeds, texts, strict=True)]
     scores = _Scores(model, texts, settings, banned)
     cache, hidden = prefill(model, prompts, _most_tokens(texts, limits))
     for step in count(1):
@@ -299,6 +300,13 @@ def _sample_steps(
             scores.reorder(torch.from_numpy(order))
         scores.add(tokens)
         hidden = advance(model, cache, tokens)
+
+
+def _generator(seed: int, prompt: Sequence[int]) -> np.random.Generator:
+    """Source of a prompt's draws: the prompt's own, so that prompts of one seed neither depend on their places nor
+    draw alike."""
+    content = np.asarray(prompt, "<i8").tobytes()
+    return np.random.default_rng([seed, int.from_bytes(blake2b(content, digest_size=8).digest(), "little")])
 
 
 def _most_tokens(prompts: Sequence[Sequence[int]], limits: np.ndarray) -> int:
