@@ -172,9 +172,7 @@ def workers() -> list[threading.Thread]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < limit, "never happened"
+    while not condition():  # what never happens meets the limit of every test
         time.sleep(0.001)
 
 
@@ -283,7 +281,7 @@ def test_the_worker_starts_no_threads_of_its_own(tokens: TokenSet, one_micro_ste
         "for _ in range(3): next(steps)\n"
         "print(len(os.listdir('/proc/self/task')) - before)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1"]  # and the process ends, though nobody closed the generator
 
 

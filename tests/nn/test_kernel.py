@@ -155,7 +155,7 @@ def test_a_switch_in_one_thread_changes_nothing_in_another(switch: Callable[[], 
     def choice() -> tuple[Kernel, ...]:
         return choose_kernels(torch.float64, CPU, LAYOUTS["one sequence"], 16)
 
-    usual, both = choice(), Barrier(2, timeout=60)
+    usual, both = choice(), Barrier(2, timeout=600)
 
     def switched() -> tuple[Kernel, ...]:
         with switch():

@@ -185,11 +185,13 @@ def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) ->
     assert run.waited_share == 0.25
 
 
-def test_time_left_counts_what_evaluations_add(tmp_path: Path) -> None:
+def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("unpad.run.screen.perf_counter", lambda: clock[0])
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=1001)
         run.stage("pretrain", 1001)
-        time.sleep(0.5)  # nine tenths of the time so far are not steps
+        clock[0] += 0.5  # nine tenths of the time so far are not steps
         run.step(record(1), seconds=0.05, waited=0, memory_bytes=1)
         run.close()
     line = (tmp_path / "out").read_text()
@@ -288,23 +290,20 @@ def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
     assert {"train/lr", "train/grad_norm", "train/tokens_per_second", "heldout/loss"} <= set(read.Tags()["scalars"])
 
 
-def test_timers_sum_to_the_wall_time_and_nested_parts_count_once() -> None:
-    timers, began = Timers(), time.perf_counter()
+def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("unpad.run.timers.perf_counter", lambda: clock[0])
+    timers = Timers()
     with timers("train"):
-        time.sleep(0.05)
+        clock[0] += 5
         with timers("validate"):
-            time.sleep(0.03)
-    time.sleep(0.02)
+            clock[0] += 3
+    clock[0] += 2
     with timers("train"):
-        time.sleep(0.01)
-    wall = time.perf_counter() - began
-    rows = timers.summary(wall)
-    assert [row["name"] for row in rows] == ["train", "validate", "other"]
-    assert sum(row["seconds"] for row in rows) == pytest.approx(wall, rel=1e-6)
-    assert sum(row["share"] for row in rows) == pytest.approx(1)
-    assert rows[0]["seconds"] >= 0.06
-    assert rows[1]["seconds"] >= 0.03
-    assert rows[2]["seconds"] >= 0.02
+        clock[0] += 1
+    rows = timers.summary(clock[0] - 100)
+    assert [(row["name"], row["seconds"]) for row in rows] == [("train", 6), ("validate", 3), ("other", 2)]
+    assert [row["share"] for row in rows] == pytest.approx([6 / 11, 3 / 11, 2 / 11])
 
 
 def test_memory_follows_what_is_allocated() -> None:

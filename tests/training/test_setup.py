@@ -90,7 +90,7 @@ def test_freed_memory_is_kept_unless_the_recipe_or_low_power_forbid_it(
     recipe = write_toy(tmp_path / "toy")
     environment = {**os.environ, "UNPAD_NATIVE": native}
     command = [sys.executable, "-c", ALLOCATOR, str(recipe), override]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     said, faults = done.stdout.splitlines()
     assert said.startswith("freed memory: keep (" if kept else "freed memory: system (")
     # Memory that was given back is faulted in anew: 3 tensors of 16,384 pages, or of 32 huge ones.

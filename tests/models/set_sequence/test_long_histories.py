@@ -39,8 +39,6 @@ print(update(20_000) - before)
 @pytest.mark.parametrize("largest", [3, 1000])
 def test_memory_of_a_patient_of_20000_events(largest: int) -> None:
     """One weight of attention per pair of events would take 1,600 MiB for a single head."""
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, str(largest)], capture_output=True, text=True, check=False, timeout=300
-    )
+    run = subprocess.run([sys.executable, "-c", CHILD, str(largest)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 1300  # MiB
