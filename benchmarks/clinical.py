@@ -39,6 +39,7 @@ from unpad.trials.bench.measure import describe_machine
 
 HORIZON = 1825  # days
 SEEDS = range(5)
+STUDENT = 2.7764451052  # 97.5 % quantile of Student's t with a degree of freedom less than seeds
 TRAIN_SHARE, STOPPING_SHARE = 0.8, 0.1
 DAYS_PER_YEAR = 365.25
 CLOSEST = 1e-12  # probabilities nearer to 0 or 1 count as this near
@@ -262,8 +263,6 @@ def paired(people: People, measure: Callable[..., np.ndarray], a: list[np.ndarra
     The bootstrap draws people, each with all the splits that tested them. The five splits share most of their training
     people, so t over them says less than five independent repeats would.
     """
-    from scipy.stats import t
-
     tests = [split_people(len(people.ids), seed)[1] for seed in SEEDS]
 
     def difference(weights: np.ndarray) -> np.ndarray:
@@ -280,7 +279,7 @@ def paired(people: People, measure: Callable[..., np.ndarray], a: list[np.ndarra
             for test, one, other in zip(tests, a, b, strict=True)
         ]
     )
-    reach = float(t.ppf(0.975, len(each) - 1)) * each.std(ddof=1) / np.sqrt(len(each))
+    reach = STUDENT * each.std(ddof=1) / np.sqrt(len(each))
     samples = bootstrap(difference, len(people.ids))
     low, high = np.percentile(samples[np.isfinite(samples)], [2.5, 97.5])
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -98,7 +99,6 @@ def test_every_split_tests_a_fifth(clinical: ModuleType) -> None:
 def test_a_side_equals_itself_and_the_intervals_hold_the_difference(
     clinical: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("scipy", reason="scipy is not installed")
     monkeypatch.setattr(clinical, "TRAIN_SHARE", 0.2)
     people, rng = clinical.load_people(folder), np.random.default_rng(0)
     noise = [rng.random(16) for _ in clinical.SEEDS]
@@ -111,3 +111,11 @@ def test_a_side_equals_itself_and_the_intervals_hold_the_difference(
         assert low <= float(mean) <= high
     page = clinical.markdown(people, {clinical.OURS: better, clinical.BOOSTING: noise}, "")
     assert f"| AUROC | {mean} |" in page
+
+
+def test_the_interval_over_splits_is_students(clinical: ModuleType) -> None:
+    """With 4 degrees of freedom its distribution has a closed form."""
+    t, degrees = clinical.STUDENT, len(clinical.SEEDS) - 1
+    assert degrees == 4
+    x = t / math.sqrt(4 + t * t)
+    assert 0.5 + (3 * x - x**3) / 4 == pytest.approx(0.975, abs=1e-9)
