@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.paths import PATHS, on
 from unpad.nn import losses
 from unpad.nn.losses import cross_entropy, token_nll
 
@@ -23,12 +26,18 @@ def problem(num: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tupl
     return hidden, weight, torch.randint(0, 11, (num,), generator=generator)
 
 
+@pytest.fixture(params=PATHS, autouse=True)
+def _path(request: pytest.FixtureRequest) -> Iterator[None]:
+    with on(request.param):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1)  # 64 rows, the least
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     num=st.integers(0, 200),
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),

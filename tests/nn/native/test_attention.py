@@ -1,220 +1,23 @@
-"""The native attention kernels agree with the definition, forward and backward, and sequences stay apart."""
+"""The native attention kernels: their error beside torch's, threads, and operators; tests/nn has what all paths do."""
 
 from __future__ import annotations
 
 import itertools
-import math
-from itertools import pairwise
-from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.autograd import gradcheck
 
-from unpad.batching.layout import build_layout
-from unpad.nn.attention import reference_attention
-from unpad.nn.native.attention import native_attention, supports
-from unpad.nn.native.library import describe, enabled
-from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
+from tests.nn.test_self_attention import SEED, definition, error, in_double, make_case, parts
+from unpad.nn import attention
+from unpad.nn.native import library
+from unpad.nn.native.attention import supports
 
-pytestmark = pytest.mark.slow
-
-if not enabled():
-    pytest.skip(describe(), allow_module_level=True)
-
-LENGTHS = {
-    "mixed": [1, 2, 20, 0, 33, 48, 49, 7, 64, 17, 16, 31],
-    "one": [45],
-    "long": [3, 300, 5],
-    "longer than a block of keys": [517],
-    "ones": [1] * 30,
-}
-BF16_FORWARD, BF16_BACKWARD = 0.006, 0.008  # relative norm of the error; rounding the inputs alone costs 0.0017
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not library.enabled(), reason=library.describe())]
 
 
-class Case(NamedTuple):
-    """One call, its inputs as leaves."""
-
-    qkv: Tensor  # (total_tokens, heads + 2 * kv_heads, head_dim)
-    cu_seqlens: Tensor
-    heads: int
-    kv_heads: int
-    causal: bool
-    rotary: tuple[Tensor, Tensor] | None
-    key_bias: Tensor | None
-    dropout: float
-    grad: Tensor  # (total_tokens, heads, head_dim)
-
-    def run(self, **changed: object) -> Tensor:
-        case = self._replace(**changed)
-        return native_attention(
-            case.qkv, case.cu_seqlens, heads=case.heads, kv_heads=case.kv_heads, causal=case.causal,
-            rotary=case.rotary, key_bias=case.key_bias, dropout=case.dropout, seed=SEED,
-        )  # fmt: skip
-
-    def gradients(self, out: Tensor) -> list[Tensor]:
-        leaves = [self.qkv] if self.key_bias is None else [self.qkv, self.key_bias]
-        return list(torch.autograd.grad(out, leaves, self.grad.to(out.dtype)))
-
-
-SEED = 5_000_000_011  # needs both halves of 64 bits
-
-
-def make_case(
-    lengths: list[int], dtype: torch.dtype, heads: int = 4, kv_heads: int = 2, head_dim: int = 32, causal: bool = True,
-    rotary: bool = False, bias: bool = False, dropout: float = 0.0, spread: float = 1.0,
-) -> Case:  # fmt: skip
-    torch.manual_seed(sum(lengths) + head_dim)
-    total = sum(lengths)
-    wide = torch.promote_types(dtype, torch.float32)
-    qkv = torch.randn(total, heads + 2 * kv_heads, head_dim, dtype=torch.float64).mul(spread).to(dtype)
-    cu_seqlens = build_layout(np.array(lengths, np.int64)).cu_seqlens
-    tables = None
-    if rotary:
-        positions = torch.cat([torch.arange(0), *map(torch.arange, lengths)])
-        tables = rotary_table(positions, rotary_frequencies(head_dim, 100.0, "none", 1.0), wide)
-    key_bias = None
-    if bias:  # every third key is hidden, but never the first one, which all queries of a sequence see
-        key_bias = torch.randn(total, dtype=torch.float64).to(wide)
-        key_bias[2::3] = -math.inf
-        key_bias[cu_seqlens[:-1][cu_seqlens[:-1] < total].long()] = 0.5
-        key_bias.requires_grad_()
-    grad = torch.randn(total, heads, head_dim, dtype=torch.float64).to(dtype)
-    return Case(qkv.requires_grad_(), cu_seqlens, heads, kv_heads, causal, tables, key_bias, dropout, grad)
-
-
-def in_double(case: Case) -> Case:
-    """The same numbers as fp64 leaves."""
-    bias = None if case.key_bias is None else case.key_bias.detach().double().requires_grad_()
-    rotary = None if case.rotary is None else (case.rotary[0].double(), case.rotary[1].double())
-    return case._replace(
-        qkv=case.qkv.detach().double().requires_grad_(), key_bias=bias, rotary=rotary, grad=case.grad.double()
-    )
-
-
-def mix(x: Tensor) -> Tensor:
-    """The finaliser of MurmurHash3 on 32 bits kept in int64."""
-    x = x ^ (x >> 16)
-    x = x * 0x85EBCA6B & 0xFFFFFFFF
-    x = x ^ (x >> 13)
-    x = x * 0xC2B2AE35 & 0xFFFFFFFF
-    return x ^ (x >> 16)
-
-
-def kept(queries: Tensor, keys: Tensor, heads: int, dropout: float) -> Tensor:
-    """Which weights stay, (heads, queries, keys) bool, from places in the run."""
-    row = queries[None, :] * heads + torch.arange(heads)[:, None]
-    low = mix(torch.full_like(row, SEED & 0xFFFFFFFF) ^ mix(row & 0xFFFFFFFF))
-    row_bits = mix(low ^ (SEED >> 32) ^ (row >> 32))
-    bits = mix(row_bits[..., None] ^ (keys * 0x9E3779B9 & 0xFFFFFFFF))
-    return bits >= int(dropout * 2**32)
-
-
-def definition(case: Case) -> Tensor:
-    """One sequence at a time, in plain operations and the type of the inputs."""
-    q, k, v = case.qkv.split([case.heads, case.kv_heads, case.kv_heads], 1)
-    if case.rotary is not None:
-        q, k = rotate(q, *case.rotary), rotate(k, *case.rotary)
-    k, v = (x.repeat_interleave(case.heads // case.kv_heads, 1) for x in (k, v))
-    outputs = [q[:0]]
-    for start, stop in pairwise(case.cu_seqlens.tolist()):
-        scores = torch.einsum("qhd,khd->hqk", q[start:stop], k[start:stop]) / math.sqrt(q.shape[-1])
-        if case.key_bias is not None:
-            scores = scores + case.key_bias[start:stop]
-        if case.causal:
-            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -math.inf)
-        weights = scores.softmax(-1)
-        if case.dropout:
-            places = torch.arange(start, stop)
-            weights = weights * kept(places, places, case.heads, case.dropout) / (1 - case.dropout)
-        outputs.append(torch.einsum("hqk,khd->qhd", weights.to(v.dtype), v[start:stop]))
-    return torch.cat(outputs)
-
-
-def error(got: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference over the norm."""
-    assert got.shape == wanted.shape
-    got, wanted = got.detach().double(), wanted.detach().double()
-    return float((got - wanted).norm() / wanted.norm().clamp_min(1e-300))
-
-
-def check(case: Case, forward: float, backward: float) -> None:
-    exact = in_double(case)
-    wanted = definition(exact)
-    got = case.run()
-    assert got.dtype == case.qkv.dtype
-    assert error(got, wanted) <= forward
-    for a, b in zip(case.gradients(got), exact.gradients(wanted), strict=True):
-        assert error(a, b) <= backward
-
-
-def parts(qkv_like: Tensor, case: Case) -> tuple[Tensor, ...]:
-    return qkv_like.split([case.heads, case.kv_heads, case.kv_heads], 1)
-
-
-def test_the_definition_here_is_the_reference() -> None:
-    case = make_case(LENGTHS["mixed"], torch.float64, rotary=True)
-    assert case.rotary is not None
-    q, k, v = case.qkv.split([4, 2, 2], 1)
-    layout = build_layout(np.array(LENGTHS["mixed"]))
-    expected = reference_attention(rotate(q, *case.rotary), rotate(k, *case.rotary), v, layout, True)
-    torch.testing.assert_close(definition(case), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_every_shape_of_run_equals_the_definition(lengths: list[int], causal: bool, dtype: torch.dtype) -> None:
-    bounds = (1e-12, 1e-11) if dtype == torch.float64 else (BF16_FORWARD, BF16_BACKWARD)
-    check(make_case(lengths, dtype, causal=causal, rotary=True), *bounds)
-
-
-@pytest.mark.parametrize("head_dim", [16, 32, 48, 64, 80, 96, 112, 128])
-@pytest.mark.parametrize("rotary", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_every_head_size_equals_the_definition(head_dim: int, rotary: bool, dtype: torch.dtype) -> None:
-    bounds = (1e-12, 1e-11) if dtype == torch.float64 else (BF16_FORWARD, BF16_BACKWARD)
-    check(make_case([70, 1, 19], dtype, head_dim=head_dim, rotary=rotary), *bounds)
-
-
-@pytest.mark.parametrize("head_dim", [18, 22, 100])
-def test_any_even_head_size_works_in_double(head_dim: int) -> None:
-    check(make_case([70, 1, 19], torch.float64, head_dim=head_dim, rotary=True), 1e-12, 1e-11)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(8, 2), (8, 8), (3, 1)])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_shared_key_heads_equal_the_definition(heads: int, kv_heads: int, causal: bool, dtype: torch.dtype) -> None:
-    bounds = (1e-12, 1e-11) if dtype == torch.float64 else (BF16_FORWARD, BF16_BACKWARD)
-    check(make_case([50, 3, 21], dtype, heads, kv_heads, causal=causal, rotary=True), *bounds)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_key_bias_and_dropout_equal_the_definition(
-    causal: bool, dropout: float, bias: bool, dtype: torch.dtype
-) -> None:
-    bounds = (1e-12, 1e-11) if dtype == torch.float64 else (BF16_FORWARD, BF16_BACKWARD)
-    check(make_case([1, 300, 20, 0, 47], dtype, causal=causal, bias=bias, dropout=dropout), *bounds)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_large_scores_neither_overflow_nor_vanish(dtype: torch.dtype) -> None:
-    """Scores of thousands, where a softmax without its maximum is infinite."""
-    case = make_case([60, 1, 200], dtype, spread=40.0)
-    wanted = definition(in_double(case))
-    assert error(case.run(), wanted) <= (1e-12 if dtype == torch.float64 else BF16_FORWARD)
-
-
-@pytest.mark.parametrize("spread", [3.0, 4.5])
-def test_scores_on_both_sides_of_the_safe_bound_agree(spread: float) -> None:
-    check(make_case([300], torch.float64, spread=spread), 1e-11, 1e-10)
-    check(make_case([300], torch.bfloat16, spread=spread), BF16_FORWARD, 2 * BF16_BACKWARD)
+@pytest.fixture(autouse=True)
+def _known_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "draw_seed", lambda: SEED)
 
 
 def test_bf16_errs_no_more_than_torch_in_bf16() -> None:
@@ -227,28 +30,6 @@ def test_bf16_errs_no_more_than_torch_in_bf16() -> None:
         native_grad, torch_grad = case.gradients(got)[0], case.gradients(torch_out)[0]
         for a, b, c in zip(*(parts(g, case) for g in (native_grad, torch_grad, wanted_grad)), strict=True):
             assert error(a, c) <= error(b, c) * 1.02
-
-
-def test_thousands_of_sequences_equal_the_definition() -> None:
-    lengths = np.random.default_rng(0).integers(0, 4, 2000).tolist()
-    check(make_case(lengths, torch.float64, 2, 1, 16), 1e-12, 1e-11)
-    check(make_case(lengths, torch.bfloat16, 2, 1, 16), BF16_FORWARD, BF16_BACKWARD)
-
-
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_an_empty_run_gives_empty_results(lengths: list[int], dtype: torch.dtype) -> None:
-    case = make_case(lengths, dtype, rotary=True, bias=True)
-    out = case.run()
-    assert out.shape == (0, 4, 32)
-    assert [g.numel() for g in case.gradients(out)] == [0, 0]
-
-
-def test_gradients_equal_finite_differences() -> None:
-    case = make_case([5, 3], torch.float64, 2, 1, 16, rotary=True, bias=True, dropout=0.2)
-    assert case.key_bias is not None
-    bias = torch.where(case.key_bias.detach().isinf(), -1.0, case.key_bias.detach()).requires_grad_()
-    assert gradcheck(lambda qkv, b: case.run(qkv=qkv, key_bias=b), (case.qkv, bias))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -266,49 +47,6 @@ def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: t
     for result in results[1:]:
         for a, b in zip(result, results[0], strict=True):
             assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("new", [2.5, math.nan, math.inf])
-def test_a_sequence_changes_nothing_but_itself(dtype: torch.dtype, new: float) -> None:
-    case = make_case([40, 33, 300, 1], dtype, rotary=True)
-    inside = torch.zeros(374, dtype=torch.bool)
-    inside[40:73] = True
-    changed = case.qkv.detach().clone()
-    changed[inside] = new if math.isfinite(new) else changed[inside]
-    changed[40] = new
-    other = case._replace(qkv=changed.requires_grad_())
-    out, other_out = case.run(), other.run()
-    for a, b in zip([out, *case.gradients(out)], [other_out, *other.gradients(other_out)], strict=True):
-        assert torch.equal(a[~inside], b[~inside])
-        assert not torch.equal(a[inside], b[inside])
-        assert bool(b[inside].isnan().any()) != math.isfinite(new)
-    if not math.isfinite(new):
-        assert other_out[inside].isnan().all()
-
-
-@pytest.mark.parametrize("part", [0, 4, 6])
-def test_a_nan_in_query_key_or_value_is_seen(part: int) -> None:
-    """In the last token: only a query of its own, or keys and values that all queries see."""
-    for dtype, spread in itertools.product([torch.float64, torch.bfloat16], [1.0, 40.0]):
-        case = make_case([30, 40], dtype, causal=False, spread=spread)
-        qkv = case.qkv.detach().clone()
-        qkv[69, part, 3] = math.nan
-        out = case.run(qkv=qkv)
-        assert not out[:30].isnan().any()
-        assert out[69, 0].isnan().any()
-        assert part == 0 or out[30:, 0].isnan().any(-1).all()
-
-
-def test_dropout_keeps_its_share_and_depends_on_the_seed() -> None:
-    case = make_case([200], torch.float64, causal=False, dropout=0.25)
-    qkv = torch.zeros_like(case.qkv)
-    qkv[:, 6:] = 1.0  # equal weights and values of one: each output is the kept share over 0.75
-    out = case.run(qkv=qkv)
-    assert abs(float(out.mean()) - 1) < 0.01
-    settings = {"heads": 4, "kv_heads": 2, "causal": False, "dropout": 0.25}
-    assert not torch.equal(out, native_attention(qkv, case.cu_seqlens, **settings, seed=SEED + 1))
-    assert not torch.equal(out, native_attention(qkv, case.cu_seqlens, **settings, seed=SEED + 2**32))
 
 
 def test_operators_show_by_name_in_a_profile() -> None:
