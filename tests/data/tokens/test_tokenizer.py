@@ -444,8 +444,8 @@ LOSSY: list[tuple[bytes, str, str]] = [
 @pytest.mark.parametrize(("data", "text", "lost"), LOSSY)
 def test_lost_characters_are_those_of_unknown_tokens_and_of_none(data: bytes, text: str, lost: str) -> None:
     tokenizer = load_tokenizer(data)
-    for counted, expected in ((text, lost), ("", "")):
-        ids, found = tokenizer.encode_counted([counted])
+    for one, expected in ((text, lost), ("", "")):
+        ids, found = tokenizer.encode_counted([one])
         assert found == [expected]
         assert ids == tokenizer.encode_batch([counted])
 
