@@ -347,22 +347,22 @@ def _generate_field(text: str) -> str:
 
 @data_app.command(epilog="Example: unpad data check my.jsonl")
 def check(
-    path: Annotated[Path, typer.Argument(help="A file or folder, or a recipe with tables of events.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders or recipes.")],
     kind: Annotated[
         str | None,
         typer.Option(help="Field of the recipe's `data` section; default by the first rows.", autocompletion=_kinds),
     ] = None,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Report every unusable row with file:line, code and fix. Exit code 3 when there is one."""
+    """Report every unusable row with file:line, code and fix, and each file's lengths. Exit code 3 for a bad row."""
     from unpad.data.check import check
-    from unpad.errors import RecipeError, nearest
-    from unpad.recipes.data import KINDS
 
-    if kind not in (None, *KINDS):
-        raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
-    report = check(path, kind)
-    _print_lines(report.lines())
+    report = check(paths, kind)
+    if as_json:
+        _print_json(report.to_json())
+    else:
+        _print_lines(report.lines())
     raise typer.Exit(0 if report.passed else 3)
 
 

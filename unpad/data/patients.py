@@ -235,7 +235,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
 
 def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes) -> EventData:
     refuse_empty(len(recipe.data.events), "events", [])
-    settings, tables = recipe.events, read_cohort(recipe)
+    return open_tables(recipe, read_cohort(recipe), kept)
+
+
+def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None) -> EventData:
+    """Make sequences of the tables of a recipe; raises as `open_data`."""
+    settings = recipe.events
     events, counts, repeated = read_histories(tables, settings)
     bad = [*tables.bad, *repeated]
     apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unpad.data.family import NAMES_KEY, Data, open_data
+from unpad.data.notes import notes
 from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.models import build_model, lower_sizes, model_config
@@ -175,6 +176,7 @@ def describe(setup: Setup) -> list[str]:
     return [
         *source_lines(setup.recipe),
         *setup.data.lines(),
+        *notes(setup.recipe, setup.data),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
         f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "

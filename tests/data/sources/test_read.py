@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.helpers.shell import Shell
+from tests.helpers.toy import write_toy
 from tests.helpers.work import counted
 from unpad.data.check import check
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
@@ -163,3 +165,62 @@ def test_check_looks_at_one_picture_and_past_stray_files_beside_pictures(tmp_pat
     assert [row.code for row in alone.bad] == ["E_TRUNCATED"]
     path.write_bytes(b"")
     assert [row.code for row in check(path).bad] == ["E_EMPTY"]
+
+
+def test_check_describes_lengths_and_repeated_rows_of_several_paths(unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": "x" * n}) + "\n" for n in (1, 2, 3, 3, 400)))
+    (tmp_path / "b.json").write_text('["xx", "y", 3]')
+    outcome = unpad("data", "check", tmp_path / "a.jsonl", tmp_path / "b.json")
+    assert outcome.code == 3
+    assert f"{tmp_path}/a.jsonl: text, 5 of 5 rows usable, 1 equal to an earlier one" in outcome.out
+    assert "  characters: 1 to 400, median 3, 95 % of rows at most 400" in outcome.out
+    assert f"{tmp_path}/b.json: text, 2 of 3 rows usable, 1 equal to an earlier one" in outcome.out
+    found = json.loads(unpad("data", "check", "--json", tmp_path / "a.jsonl", tmp_path / "b.json").out)
+    assert (found["passed"], found["rows"], found["used"], found["bad"]) == (False, 8, 7, 1)
+    assert found["files"][0]["characters"] == {"min": 1, "median": 3, "p95": 400, "max": 400}
+    assert [file["repeated"] for file in found["files"]] == [1, 1]
+    assert found["faults"][0]["code"] == "E_TYPE"
+
+
+def test_check_refuses_kinds_that_nobody_knows(unpad: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"numbers": [1], "label": "up"}\n')
+    refused = unpad("data", "check", path, "--kind", "txt")
+    assert (refused.code, 'no kind of data "txt"' in refused.err) == (2, True)
+    refused = unpad("data", "check", path)
+    assert refused.code == 3
+    assert "match no kind of data; there is label, numbers" in refused.err
+
+
+def test_check_says_how_many_rows_a_fault_takes_along(unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('["a", x, "b"]')
+    assert "and an unknown number of rows beyond 1 of the faults" in unpad("data", "check", tmp_path / "a.json").out
+
+
+def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\nb\nc\n")
+    (tmp_path / "b.jsonl").write_text('{"body": "用户：问助手：答"}\n', encoding="utf-8")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text('data: {text: a.txt, chat: {path: b.jsonl, field: body}, root: ROOT, separator: "\\n"}\n'
+                      .replace("ROOT", str(tmp_path)))  # fmt: skip
+    outcome = unpad("data", "check", recipe)
+    assert outcome.code == 0, outcome.out + outcome.err
+    assert "a.txt: text, 3 of 3 rows usable" in outcome.out
+    assert "b.jsonl: chat, 1 of 1 rows usable" in outcome.out
+
+
+def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"sentence {n}\n" for n in range(30)))
+    advice = f"note: {path} is one document of 30 lines; 'data.separator=\"\\n\"' makes a document of each line"
+    assert advice in unpad("data", "check", path).out
+    assert (check(path).files[0].num_used, check(path).passed) == (1, True)
+    recipe = write_toy(tmp_path / "toy")
+    mine = (recipe, f"data.text={path}", "data.chat=null", "stages=[]", "train.max_steps=1")
+    for verb in (("plan", *mine), ("train", *mine, "--out", tmp_path / "run")):
+        outcome = unpad(*verb)
+        assert outcome.code == 0, outcome.err
+        assert advice in outcome.out
+        assert "nothing of data.text is held out, of 1 sequences" in outcome.out
+    assert "note:" not in unpad("plan", *mine, 'data.separator="\n"').out
+    assert "note:" not in unpad("plan", *mine, "data.holdout=0").out

@@ -1,33 +1,40 @@
-"""Conversations: `messages`, ShareGPT `conversations`, and strings such as `用户：…助手：…`."""
+"""Conversations: `messages`, ShareGPT `conversations`, instruction and output, prompt and completion, and strings such
+as `用户：…助手：…`.
+"""
 
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.example import BadRow, Example, Turn, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.rows import collect, examples, optional_fields, require_text
+from unpad.data.sources.rows import examples, optional_fields, require_text, usable
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
 
-FIELDS = ("messages", "conversations", "text")
+MESSAGES = ("messages", "conversations")
+# Of a row with one request and one reply, such as Alpaca's instruction, input and output.
+REQUESTS = ("instruction", "prompt", "question")
+REPLIES = ("output", "completion", "response", "answer")
+FIELDS = (*MESSAGES, *REQUESTS, "input", *REPLIES, "text", "system", "history")
 ROLES: dict[object, Role] = {
-    "system": "system", "user": "user", "human": "user", "assistant": "assistant", "gpt": "assistant",
+    "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
+    "gpt": "assistant",
 }  # fmt: skip
 
 # A string keeps the language it begins with, so that "User:" in a Chinese reply does not begin a turn.
 _MARKERS = (re.compile(r"(系统|用户|助手)[：:]"), re.compile(r"(?<![^\W_])(System|User|Assistant)[:：]"))
+_PAIR: tuple[Role, Role] = ("user", "assistant")
 _MARKED: dict[str, Role] = {
     "系统": "system", "用户": "user", "助手": "assistant", "System": "system", "User": "user", "Assistant": "assistant",
 }  # fmt: skip
 
 
-def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
-    """Count the usable rows of a file, and return the others."""
-    used, bad = collect(read(file, data), file.path)
-    return len(used), bad
+def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+    """Yield each row of a file as usable, or its bad row."""
+    return map(usable, read(file, data))
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -35,33 +42,79 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
 
     A conversation may begin with a system message; then user and assistant take turns, with at least one reply.
     Contents of messages are kept exactly; turns of a string lose the white space around them.
+
+    A row with a request and a reply may also have `input`, which follows the request on a line of its own, `system`,
+    and `history`, a list of earlier requests with their replies. A blank one of these is none.
     """
-    fields = (file.field,) if file.field else FIELDS
 
     def convert(where: str, value: Any) -> Example:
         if type(value) is not dict:
             return Example(where, _turns(value, "the conversation"))
-        name = next((name for name in fields if name in value), None)
-        if name is None:
-            raise missing(fields, list(value))
-        turns = _turns(value[name], f'"{name}"')
+        turns = _turns_of_row(value, file.field)
         return Example(where, turns) if len(value) == 1 else Example(where, turns, *optional_fields(value))
 
-    return examples(file, data, fields, convert)
+    return examples(file, data, (file.field, "system") if file.field else FIELDS, convert)
+
+
+def _turns_of_row(row: dict[str, Any], field: str | None) -> tuple[Turn, ...]:
+    name = field if field in row else None if field else next((name for name in MESSAGES if name in row), None)
+    request = next((name for name in REQUESTS if name in row), None)
+    if name is None and field is None and request is not None:
+        messages = _request_and_reply(row, request)
+    elif name is None and (field is not None or "text" not in row):
+        raise missing((field,) if field else (*MESSAGES, *REQUESTS, "text"), list(row))
+    else:
+        messages = _messages(row[name or "text"], f'"{name or "text"}"')
+    system = row.get("system")
+    if not _is_blank(system) and messages and messages[0].role != "system":
+        messages = [Turn("system", require_text(system, '"system"')), *messages]
+    return _in_turns(messages, f'"{name or request or "text"}"')
+
+
+def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
+    """Turn a row such as Alpaca's, or one whose prompt and completion are lists of messages, into messages."""
+    reply = next((name for name in REPLIES if name in row), None)
+    if reply is None:
+        raise missing(REPLIES, list(row))
+    if type(row[request]) is list and type(row[reply]) is list:
+        return _messages(row[request], f'"{request}"') + _messages(row[reply], f'"{reply}"')
+    parts = [name for name in (request, "input") if not _is_blank(row.get(name))] or [request]
+    text = "\n".join(require_text(row[name], f'"{name}"') for name in parts)
+    earlier = [] if _is_blank(row.get("history")) else row["history"]
+    if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
+        raise RowFault("E_TYPE", '"history" is not a list of requests with their replies')
+    said = [
+        Turn(role, require_text(content, '"history"'))
+        for pair in earlier
+        for role, content in zip(_PAIR, pair, strict=True)
+    ]
+    return [*said, Turn("user", text), Turn("assistant", require_text(row[reply], f'"{reply}"'))]
+
+
+def _is_blank(value: object) -> bool:
+    return value is None or value == [] or (type(value) is str and not value.strip())
 
 
 def looks_like_chat(value: object) -> bool:
     """Guess whether a row, well-formed or not, is meant as a conversation."""
     if isinstance(value, dict):
-        return "messages" in value or "conversations" in value or looks_like_chat(value.get("text"))
+        pairs = any(name in value for name in REQUESTS) and any(name in value for name in REPLIES)
+        return pairs or any(name in value for name in MESSAGES) or looks_like_chat(value.get("text"))
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)
 
 
 def _turns(value: object, name: str) -> tuple[Turn, ...]:
+    return _in_turns(_messages(value, name), name)
+
+
+def _messages(value: object, name: str) -> list[Turn]:
     if type(value) is list:
-        turns = [_message(message, name, index) for index, message in enumerate(value)]
-    else:
-        turns = _parse(require_text(value, name))
+        return [_message(message, name, index) for index, message in enumerate(value)]
+    return _parse(require_text(value, name))
+
+
+def _in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
+    """Refuse messages that are not a conversation with a reply."""
     if not turns:
         raise RowFault("E_EMPTY", f"{name} has no messages")
     first = 1 if turns[0].role == "system" else 0
@@ -84,6 +137,9 @@ def _message(message: object, name: str, index: int) -> Turn:
     if type(role) is not str or role not in ROLES:
         known = ", ".join(str(role) for role in ROLES)
         raise RowFault("E_ROLE", f"{name}[{index}] has the unknown role {excerpt(role)}", f"known roles: {known}")
+    if message.get("weight") == 0:
+        fix = "remove what follows the last reply to learn, or the key"
+        raise RowFault("E_TYPE", f'{name}[{index}]."weight" is 0, but every reply is learned', fix)
     return Turn(ROLES[role], require_text(message[content_key], f'{name}[{index}]."{content_key}"'))
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TextIO
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import HEAD_BYTES
@@ -27,8 +26,9 @@ def read_header(path: Path) -> tuple[list[str], str]:
         RowFault: the file is not UTF-8, or has no header.
         OSError: it cannot be read.
     """
-    with path.open("rb") as handle:
-        lines, delimiter = _open(handle, path)
+    _refuse_encoding(path)
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
+        lines, delimiter = _begin(handle, path)
         return next(_records(lines, delimiter))[1], delimiter
 
 
@@ -41,9 +41,10 @@ def read_delimited(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, d
     Args:
         wanted: columns of which the file must have one.
     """
-    with path.open("rb") as handle:
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
         try:
-            lines, delimiter = _open(handle, path)
+            _refuse_encoding(path)
+            lines, delimiter = _begin(handle, path)
             records = _records(lines, delimiter)
             names = next(records)[1]
         except RowFault as fault:
@@ -61,18 +62,19 @@ def read_delimited(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, d
                 yield where, {name: cell for name, cell in pairs if cell or name in wanted}
 
 
-def _open(handle: BinaryIO, path: Path) -> tuple[Iterable[str], str]:
+def _refuse_encoding(path: Path) -> None:
+    with path.open("rb") as handle:
+        if wrong := wrong_encoding(handle.read(HEAD_BYTES)):
+            raise wrong
+
+
+def _begin(handle: TextIO, path: Path) -> tuple[Iterable[str], str]:
     """Return the lines of a file with their ends, and its delimiter."""
-    head = handle.read(HEAD_BYTES)
-    if wrong := wrong_encoding(head):
-        raise wrong
-    handle.seek(0)
-    text = io.TextIOWrapper(handle, "utf-8-sig", "surrogateescape", newline="")
-    first = text.readline(MAX_CHARACTERS)
+    first = handle.readline(MAX_CHARACTERS)
     if not first.strip():
         raise RowFault("E_EMPTY", "the file has no header", "begin with the names of the columns")
     preferred = DELIMITERS[::-1] if path.suffix.lower() == ".tsv" else DELIMITERS
-    return itertools.chain([first], text), max(preferred, key=first.count)
+    return itertools.chain([first], handle), max(preferred, key=first.count)
 
 
 def _records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str], int]]:

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import BOM, HEAD_BYTES
+from unpad.data.sources.files import BOM, HEAD_BYTES, SourceFile
 from unpad.data.sources.jsonlines import RowFault, wrong_encoding
 
 END_OF_TEXT = "<|endoftext|>"
 READ_BYTES = 1 << 18
+BY_LINE = "'data.separator=\"\\n\"'"  # as it is typed in a shell
 BETWEEN = b" \t\n"  # what a run of blank lines consists of
 _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 
@@ -59,6 +60,17 @@ def read_documents(path: Path, separator: str) -> Iterator[tuple[str, str] | Bad
                 begin = following
             line += buffer.count(b"\n", counted, begin)
             buffer = buffer[begin:]
+
+
+def single_document(file: SourceFile, separator: str, num_documents: int) -> str | None:
+    """Describe a plain text of several lines that is a single document, with the setting that splits it by line."""
+    if file.format != "text" or separator != "auto" or num_documents != 1:
+        return None
+    with file.path.open("rb") as handle:
+        num_lines = sum(not line.isspace() for line in handle)
+    if num_lines < 2:
+        return None
+    return f"{file.path} is one document of {num_lines:,} lines; {BY_LINE} makes a document of each line"
 
 
 def _survey(handle: BinaryIO) -> tuple[bool, bool]:

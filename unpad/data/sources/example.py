@@ -36,6 +36,19 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Usable:
+    """A row that can be used, as `unpad data check` counts it.
+
+    Args:
+        characters: of its texts; None for rows without text.
+        key: 64-bit hash of its content, equal for equal rows; None where rows are not compared.
+    """
+
+    characters: int | None = None
+    key: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BadRow:
     """A row that cannot be used: its place, a stable code such as E_UTF8, the fault, and the fix.
 

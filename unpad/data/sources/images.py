@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
 from unpad.data.sources import files
-from unpad.data.sources.example import BadRow, SplitName
+from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
 from unpad.data.sources.parquet import one_row, open_parquet, read_batches
@@ -113,10 +113,10 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
             yield from pool.map(examine, window)
 
 
-def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
-    """Count the usable images of a source, and return the bad rows."""
-    used, bad = read_all(file, data)
-    return len(used), bad
+def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+    """Yield each image of a source as usable, or its bad row."""
+    for item in read(file, data):
+        yield item if isinstance(item, BadRow) else Usable(key=content_key(item))
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:

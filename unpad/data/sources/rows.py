@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from unpad.data.sources.arrays import read_array
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
-from unpad.data.sources.example import BadRow, SplitName
+from unpad.data.sources.example import BadRow, Example, SplitName, Usable
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.jsonlines import RowFault, read_lines, type_name
 from unpad.data.sources.parquet import read_parquet
+from unpad.data.sources.split import content_key
 from unpad.recipes.data import DataSettings
 
 OPTIONAL = ("split", "group", "fact", "keywords")
@@ -56,6 +57,13 @@ def examples(
             yield convert(where, value)
         except RowFault as fault:
             yield fault.at(where, value)
+
+
+def usable(item: Example | BadRow) -> Usable | BadRow:
+    """Return the length and the hash of an example."""
+    if isinstance(item, BadRow):
+        return item
+    return Usable(sum(len(turn.content) for turn in item.turns), content_key(item))
 
 
 def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadRow]]:

@@ -1,19 +1,18 @@
-"""Documents of plain text: text files, arrays of strings, JSON lines, parquet."""
+"""Documents of plain text: text files, arrays of strings, JSON lines, CSV, parquet."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.example import BadRow, Example, Turn, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.jsonlines import RowFault, missing, type_name
-from unpad.data.sources.rows import collect, examples, optional_fields, require_text
+from unpad.data.sources.rows import examples, optional_fields, require_text, usable
 from unpad.recipes.data import DataSettings
 
 
-def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
-    """Count the usable rows of a file, and return the others."""
-    used, bad = collect(read(file, data), file.path)
-    return len(used), bad
+def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+    """Yield each row of a file as usable, or its bad row."""
+    return map(usable, read(file, data))
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unpad.data.sources.example import BadRow, SplitName
+from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, declared_split, examine
 from unpad.data.sources.jsonlines import RowFault, missing, type_name
@@ -54,10 +55,12 @@ class _Row:
     caption: bool
 
 
-def check(file: SourceFile, data: DataSettings) -> tuple[int, list[BadRow]]:
-    """Count the usable questions of a file, and return the bad rows."""
+def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+    """Yield each question of a file as usable, or its bad row."""
     used, _, bad = read_all(file, data)
-    return len(used), bad
+    for example in used:
+        yield Usable(characters=len(example.question) + len(example.answer))
+    yield from bad
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:
