@@ -235,11 +235,15 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
 
 def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes) -> EventData:
     refuse_empty(len(recipe.data.events), "events", [])
-    return open_tables(recipe, read_cohort(recipe), kept)
+    return open_tables(recipe, read_cohort(recipe), kept, key)
 
 
-def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None) -> EventData:
-    """Make sequences of the tables of a recipe; raises as `open_data`."""
+def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None, key: bytes = b"") -> EventData:
+    """Make sequences of the tables of a recipe; raises as `open_data`.
+
+    Args:
+        key: of the run's names for patients.
+    """
     settings = recipe.events
     events, counts, repeated = read_histories(tables, settings)
     bad = [*tables.bad, *repeated]

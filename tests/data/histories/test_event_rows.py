@@ -372,6 +372,10 @@ def test_data_check_refuses_what_training_refuses(unpad: Shell, tmp_path: Path) 
     facts = f"{{path: {tmp_path}/labels.parquet, static: [dead]}}"
     assert "also a fact" in checked(labelled + ", label: dead}", "train", "holdout", more=facts)
     assert "nothing learns the outcome" in checked(labelled + ", event: dead, duration: end}", "train", "train")
+    assert "E_CODE" in checked(", unknown_codes: error", "holdout", "train")
+    widths = tmp_path / "vectors.csv"
+    widths.write_text("Key,0,1\nglucose,1,2\nfever,3\n")
+    assert "E_WIDTH" in checked(f", code_embeddings: {widths}", "train", "holdout")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
