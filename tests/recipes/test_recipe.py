@@ -240,3 +240,9 @@ def test_differences_are_listed_by_key(write: object) -> None:
 )  # fmt: skip
 def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only(key: str, allowed: bool) -> None:
     assert may_change_on_resume(key) is allowed
+
+
+def test_off_is_a_word_though_yaml_reads_it_as_false() -> None:
+    assert load_recipe("events", ["collapse.policy=off"]).collapse.policy == "off"
+    with pytest.raises(RecipeError, match="got true"):
+        load_recipe("events", ["collapse.policy=on"])

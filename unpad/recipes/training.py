@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
 from unpad.errors import nearest
 from unpad.recipes.section import Section
@@ -207,7 +207,10 @@ class CollapseSettings(Section):
         description="fast: every 20, patience 2 and warmup 200, which confirms a collapse within 40 steps of its first "
         "sign at more cost; other fields override it.",
     )
-    policy: Literal["off", "warn", "save", "stop", "recover"] = Field(
+    policy: Annotated[
+        Literal["off", "warn", "save", "stop", "recover"],
+        BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads `off` as false
+    ] = Field(
         "warn",
         description="Reaction to a confirmed collapse. save: keep the weights of the last healthy reading; recover: "
         "continue from them with less weight on the KL term.",
