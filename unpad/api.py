@@ -41,14 +41,18 @@ def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: b
     return load(folder)
 
 
-def plan(lengths: Sequence[int] | np.ndarray, *, seed: int = 0, epoch: int = 0, **settings: Any) -> Plan:
+def plan(
+    lengths: Sequence[int] | np.ndarray, *, seed: int = 0, epoch: int = 0, first_step: int = 0, **settings: Any
+) -> Plan:
     """Plan one epoch over sequences of the given lengths.
 
     Args:
         lengths: positions the model sees per sequence, (num_seqs,).
+        first_step: steps before this epoch, for grow_per="step".
         settings: fields of the recipe's `plan` section, such as strategy="pack" or tokens_per_step=4096.
     """
-    return make_plan(np.asarray(lengths), checked(PlanSettings, settings), seed=seed, epoch=epoch)
+    chosen = checked(PlanSettings, settings)
+    return make_plan(np.asarray(lengths), chosen, seed=seed, epoch=epoch, first_step=first_step)
 
 
 def batches(
@@ -57,6 +61,7 @@ def batches(
     *,
     seed: int = 0,
     epoch: int = 0,
+    first_step: int = 0,
     **settings: Any,
 ) -> Iterator[list[RaggedBatch]]:
     """Yield the micro-batches of every optimizer step of an epoch, for any training loop.
@@ -66,9 +71,11 @@ def batches(
     Args:
         sequences: token ids; n tokens give n - 1 positions.
         loss_masks: True where a token counts in the loss; default everywhere.
+        first_step: steps before this epoch, for grow_per="step".
         settings: fields of the recipe's `plan` section.
     """
-    epoch_plan = plan([max(len(s) - 1, 0) for s in sequences], seed=seed, epoch=epoch, **settings)
+    lengths = [max(len(s) - 1, 0) for s in sequences]
+    epoch_plan = plan(lengths, seed=seed, epoch=epoch, first_step=first_step, **settings)
     masks = loss_masks if loss_masks is not None else [[True] * len(s) for s in sequences]
     for index, (sequence, mask) in enumerate(zip(sequences, masks, strict=False)):
         if len(sequence) != len(mask):

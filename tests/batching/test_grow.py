@@ -46,6 +46,43 @@ def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
         assert found[0] == found[1], epoch
 
 
+@pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
+def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy: str) -> None:
+    base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
+    growing = PlanSettings(**base, grow={4: 400, 8: 800}, grow_per="step")
+    made = plan(LENGTHS, growing, seed=0, epoch=0)
+    steps = [made.step(index) for index in range(made.num_steps)]
+    assert sorted(i for step in steps for micro in step for i in micro.seq_ids.tolist()) == list(range(len(LENGTHS)))
+    tokens = [sum(int((micro.stops - micro.starts).sum()) for micro in step) for step in steps]
+    low, high = (0.5, 1.0) if strategy in ("pack", "rows") else (1.0, 1.6)  # up to the size, or until it is reached
+    for sizes, size in ((tokens[:3], 200), (tokens[3:7], 400), (tokens[7:-1], 800)):
+        assert sizes
+        assert all(low * size <= found <= high * size for found in sizes)
+    plain = plan(LENGTHS, PlanSettings(**base), seed=0, epoch=0)
+    first = [[micro.seq_ids.tolist() for micro in plain.step(index)] for index in range(3)]
+    assert [[micro.seq_ids.tolist() for micro in step] for step in steps[:3]] == first
+    assert made.ledger.to_json() == plain.ledger.to_json()
+
+
+def test_an_epoch_begins_with_the_size_of_its_first_step() -> None:
+    growing = PlanSettings(tokens_per_step=200, grow={4: 400, 8: 800}, grow_per="step")
+    for first_step, tokens in ((3, 400), (7, 800), (100, 800)):
+        parts = growing.parts(5, first_step)
+        assert parts[0][1].tokens_per_step == tokens
+    assert [(count, part.tokens_per_step) for count, part in growing.parts(0, 2)] == [(1, 200), (4, 400), (None, 800)]
+    late = contents(plan(LENGTHS, growing, seed=0, epoch=1, first_step=7))
+    assert late == contents(plan(LENGTHS, PlanSettings(tokens_per_step=800), seed=0, epoch=1))
+
+
+def test_a_short_last_step_is_that_of_the_size_in_which_the_epoch_ends() -> None:
+    growing = PlanSettings(tokens_per_step=200, grow={4: 400}, grow_per="step", drop_last=True)
+    made = plan(np.full(97, 10), growing, seed=0, epoch=0)
+    assert made.num_steps == 3  # 3 * 200, and 370 that would be a full step of 200
+    assert made.ledger.tokens("dropped") == 370
+    with pytest.raises(ValueError, match="give one of them"):
+        PlanSettings(strategy="dynamic", batches_per_step=2, grow={4: 400})
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4), st.integers(0, 20))
 @settings(deadline=None, max_examples=60)
 def test_epochs_and_updates_are_counted_as_by_hand(parts: list[tuple[int, int]], epoch: int) -> None:
@@ -92,6 +129,40 @@ def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -
     assert found[0]["lr"] == 0.01
     assert found[-1]["lr"] == pytest.approx(0.001)
     assert found[-2]["lr"] > 0.001  # not before
+
+
+def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
+    growth = ["plan.grow={8: 400, 11: 800}", "plan.grow_per=step"]
+    run(recipe, tmp_path / "calm", *growth)
+    found = rows(tmp_path / "calm", "train")
+    per_epoch = [[row["tokens"] for row in found if row["epoch"] == epoch] for epoch in range(1, 6)]
+    assert all(100 < tokens <= 200 for row in found[:5] if (tokens := row["tokens"]))
+    assert 200 < found[7]["tokens"] <= 400 < found[10]["tokens"] <= 800
+    assert found[7]["epoch"] == found[6]["epoch"], "the size changes within an epoch"
+    assert len({sum(tokens) for tokens in per_epoch}) == 1, "every epoch has all tokens"
+    assert len(per_epoch[0]) > len(per_epoch[-1])
+    assert found[0]["lr"] == 0.01
+    assert found[-1]["lr"] == pytest.approx(0.001), "the schedule ends with the run"
+    assert found[-2]["lr"] > 0.001
+    real, count = LOOP.train_step, 0
+
+    def step(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count in (3, 8, 12):  # before, at and after a change of size
+            signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    monkeypatch.setattr(LOOP, "train_step", step)
+    for attempt in range(3):
+        with pytest.raises(Interrupted):
+            run(recipe, tmp_path / "run", *([] if attempt else growth), resume=attempt > 0)
+    run(recipe, tmp_path / "run", resume=True)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

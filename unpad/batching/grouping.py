@@ -30,6 +30,31 @@ class Grouping(NamedTuple):
     fill_to: np.ndarray
 
 
+def split_steps(grouping: Grouping, num_steps: int) -> tuple[Grouping, np.ndarray]:
+    """The first steps of a grouping, and the pieces of the others, (num_left,) int64."""
+    micros = grouping.step_offsets[num_steps]
+    pieces = grouping.micro_offsets[micros]
+    order, micro_offsets, step_offsets, pad_to, fill_to = grouping
+    first = Grouping(
+        order[:pieces], micro_offsets[: micros + 1], step_offsets[: num_steps + 1], pad_to[:micros], fill_to[:micros]
+    )
+    return first, order[pieces:]
+
+
+def joined(parts: list[Grouping]) -> Grouping:
+    """Groupings one after the other, as one."""
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = Grouping(
+            np.concatenate([whole.order, part.order]),
+            np.concatenate([whole.micro_offsets, whole.micro_offsets[-1] + part.micro_offsets[1:]]),
+            np.concatenate([whole.step_offsets, whole.step_offsets[-1] + part.step_offsets[1:]]),
+            np.concatenate([whole.pad_to, part.pad_to]),
+            np.concatenate([whole.fill_to, part.fill_to]),
+        )
+    return whole
+
+
 def runs_within(tokens: np.ndarray, limit: int, ends: np.ndarray | None = None) -> np.ndarray:
     """Cut a list into consecutive runs of at most `limit` tokens; an item above the limit forms a run alone.
 

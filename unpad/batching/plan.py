@@ -11,7 +11,7 @@ from importlib import import_module
 
 import numpy as np
 
-from unpad.batching.grouping import Grouping, sum_runs
+from unpad.batching.grouping import Grouping, joined, split_steps, sum_runs
 from unpad.batching.ledger import Ledger, entry
 from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
 from unpad.recipes.training import PlanSettings
@@ -116,6 +116,7 @@ def plan(
     *,
     seed: int,
     epoch: int,
+    first_step: int = 0,
     max_tokens: int | None = None,
     seq_ids: np.ndarray | None = None,
     targets: TargetCount | None = None,
@@ -125,6 +126,7 @@ def plan(
     Args:
         lengths: positions per sequence, indexed by sequence id, (num_sequences,) int.
         settings: the recipe's section; its strategy names the function that groups the pieces.
+        first_step: steps of the stage before this epoch, for settings that grow by steps.
         max_tokens: the model's context; the smaller of it and settings.max_tokens applies.
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
         targets: counts targets with loss inside spans; None: every position is a target. A
@@ -134,12 +136,11 @@ def plan(
         PlanError: the settings do not fit the lengths.
     """
     limits = [limit for limit in (settings.max_tokens, max_tokens) if limit is not None]
-    settings = settings.at_epoch(epoch).model_copy(update={"max_tokens": min(limits, default=None)})
+    settings = settings.model_copy(update={"max_tokens": min(limits, default=None)})
     lengths = check_lengths(lengths)
     pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets)
     rng = np.random.default_rng([seed, epoch])
-    strategy = import_module(f"unpad.batching.strategies.{settings.strategy}")
-    grouping: Grouping = strategy.group(pieces.lengths, settings, rng)
+    grouping, settings = _grouped(pieces.lengths, settings.parts(epoch, first_step), rng)
     trained = pieces
     if settings.drop_last:
         grouping, is_dropped = _without_short_last_step(grouping, pieces.lengths, settings)
@@ -149,6 +150,26 @@ def plan(
     ledger = lost + account(trained, counts, lengths, settings.overflow)
     assert ledger.total == int((lengths if seq_ids is None else lengths[seq_ids]).sum()), "the ledger does not add up"
     return Plan(pieces, *grouping, ledger, settings.strategy, (seed, epoch))
+
+
+def _grouped(
+    lengths: np.ndarray, parts: list[tuple[int | None, PlanSettings]], rng: np.random.Generator
+) -> tuple[Grouping, PlanSettings]:
+    """Group all pieces; those that the steps of one part leave over are grouped anew with the settings of the next.
+
+    Returns:
+        The grouping, and the settings of the part in which it ends.
+    """
+    strategy = import_module(f"unpad.batching.strategies.{parts[0][1].strategy}")
+    left, done = np.arange(len(lengths)), list[Grouping]()
+    for num_steps, settings in parts:
+        grouping: Grouping = strategy.group(lengths[left], settings, rng)
+        grouping = grouping._replace(order=left[grouping.order])
+        if num_steps is None or len(grouping.step_offsets) - 1 <= num_steps:
+            break
+        first, left = split_steps(grouping, num_steps)
+        done.append(first)
+    return joined([*done, grouping]), settings
 
 
 def _without_short_last_step(

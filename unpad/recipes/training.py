@@ -34,7 +34,10 @@ class PlanSettings(Section):
     tokens_per_step: int = Field(2048, ge=1, description="Real tokens per optimizer step.")
     grow: dict[Annotated[int, Field(ge=2)], Annotated[int, Field(ge=1)]] = Field(
         {},
-        description="tokens_per_step from an epoch of the stage on: {3: 4096, 6: 8192}; the first epoch is 1.",
+        description="tokens_per_step from an epoch or step of the stage on: {3: 4096, 6: 8192}; the first is 1.",
+    )
+    grow_per: Literal["epoch", "step"] = Field(
+        "epoch", description="What the keys of grow count; by step, steps grow within an epoch too."
     )
     batches_per_step: int | None = Field(
         None,
@@ -63,12 +66,29 @@ class PlanSettings(Section):
         if self.batches_per_step is not None and self.strategy in ("pack", "rows"):
             cut = f"{self.strategy} cuts steps by tokens_per_step"
             raise ValueError(f"{cut}; batches_per_step is of fixed, dynamic, bucket and budget")
+        if self.batches_per_step is not None and self.grow:
+            raise ValueError(
+                "grow changes tokens_per_step, which batches_per_step takes the place of: give one of them"
+            )
         return self
 
-    def at_epoch(self, epoch: int) -> PlanSettings:
-        """Settings of one epoch of a stage, counted from 0, with the tokens per step of that epoch."""
-        started = [first for first in self.grow if first <= epoch + 1]
-        return self.model_copy(update={"tokens_per_step": self.grow[max(started)], "grow": {}}) if started else self
+    def parts(self, epoch: int, first_step: int = 0) -> list[tuple[int | None, PlanSettings]]:
+        """Settings of the parts of an epoch, and the steps of each; None is all that the epoch still has.
+
+        Args:
+            epoch: of the stage, from 0; first_step: steps of the stage before it.
+        """
+        before = epoch if self.grow_per == "epoch" else first_step
+        sizes = {0: self.tokens_per_step} | {key - 1: tokens for key, tokens in sorted(self.grow.items())}
+        begun = max(begin for begin in sizes if begin <= before)
+        later = [begin for begin in sizes if begin > before] if self.grow_per == "step" else []
+        bounds = [before, *later]
+        counts = [*(stop - start for start, stop in zip(bounds, later, strict=False)), None]
+        tokens = [sizes[begin] for begin in (begun, *later)]
+        return [
+            (count, self.model_copy(update={"tokens_per_step": size, "grow": {}}))
+            for count, size in zip(counts, tokens, strict=True)
+        ]
 
 
 class Ramp(Section):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class StageSetup:
     train_ids: np.ndarray
     held_out_ids: np.ndarray
     longest: int
+    steps_of: dict[int, int] = field(init=False, default_factory=dict)  # steps of the epochs planned so far
 
     @property
     def keeps_best(self) -> bool:
@@ -52,8 +53,32 @@ def make_stage(stage: ResolvedStage, data: Data, longest: int) -> StageSetup:
 
 def epoch_plan(stage: StageSetup, epoch: int) -> Plan:
     """Plan one epoch: a pure function of the data, the recipe and the epoch."""
+    made = _plan(stage, epoch, _steps_before(stage, epoch))
+    stage.steps_of[epoch] = made.num_steps
+    return made
+
+
+def _plan(stage: StageSetup, epoch: int, first_step: int) -> Plan:
     lengths, settings, known = plan_inputs(stage, epoch)
-    return plan(lengths, settings, epoch=epoch, **known)
+    return plan(lengths, settings, epoch=epoch, first_step=first_step, **known)
+
+
+def _steps_before(stage: StageSetup, epoch: int) -> int:
+    """Steps of the stage before an epoch, as far as growth by steps depends on them."""
+    grown, before = _grown(stage), 0
+    for earlier in range(epoch):
+        if before >= grown:
+            break
+        if earlier not in stage.steps_of:
+            stage.steps_of[earlier] = _plan(stage, earlier, before).num_steps
+        before += stage.steps_of[earlier]
+    return before
+
+
+def _grown(stage: StageSetup) -> int:
+    """Steps of the stage after which steps grow no more, if they grow by steps."""
+    settings = stage.recipe.plan
+    return max(settings.grow) - 1 if settings.grow and settings.grow_per == "step" else 0
 
 
 def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:
@@ -72,14 +97,22 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
 
 
 def stage_epochs(stage: StageSetup, first: Plan) -> Epochs:
-    """Count the steps in the epochs of a stage. Each distinct size of step is planned once.
+    """Count the steps in the epochs of a stage. Each distinct size of step is planned once, or each epoch while steps
+    grow by steps.
 
     Epochs with steps of one size may differ by a few steps, as each is shuffled; schedules ignore that.
 
     Args:
         first: the plan of epoch 0.
     """
-    last = stage.recipe.train.max_epochs
+    train, last = stage.recipe.train, stage.recipe.train.max_epochs
+    if stage.recipe.plan.grow_per == "step":
+        counts = [first.num_steps]
+        while sum(counts[:-1]) < _grown(stage) and counts[-1] and (last is None or len(counts) < last):
+            if train.max_steps is not None and sum(counts) >= train.max_steps:
+                break
+            counts.append(epoch_plan(stage, len(counts)).num_steps)
+        return Epochs(tuple(range(len(counts))), tuple(counts))
     begins = [epoch - 1 for epoch in sorted(stage.recipe.plan.grow) if last is None or epoch <= last]
     steps = [epoch_plan(stage, epoch).num_steps for epoch in begins]
     return Epochs((0, *begins), (first.num_steps, *steps))
