@@ -56,7 +56,8 @@ def parrot() -> tuple[Decoder, object]:
     tokenizer = train_words(["a"], 300, 1, [])
     ids = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())[0]
     torch.manual_seed(0)
-    model = build_model(model_config({"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}), 300)
+    sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}
+    model = build_model(model_config(sizes), tokenizer.vocab_size)
     assert isinstance(model, Decoder)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     batch = from_sequences([ids.tolist()])
