@@ -74,7 +74,8 @@ def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) ->
         metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], given, kept)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
-    lines = [
+    lines = data.rows.lost.lines() if data.rows.lost.lost else []
+    lines += [
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
         for i in order[:num_shown]
     ]

@@ -570,3 +570,18 @@ def test_only_a_tokenizer_that_may_lose_characters_is_mentioned(folder: Path) ->
     path.write_bytes(dropping_bpe("".join([*TEXTS, *(text for chat in CHATS for text in chat)])))
     lines = prepare(make_recipe(folder, tokenizer=with_file(path)))[2].lines()
     assert any(line.startswith("tokenizer: 0 of ") for line in lines)
+
+
+def test_a_template_that_the_tokenizer_cannot_spell_is_warned_of(folder: Path) -> None:
+    path = folder / "words.json"
+    path.write_bytes(dropping_bpe("".join([*TEXTS, *(text for chat in CHATS for text in chat)]) + "助手："))
+    recipe = make_recipe(folder, tokenizer=with_file(path))
+    (line,) = [line for line in prepare(recipe)[2].lines() if "roles may look alike" in line]
+    assert line.startswith("warning: ")
+    assert '"系统：", "用户："; set data.template' in line
+    spelled = make_recipe(folder, data={"template": {"system": "第", "user": "问"}}, tokenizer=with_file(path))
+    assert not any("roles" in line for line in prepare(spelled)[2].lines())
+    assert not any(
+        "roles" in line
+        for line in prepare(make_recipe(folder, data={"chat": []}, tokenizer=with_file(path)))[2].lines()
+    )

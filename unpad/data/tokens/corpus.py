@@ -36,7 +36,7 @@ from unpad.data.tokens.cache import (  # fmt: skip
     write_sealed,
     write_shard,
 )
-from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, reserved_texts
+from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
@@ -57,6 +57,7 @@ class CorpusReport:
         encoded_documents: documents encoded this time, augmented copies included.
         tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
+        lossy_template: strings of the conversations' template of which it loses characters.
         num_system: system turns of training conversations.
         leaks: None without held-out documents.
         leak_places: places of the worst leaks of the report, in its order.
@@ -75,6 +76,7 @@ class CorpusReport:
     characters: int
     lost: LostCharacters
     may_lose: bool
+    lossy_template: tuple[str, ...]
     num_system: int
     cache_hits: int
     cache_misses: int
@@ -98,6 +100,10 @@ class CorpusReport:
         ]
         if self.lost.lost or self.may_lose:
             lines += self.lost.lines()
+        if self.lossy_template:
+            names = ", ".join(f'"{text}"' for text in self.lossy_template)
+            what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
+            lines.append(f"{what}; set data.template to strings that it can spell")
         if self.leaks is not None:
             lines.append(self.leaks.lines()[0])
             for place, (_, share) in zip(self.leak_places, self.leaks.worst, strict=True):
@@ -213,6 +219,7 @@ def _report(
     characters = sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts)
     lost = sum(int(part.shard.lost_chars.sum(dtype=np.int64)) for part in tokens.parts)
     counts = sum((Counter(part.shard.lost_counts) for part in tokens.parts), Counter[str]())
+    may_lose, has_chat = tokenizer.kind == "file", any(file.kind == "chat" for file in work.files)
     num_system = rows_of([part.shard.num_system for part in tokens.parts], np.int64)
     return CorpusReport(
         rows_read=rows_used + count_bad(bad),
@@ -225,7 +232,8 @@ def _report(
         tokens=int(tokens.lengths.sum()),
         characters=characters,
         lost=LostCharacters(lost, characters, commonest(counts)),
-        may_lose=tokenizer.kind == "file",
+        may_lose=may_lose,
+        lossy_template=lossy_texts(tokenizer, work.recipe.data.template) if may_lose and has_chat else (),
         num_system=int(num_system[originals & (tokens.split == Split.TRAIN)].sum()),
         cache_hits=work.hits,
         cache_misses=work.misses,
