@@ -181,11 +181,9 @@ def plan(
     """Preview training: the cost of every batching strategy on your data, and where every token goes."""
     from unpad.trials.preview import preview
 
-    result = preview(recipe, overrides or [], plot)
+    result = preview(recipe, overrides or [], plot, None if as_json else _console())
     if as_json:
         _print_json(result.to_json())
-    else:
-        result.show(_console())
 
 
 @app.command(epilog="Example: unpad prove zh_chat")
@@ -455,7 +453,9 @@ def main() -> None:
         fix = "free memory, or use less data, a smaller model or a lower plan.tokens_per_micro"
         print(OutOfMemoryError(what, fix=fix), file=sys.stderr)
         sys.exit(OutOfMemoryError.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:  # the library of the verbs turns a Ctrl-C into an exit
+        if isinstance(end, SystemExit) and end.code != Interrupted.exit_code:
+            raise
         print("Interrupted: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
     except BrokenPipeError:

@@ -34,6 +34,7 @@ from unpad.data.sources.split import Split, assign, declared_splits, describe_sp
 from unpad.errors import SourceError
 from unpad.models import model_config
 from unpad.models.contract import PixelConfig
+from unpad.progress import counted
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 
@@ -333,4 +334,5 @@ def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) 
     if settings.size != "adaptive":
         return np.array([grid(example) for example in examples], np.int64).reshape(-1, 2)
     with ThreadPoolExecutor(DECODERS) as pool:
-        return np.array(list(pool.map(grid, examples, chunksize=CHUNK)), np.int64).reshape(-1, 2)
+        grids = counted(pool.map(grid, examples, chunksize=CHUNK), "measuring images", len(examples), "images")
+        return np.array(list(grids), np.int64).reshape(-1, 2)

@@ -10,6 +10,7 @@ from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Micro, plan
 from unpad.data.family import Data
 from unpad.models.contract import Model
+from unpad.progress import counted
 from unpad.recipes.training import PlanSettings
 
 
@@ -47,8 +48,8 @@ def every_micro(
     was_training = model.training
     model.eval()
     try:
-        for step in range(epoch.num_steps):
-            yield from epoch.step(step)
+        micros = (micro for step in range(epoch.num_steps) for micro in epoch.step(step))
+        yield from counted(micros, "computing", epoch.num_micros, "batches")
     finally:
         model.train(was_training)
 

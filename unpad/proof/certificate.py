@@ -24,6 +24,7 @@ from unpad.nn.attention import MATMUL
 from unpad.nn.kernel import as_weighted, by_definition, noted
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
+from unpad.progress import counted
 from unpad.proof.claims import Case, Claims, claims_of
 from unpad.proof.line import Certificate, Line, Lines
 from unpad.proof.measure import (
@@ -139,7 +140,7 @@ def _add_exact_lines(
 ) -> None:
     """Lines in fp64."""
     model = subject.model
-    for variant in variants:
+    for variant in counted(variants, "comparing", len(variants), "ways to batch"):
         lines.add(subject.claim(variant.name), partial(equal_line, subject, variant))
     for name, make in more_variants(base).items():
         lines.add(subject.claim(name), partial(made_and_equal, subject, make))

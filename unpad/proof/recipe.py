@@ -16,6 +16,7 @@ from unpad.models import lower_sizes
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
+from unpad.progress import progress
 from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate, Lines
 from unpad.proof.measure import Variant
@@ -57,7 +58,10 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     }
     variants = [variant for variant in made.values() if variant is not None]
     trained = made[_plan_of_run(setup).strategy]
-    with needs_memory("the proof, which computes in fp64 on copies of the model,", lower_sizes(setup.model.config)):
+    with (
+        progress("proving"),
+        needs_memory("the proof, which computes in fp64 on copies of the model,", lower_sizes(setup.model.config)),
+    ):
         return certify(
             setup.model, truth, variants,
             precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup, trained),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from unpad.progress import held
 from unpad.run.report.svg import short, span
 
 RECENT_STEPS = 50  # steps that rates and time left are computed from
@@ -40,6 +41,7 @@ class Screen:
         self.console, self.verbose = console, verbose
         self._log_every, self._total, self._exact, self._of_epochs = log_every, total_steps, True, ""
         self._live: Live | None = None
+        self._alone = ExitStack()
         self._progress = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(None), TextColumn("{task.fields[at]}")
         )
@@ -61,6 +63,7 @@ class Screen:
                 live = Live(Group(self._progress, self._status), console=self.console, auto_refresh=False)
                 live.start()
                 self._live = live
+                self._alone.enter_context(held())  # evaluations show their progress here
 
     def stage(self, name: str, total_steps: int | None, exact: bool = True, max_epochs: int | None = None) -> None:
         """Begin a stage of `max_epochs` epochs: reset rates and time left."""
@@ -114,6 +117,7 @@ class Screen:
         if self._live:
             with self._unbreakable():
                 self._live.stop()
+            self._alone.close()
 
     def _start_clock(self) -> None:
         self._recent: deque[StepWork] = deque(maxlen=RECENT_STEPS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unpad.progress import counted
 from unpad.training.optim import Epochs
 from unpad.training.stage import StageSetup, epoch_plan, stage_epochs
 
@@ -90,7 +91,7 @@ def _stage_length(stage: StageSetup, left: int) -> tuple[StageLength, int]:
     train, first = stage.recipe.train, epoch_plan(stage, 0)
     length = StageLength(stage_epochs(stage, first), train.max_epochs, train.max_steps, {0: first.num_steps})
     steps = first.num_steps
-    for epoch in range(1, train.max_epochs or 1):
+    for epoch in counted(range(1, train.max_epochs or 1), f"planning {stage.name}", train.max_epochs, "epochs"):
         left -= stage.train_ids.size + PLAN_COST
         if left < 0 or (train.max_steps is not None and steps >= train.max_steps):
             break

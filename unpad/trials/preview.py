@@ -20,6 +20,7 @@ from unpad.data.family import family_of
 from unpad.errors import RecipeError, needs_memory
 from unpad.models import lower_sizes
 from unpad.models.objective import Objective
+from unpad.progress import progress
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings
@@ -100,20 +101,34 @@ class Preview:
         return {**whole, "corpus": corpus, "stages": stages}
 
     def show(self, console: Console) -> None:
+        """Print what `preview` shows while it measures."""
         for line in describe(self.setup):
             console.print(line, markup=False)
         for stage in self.stages:
-            _show_stage(console, stage, self.setup)
+            _show_padding(console, stage)
+            _show_head(console, stage)
+            for row in stage.rows:
+                if row.name in stage.trials:
+                    console.print(_trial_line(stage, row), markup=False)
+            for line in _notes(stage, self.setup):
+                console.print(line, markup=False)
 
 
-def preview(recipe: str, overrides: Sequence[str], picture: Path | None = None) -> Preview:
+def preview(
+    recipe: str, overrides: Sequence[str], picture: Path | None = None, console: Console | None = None
+) -> Preview:
     """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
 
     Args:
         picture: path for a PNG of lengths, padding and attention cells.
+        console: shows each stage's table of padding as soon as it is planned, and then each trial as it is done.
     """
-    setup = prepare_setup(load_recipe(recipe, overrides), Path(), None)
-    stages = [_stage(setup, stage) for stage in setup.stages if stage.train_ids.size]
+    console = console or Console(quiet=True)
+    with progress("reading the data"):
+        setup = prepare_setup(load_recipe(recipe, overrides), Path(), None)
+    for line in describe(setup):
+        console.print(line, markup=False)
+    stages = [_stage(setup, stage, console) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
@@ -124,19 +139,26 @@ def preview(recipe: str, overrides: Sequence[str], picture: Path | None = None) 
     return Preview(setup, stages)
 
 
-def _stage(setup: Setup, stage: StageSetup) -> StagePreview:
+def _stage(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
     recipe = stage.recipe
     lengths, settings, known = plan_inputs(stage, 0)
-    rows = compare(lengths, settings, **known)
-    trials = {}
-    for row in rows:
-        if not row.refused:
-            chosen = settings.model_copy(update={"strategy": row.name})
-            trials[row.name] = _try(setup, recipe, plan(lengths, chosen, epoch=0, **known))
+    with progress(f"planning {stage.name}"):
+        rows = compare(lengths, settings, **known)
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     lr = recipe.optim.lr * recipe.optim.lr_scale
     units, attends = Units(*family_of(recipe).UNITS), setup.data.table.attended is None
-    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, trials, epochs, settings, lr, units, attends)
+    seen = StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, lr, units, attends)
+    _show_padding(console, seen)
+    _show_head(console, seen)
+    for row in rows:
+        if not row.refused:
+            chosen = settings.model_copy(update={"strategy": row.name})
+            with progress(f"trying a step of {row.name}"):
+                seen.trials[row.name] = _try(setup, recipe, plan(lengths, chosen, epoch=0, **known))
+            console.print(_trial_line(seen, row), markup=False)
+    for line in _notes(seen, setup):
+        console.print(line, markup=False)
+    return seen
 
 
 def _try(setup: Setup, recipe: Recipe, made: Plan) -> Trial:
@@ -187,7 +209,7 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 # --------------------------------------------------------------------------- the screen
 
 
-def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
+def _show_padding(console: Console, stage: StagePreview) -> None:
     units, num_tokens = stage.units, int(stage.lengths.sum())
     console.print(
         f"\n{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}", markup=False
@@ -196,19 +218,16 @@ def _show_stage(console: Console, stage: StagePreview, setup: Setup) -> None:
         console.print("  " + line, markup=False)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*units, "dropped")
-    for title in ("strategy", "padding", "steps", *own, "corr", "memory", f"{stage.epochs} ep."):
+    for title in ("strategy", "padding", "steps", *own, "corr"):
         table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
     for row in stage.rows:
         table.add_row(*_cells(stage, row))
-    Console(file=console.file, width=max(console.width, 96), highlight=False).print(table)
-    for line in _notes(stage, setup):
-        console.print(line, markup=False)
+    console.print(table)
 
 
 def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
     if row.refused:
         return [row.name, "refused"]
-    trial = stage.trials[row.name]
     ledger = row.ledger
     if stage.attends:
         own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
@@ -217,14 +236,25 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
         counts = [*_trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
         own = [_short(count) for count in counts]
     return [
-        row.name + (" *" if row.name == stage.settings.strategy else ""),
+        _named(stage, row),
         f"{row.pad_share:.1%}",
         f"{row.steps:,}",
         *own,
         "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
-        f"{trial.peak_bytes / 2**30:.1f} GiB",
-        _duration(stage.estimated_seconds(row)),
     ]
+
+
+def _named(stage: StagePreview, row: StrategyRow) -> str:
+    return row.name + (" *" if row.name == stage.settings.strategy else "")
+
+
+def _show_head(console: Console, stage: StagePreview) -> None:
+    console.print(f"\n{'strategy':<10}{'memory':>10}{f'{stage.epochs} ep.':>10}", style="bold", markup=False)
+
+
+def _trial_line(stage: StagePreview, row: StrategyRow) -> str:
+    memory, duration = stage.trials[row.name].peak_bytes / 2**30, _duration(stage.estimated_seconds(row))
+    return f"{_named(stage, row):<10}{memory:>6.1f} GiB{duration:>10}"
 
 
 def _trained_whole(ledger: Ledger) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from unpad.data.sources.jsonlines import RowFault
 from unpad.data.sources.parquet import open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
+from unpad.progress import counted
 
 # pyarrow's other types of text and list -> the plain type.
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
@@ -148,7 +149,7 @@ def open_table(
         read = [one(files[0])]
     else:
         with ThreadPoolExecutor() as pool:
-            read = list(pool.map(one, files))
+            read = list(counted(pool.map(one, files), "reading tables", len(files), "files"))
     parts = [columns for columns, _, _, _ in read]
     try:
         joined = pa.concat_tables(parts, promote_options="permissive").combine_chunks()

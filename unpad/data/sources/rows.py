@@ -15,6 +15,7 @@ from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.jsonlines import RowFault, read_lines, type_name
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.split import content_key
+from unpad.progress import counted
 from unpad.recipes.data import DataSettings
 
 OPTIONAL = ("split", "group", "fact", "keywords")
@@ -75,7 +76,7 @@ def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadR
     used: list[T] = []
     bad: list[BadRow] = []
     with reading(path):
-        for item in items:
+        for item in counted(items, f"reading {path.name}", unit="rows"):
             if isinstance(item, BadRow):
                 bad.append(item)
             else:

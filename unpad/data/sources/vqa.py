@@ -15,6 +15,7 @@ from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, declared_split, examine
 from unpad.data.sources.jsonlines import RowFault, missing, type_name
 from unpad.data.sources.rows import examples, reading, require_text
+from unpad.progress import counted
 from unpad.recipes.data import DataSettings
 
 FIELDS = ("image", "question", "answer", "answers", "caption")
@@ -74,11 +75,14 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     """
     folder = file.path.parent
     with reading(file.path):
-        rows = list(examples(file, data, FIELDS, partial(_row, folder)))
+        rows = list(
+            counted(examples(file, data, FIELDS, partial(_row, folder)), f"reading {file.path.name}", unit="rows")
+        )
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in rows if isinstance(row, _Row) for path in row.paths))
     with ThreadPoolExecutor() as pool:
-        looked = dict(zip(paths, pool.map(lambda path: examine(Found(str(path), "", path, root)), paths), strict=True))
+        found = pool.map(lambda path: examine(Found(str(path), "", path, root)), paths)
+        looked = dict(zip(paths, counted(found, "reading images", len(paths), "images"), strict=True))
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     number = {image.path: index for index, image in enumerate(images)}
     used: list[VqaExample] = []

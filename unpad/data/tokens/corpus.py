@@ -42,6 +42,7 @@ from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
+from unpad.progress import counted, progress
 from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder, sha256, sha256_file
 
@@ -346,7 +347,8 @@ def _build_tokenizer(work: _Work) -> Tokenizer:
         if side == Split.TRAIN
         for turn in example.turns
     )
-    tokenizer = train_tokenizer(work.recipe.tokenizer, texts, reserved_texts(work.recipe.data.template))
+    told = counted(texts, "building the vocabulary", unit="texts")
+    tokenizer = train_tokenizer(work.recipe.tokenizer, told, reserved_texts(work.recipe.data.template))
     # Use the bytes that a later run will open.
     stored = tokenizer.to_bytes()
     write_sealed(_tokenizer_path(work), stored)
@@ -480,6 +482,7 @@ def _leaks(work: _Work) -> LeakReport | None:
     examples = [example for index in range(len(work.files)) for example in _read(work, index).examples]
     texts = ["\n".join(turn.content for turn in example.turns) for example in examples]
     groups = [example.group for example in examples]
-    leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed)
+    with progress("looking for held-out texts in training"):
+        leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed)
     write_sealed(path, json.dumps(asdict(leaks)).encode())
     return leaks

@@ -28,6 +28,7 @@ import numpy as np
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError
+from unpad.progress import progress
 from unpad.recipes.data import Template
 
 LOSS_ROLES = ("text", "assistant")
@@ -97,7 +98,11 @@ def encode_examples(
     nothing = Encoded(np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0], _lost_text([], []))
     spans, num_chars = _spans(examples)
     with _workers(job, min(num_chars // WORTH_A_PROCESS, len(spans))) as (pool, encode):
-        parts = [nothing, *pool.map(encode, spans)]
+        parts = [nothing]
+        with progress("encoding", len(examples), "documents") as bar:
+            for (first, end), part in zip(spans, pool.map(encode, spans), strict=True):
+                parts.append(part)
+                bar.advance(end - first)
     offsets = np.cumsum(np.concatenate([part.lengths for part in parts]), dtype=np.int64)
     lost = LostText(
         chars=np.concatenate([part.lost.chars for part in parts]),

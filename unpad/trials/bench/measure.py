@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from unpad.progress import counted
 from unpad.training.memory import available_memory
 
 CEILING_SIZE = 4096  # rows, columns and depth of the product that measures the machine's limit
@@ -149,7 +150,7 @@ def measure_rounds(
     ceilings: list[float] = []
     for side in sides.values():
         side.turn(warm_seconds, warm_steps)
-    for number in range(rounds):
+    for number in counted(range(rounds), "measuring speed", rounds, "rounds"):
         names = list(sides)[:: 1 if number % 2 == 0 else -1]
         if ceiling is not None:
             ceilings.append(ceiling())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
+from unpad.progress import counted, held
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.trials.bench.speed import MIB, SpeedRow
 from unpad.trials.bench.variants import BenchVariant, Trainer, prepare, size_variants, strategy_variants
@@ -33,12 +35,20 @@ def peaks(recipe: str, overrides: Sequence[str], variants: Sequence[BenchVariant
 def _in_children(function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Results of calling a function of this module, each in a new process, two at a time."""
     # Not forked: threads of a parallel product do not live on in a fork, and what waits for them never ends.
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        return [future.result() for future in [pool.submit(function, *call) for call in calls]]
+    context = get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context, initializer=_end_silently, max_tasks_per_child=1) as pool:
+        futures = [pool.submit(function, *call) for call in calls]
+        return [future.result() for future in counted(futures, "measuring memory", len(futures), "rows")]
+
+
+def _end_silently() -> None:
+    """Let a Ctrl-C end this process without a word; the one that waits for it has the last."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _peak_of(recipe: str, overrides: list[str], row: int) -> tuple[int, int]:
-    setup = prepare(recipe, overrides)
+    with held():  # the process that waits shows the progress
+        setup = prepare(recipe, overrides)
     return _peak((strategy_variants(setup) + size_variants(setup))[row])
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from unpad.evaluation.metrics import held_out
+from unpad.progress import counted
 from unpad.text_table import text_table
 from unpad.trials.bench.speed import MIB
 from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
@@ -38,7 +39,7 @@ def train(variant: BenchVariant, updates: int, memory_bytes: int) -> Trained:
     setup, stage = variant.setup, variant.stage
     trainer = Trainer(setup)
     tokens, began = 0, time.perf_counter()
-    for micros in islice(every_update(setup, stage), updates):
+    for micros in counted(islice(every_update(setup, stage), updates), "training", updates, "updates"):
         trainer.update(micros)
         tokens += sum(int(batch.layout.lengths().sum()) for batch in micros)
     seconds = time.perf_counter() - began

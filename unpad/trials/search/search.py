@@ -30,6 +30,7 @@ from unpad.errors import (
 )
 from unpad.evaluation.metrics import HeldOut
 from unpad.evaluation.run import evaluate_run
+from unpad.progress import progress
 from unpad.recipes.changes import differences
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import stages_of
@@ -219,8 +220,9 @@ def _run_trial(search: Search, trial: Trial) -> None:
         return _falls_behind(search, trial, stage, step, result)
 
     try:
-        train(search.recipe, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
-        metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
+        with progress(folder.name):
+            train(search.recipe, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
+            metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
     except Stopped:
         _say(search, trial.number)
         return

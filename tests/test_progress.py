@@ -1,0 +1,131 @@
+"""Progress of long work: one line on a terminal, nothing elsewhere, and a clean line after Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.toy import write_toy
+from unpad import progress
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What is written to a terminal of 60 columns, at every call."""
+    seen: list[str] = []
+    monkeypatch.setattr(progress, "_is_terminal", lambda: True)
+    monkeypatch.setattr(progress, "_write", lambda data: seen.append(data.decode()))
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0)
+    monkeypatch.setenv("COLUMNS", "60")
+    yield seen
+    assert progress._shown == []
+
+
+def test_work_inside_of_work_is_shown_after_it_and_erased(written: list[str]) -> None:
+    with progress.progress("trial", 2) as trials:
+        assert list(progress.counted("ab", "reading", unit="rows")) == ["a", "b"]
+        trials.advance()
+    lines = [text.removeprefix("\r\x1b[K") for text in written]
+    assert lines == [
+        "trial 0/2", "trial 0/2 · reading", "trial 0/2 · reading 1 rows", "trial 0/2 · reading 2 rows", "",
+        "trial 0/2", "trial 1/2", "",
+    ]  # fmt: skip
+
+
+def test_a_line_fits_the_terminal_and_obeys_no_name(written: list[str]) -> None:
+    with progress.progress("reading " + "很长" * 40 + "\x1b[2J"):
+        pass
+    assert "\x1b[2J" not in "".join(written).replace("\r\x1b[K", "")
+    assert len(written[0].removeprefix("\r\x1b[K")) < 40
+
+
+def test_the_line_is_erased_when_work_fails(written: list[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), progress.progress("work"):
+        raise KeyboardInterrupt
+    assert written[-1] == "\r\x1b[K"
+
+
+def test_nothing_is_shown_beside_a_bar_of_another_kind(written: list[str]) -> None:
+    with progress.held():
+        assert list(progress.counted("ab", "reading")) == ["a", "b"]
+    assert written == []
+
+
+def test_without_a_terminal_nothing_is_written(capfd: pytest.CaptureFixture[str]) -> None:
+    assert list(progress.counted("abc", "reading")) == ["a", "b", "c"]
+    assert capfd.readouterr() == ("", "")
+
+
+# --------------------------------------------------------------------------- verbs
+
+
+def on_terminal(folder: Path, *words: str, stop_at: str = "", term: str = "xterm") -> tuple[int, str, str]:
+    """Run a verb with standard error on a terminal; Ctrl-C when `stop_at` is shown. Exit code, output, terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": "1"}
+    command = [sys.executable, "-c", "from unpad.cli import main; main()", *words]
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown, stopped = b"", False
+        while True:
+            ready, _, _ = select.select([ours], [], [], 60)
+            assert ready, shown
+            try:
+                data = os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not data:
+                break
+            shown += data
+            if stop_at and not stopped and stop_at in shown.decode(errors="replace"):
+                stopped = True
+                process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        out = process.stdout.read().decode()
+    os.close(ours)
+    return process.returncode, out, shown.decode()
+
+
+VERBS = {
+    "plan": (["reading texts.jsonl", "building the vocabulary", "encoding", "trying a step of pack"], ["plan"]),
+    "check": (["reading texts.jsonl"], ["data", "check"]),
+    "prove": (["comparing"], ["prove"]),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path: Path, verb: str) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    named, words = VERBS[verb]
+    place = str(tmp_path / "toy/texts.jsonl") if verb == "check" else str(recipe)
+    code, out, shown = on_terminal(tmp_path, *words, place)
+    assert code == 0, shown
+    for name in named:
+        assert name in shown
+    assert shown.endswith("\r\x1b[K")
+    assert not re.search(r"\x1b\[[\d;]*m", shown)
+    assert "\x1b" not in out
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_left_alone(tmp_path: Path) -> None:
+    code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), term="dumb")
+    assert (code, shown) == (0, "")
+
+
+@pytest.mark.parametrize("where", ["reading texts.jsonl", "trying a step of"])
+def test_ctrl_c_ends_with_one_line(tmp_path: Path, where: str) -> None:
+    code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), stop_at=where)
+    assert code == 130
+    assert shown.split("\x1b[K")[-1].strip() == "Interrupted: stopped by Ctrl-C"
+    assert "Traceback" not in shown
