@@ -42,7 +42,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
     names = {" ".join(verb) for verb in verbs()}
     assert {
         "train", "plan", "prove", "eval", "generate", "chat", "data check", "bench", "recipes", "recipes copy",
-        "recipes schema", "runs", "report", "search",
+        "recipes schema", "runs", "report", "compare", "search",
     } <= names  # fmt: skip
 
 

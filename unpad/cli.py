@@ -397,8 +397,8 @@ def schema() -> None:
 
 @app.command(epilog="Example: unpad runs")
 def runs() -> None:
-    """List runs, newest first."""
-    from unpad.run.folder import describe_runs
+    """List runs, newest first, with date, step, held-out loss and size."""
+    from unpad.run.summary import describe_runs
 
     for line in describe_runs():
         print(line)
@@ -411,6 +411,23 @@ def report(run: RunArgument) -> None:
     from unpad.run.report.page import write_report
 
     print(write_report(find_run(run)))
+
+
+@app.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN ...", help="Two or more runs.", autocompletion=_runs)],
+    out: Annotated[Path, typer.Option(help="The page of curves and tables to write.")] = Path("compare.html"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Put runs side by side: where their recipes differ, what they reached, and a page with their curves."""
+    from unpad.run.compare import compare
+
+    found = compare(runs, out)
+    if as_json:
+        _print_json(found.to_json())
+    else:
+        _print_lines([*found.lines(), "", str(out)])
 
 
 @app.command(epilog="Example: unpad bench zh_chat")

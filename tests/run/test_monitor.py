@@ -171,7 +171,7 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
         "训练 2 stages",
         "escape \\x1b[31m and [bold]markup[/bold]",
         "step 120/400  tune epoch 3  loss 2.345  ppl 10.43  lr 9.1e-04  grad 0.83  12,340 tok/s  610 seq/s  "
-        "pad 0.0%  wait 2.0%  mem 0.61 GB  left 28s",
+        "pad 0.0%  wait 2.0%  mem 0.61 GB, peak 0.61  left 28s",
         "held out at step 120  tune  loss 2.079  perplexity 8  best so far",
     ]
 
@@ -183,6 +183,17 @@ def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) ->
     run.step(record(2), seconds=1.0, waited=1.0, memory_bytes=1)
     run.close()
     assert run.waited_share == 0.25
+
+
+def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out:
+        run = monitor(tmp_path, Console(file=out), log_every=1)
+        for step, (memory, peak) in enumerate([(5, 0), (3, 9), (4, 6)], start=1):
+            run.step(record(step), seconds=1, waited=0, memory_bytes=memory * 10**9, peak_bytes=peak * 10**9)
+        run.close()
+    assert [row["peak_bytes"] // 10**9 for row in lines(tmp_path, "timing.jsonl")] == [5, 9, 9]
+    assert "mem 4.00 GB, peak 9.00" in (tmp_path / "out").read_text()
+    assert "9.00 GB" in (tmp_path / "report.html").read_text()
 
 
 def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

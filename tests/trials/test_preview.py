@@ -137,7 +137,29 @@ def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) 
     assert "█" in text
     for words in ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:", "learning rate for"):
         assert words in text, words
-    assert text.count("strategy") == 2, "one table per stage"
+    assert text.count("strategy") == 4, "two tables per stage: padding, then memory and time"
+    rows = [line for line in text.splitlines() if line.split(" ")[0] in ("strategy", *strategy_names())]
+    rows = [line for line in rows if not line.startswith("bucket width")]
+    assert max(map(len, rows)) <= 80
+
+
+def test_the_table_of_padding_is_there_before_anything_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    seen, out = list[str](), StringIO()
+
+    def tried(setup: Setup, recipe: object, made: object) -> Trial:
+        seen.append(out.getvalue())
+        return Trial(1, 2.0, 1, 3 << 30, 0)
+
+    monkeypatch.setattr("unpad.trials.preview._try", tried)
+    result = preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
+    assert "padding" in seen[0]
+    assert [text.count("3.0 GiB") for text in seen] == list(range(len(seen)))
+    again = StringIO()
+    result.show(Console(file=again, width=80))
+    assert again.getvalue() == out.getvalue()
 
 
 def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,12 +228,12 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert not re.search(r"sequence|token", " ".join(advice["why"] for advice in whole["advice"].values()))
     assert "no_loss" not in text
     assert "attention" not in text
-    (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")]
+    (cells,) = [line.split() for line in text.splitlines() if line.startswith("pack *")][:1]
     assert cells[4:7] == [str(len(lengths)), str(lengths.sum()), "0"]
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     few = preview(str(tmp_path / "recipe.yaml"), ["plan.max_tokens=3", "plan.overflow=drop"])
     long = few.stages[0].lengths > 3
     dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events  \S*people.parquet:"
     assert re.search(dropped, shown(few)), shown(few)
-    (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")]
+    (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")][:1]
     assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]

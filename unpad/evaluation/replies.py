@@ -27,7 +27,7 @@ class Reply:
 
 def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]:
     """Answer the first question of each conversation greedily and look for its keywords."""
-    prompts = [_question(tokens, int(i)) for i in seq_ids]
+    prompts = [question(tokens, int(i)) for i in seq_ids]
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
     replies = []
     for i, prompt, made in zip(
@@ -52,7 +52,7 @@ def accuracy(replies: list[Reply], seed: int = 0) -> Metric:
     return interval(right.mean(), resample([right], seed)[0] / len(right), len(right))
 
 
-def _question(tokens: TokenSet, index: int) -> list[int]:
+def question(tokens: TokenSet, index: int) -> list[int]:
     """The tokens before the first one that carries loss: the conversation up to its first reply."""
     ids, loss = tokens.tokens(index), tokens.loss_mask(index)
     question: list[int] = ids[: int(np.argmax(loss))].tolist()

@@ -8,10 +8,11 @@ from importlib import import_module
 import numpy as np
 
 from unpad.data.sources.split import Split
-from unpad.errors import SourceError
+from unpad.errors import DiskError, SourceError
 from unpad.evaluation.metrics import Evaluation, Metric
 from unpad.inference.loaded import load
 from unpad.run.report.page import EVALUATION, write_report
+from unpad.run.report.samples import keep_evaluation
 from unpad.storage import write_atomic
 
 
@@ -19,7 +20,7 @@ def evaluate_run(run: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[
     """Evaluate a run on its held-out data, in fp32, so that no number depends on batching or hardware format.
 
     The evaluation covers the kinds of data that the last stage trained on; `evaluation/<family>.py` has the metrics.
-    Where the page draws them, `evaluation.json` and the page are written.
+    They are added to `evaluations.jsonl`; what the page draws of the family is written to `evaluation.json`.
 
     Args:
         num_shown: number of examples to show with the model's output.
@@ -45,5 +46,10 @@ def evaluate_run(run: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[
     result: Evaluation = family.evaluate(loaded, data, kinds, num_shown)
     if result.drawn is not None:
         write_atomic(loaded.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False), private=data.private)
+    kept = {name: vars(metric) for name, metric in result.metrics.items()}
+    try:
+        keep_evaluation(loaded.folder, loaded.step, kept, result.lines)
         write_report(loaded.folder)
+    except (DiskError, SourceError) as error:  # the run may be read-only, or without its metrics
+        return result.metrics, [*result.lines, f"not shown on the run's page: {error.what}"]
     return result.metrics, result.lines

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from unpad.errors import CheckpointError, RecipeError, UnpadError, nearest
+from unpad.errors import CheckpointError, RecipeError, nearest
 
 RUNS = Path("runs")
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
@@ -36,27 +36,15 @@ def read_command(folder: Path) -> dict[str, Any]:
     """The recipe and overrides that the run was started with."""
     try:
         command: dict[str, Any] = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
+        if not isinstance(command, dict) or not isinstance(command.get("recipe"), str):
+            raise ValueError("it names no recipe")
+        if not all(isinstance(one, str) for one in command["overrides"]):
+            raise ValueError("its overrides are not texts")
         return command
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{COMMAND} cannot be read: {error}", where=str(folder), fix="copy it from a backup"
         ) from None
-
-
-def describe_runs() -> list[str]:
-    """One line per run under runs/, newest first."""
-    from unpad.run.report.history import read_log, run_state
-
-    lines = []
-    for folder in list_runs():
-        try:
-            saved = read_command(folder)
-            command = " ".join([saved["recipe"], *saved["overrides"]])
-            state = run_state(folder, read_log(folder))
-        except UnpadError as error:
-            state, command = "damaged", error.what
-        lines.append(f"{folder.name:<24}{state:<10}{command}")
-    return lines or ["nothing has run here yet; start with: unpad train zh_chat"]
 
 
 def free_folder(recipe: str, resume: bool) -> Path:

@@ -142,6 +142,7 @@ class Monitor:
         self._forget()
         self._num_large, self._warned_at = 0, -math.inf
         self._seconds, self._waited = 0.0, 0.0  # of this process's steps
+        self._peak = 0  # bytes
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._report_due = -math.inf
         self._closed = False
@@ -209,14 +210,18 @@ class Monitor:
         """Correct the last step of the whole run, when the plan of another epoch is known."""
         self._screen.expect(total_steps, exact)
 
-    def step(self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int) -> None:
+    def step(
+        self, record: StepRecord, *, seconds: float, waited: float, memory_bytes: int, peak_bytes: int = 0
+    ) -> None:
         """Record one step.
 
         Args:
             seconds: duration, including the wait for batches, without evaluation and saving.
             waited: seconds spent waiting for batches.
             memory_bytes: memory in use after the step.
+            peak_bytes: the most that was in use at any time so far, also within steps; never less than after a step.
         """
+        self._peak = max(self._peak, peak_bytes, memory_bytes)
         row = _train_row(record)
         self._write(row)
         self._seconds, self._waited = self._seconds + seconds, self._waited + waited
@@ -226,7 +231,8 @@ class Monitor:
             "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
         }
         waiting = {"waited": waited, "waited_share": waited / seconds if seconds > 0 else 0.0}
-        times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "micros": record.micros}
+        times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "peak_bytes": self._peak}
+        times["micros"] = record.micros
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
         self._scalars("train", {name: row[name] for name in names} | rates, record.step)
@@ -238,13 +244,25 @@ class Monitor:
         )
         recent_seconds, recent_waited = (sum(column) for column in zip(*self._recent, strict=True))
         usage = f"pad {row['pad_share']:.1%}  wait {recent_waited / max(recent_seconds, 1e-9):.1%}"
-        usage += f"  mem {memory_bytes / 1e9:.2f} GB" + ("  skipped" if record.skipped else "")
+        usage += f"  mem {memory_bytes / 1e9:.2f} GB, peak {self._peak / 1e9:.2f}" + (
+            "  skipped" if record.skipped else ""
+        )
         if self._screen.verbose:
             cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
             usage += f"  micros {record.micros}  {cells}"
         numbers += "!" if large else ""
         work = StepWork(seconds, record.tokens, record.sequences)
         self._screen.step(record.step, record.stage, record.epoch, numbers, usage, work)
+
+    @property
+    def verbose(self) -> bool:
+        """Whether lines of detail are shown."""
+        return self._screen.verbose
+
+    def detail(self, lines: list[str]) -> None:
+        """Show lines of detail under a step; only with `verbose`."""
+        for line in lines if self.verbose else []:
+            self._screen.line(f"  {line}")
 
     @property
     def waited_share(self) -> float:

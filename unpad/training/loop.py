@@ -14,10 +14,14 @@ from rich.console import Console
 
 from unpad import storage
 from unpad.batching.batch import RaggedBatch
+from unpad.batching.describe import describe_batch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
+from unpad.data.text import TextData
 from unpad.errors import RecipeError, Stopped, UnpadError, needs_memory
 from unpad.evaluation.metrics import HeldOut, held_out
+from unpad.evaluation.samples import sample_replies
+from unpad.models.contract import Generates
 from unpad.models.objective import Objective
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
@@ -25,6 +29,7 @@ from unpad.run.checkpoint import State, newest_weights, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor, StepRecord
+from unpad.run.report.samples import keep_samples
 from unpad.run.timers import Timers, Timing
 from unpad.training.length import RunLength, run_length
 from unpad.training.memory import HeapKeeper
@@ -41,7 +46,7 @@ from unpad.training.resume import describe_changes, resumed_recipe
 from unpad.training.setup import Setup, check_stages, describe, prepare_setup, resolved
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
-from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
+from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step, used_at_most
 from unpad.training.watch import SavedWatches, Watch
 from unpad.training.watches import start_watches
 
@@ -206,15 +211,19 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
         if facts := setup.data.facts():
             monitor.log("data", **facts)
         monitor.start(describe(setup))
-    heldout, epochs, has_best = progress.best, progress.epoch, False
+    heldout, epochs, has_best, trained = progress.best, progress.epoch, False, list[StageSetup]()
+    start = progress.step
     with run.signals.listen():
         while progress.stage < len(setup.stages):
             stage = setup.stages[progress.stage]
             has_best = _has_work(run, stage)
             if has_best:
                 epochs, heldout = _run_stage(run, stage, state)
+                trained.append(stage)
             state = None
             progress.next_stage()
+    if trained and progress.step > start:
+        _keep_samples(run, trained[-1].kinds)
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
     timings = timers.summary(time.perf_counter() - began)
@@ -222,6 +231,15 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     monitor.log("finished", step=progress.step, heldout_loss=heldout)
     monitor.close()
     return Result(setup.folder, progress.step, epochs, heldout, timings, monitor.waited_share)
+
+
+def _keep_samples(run: RunContext, kinds: tuple[str, ...]) -> None:
+    """Keep replies to held-out prompts in a run of texts, for its page; the model has the weights it ends with."""
+    model, data = run.setup.model, run.setup.data
+    if isinstance(model, Generates) and isinstance(data, TextData):
+        with run.timers("samples"):
+            pairs = sample_replies(model, data, run.setup.recipe, kinds)
+            keep_samples(run.setup.folder, run.progress.step, pairs)
 
 
 def _has_work(run: RunContext, stage: StageSetup) -> bool:
@@ -426,7 +444,12 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
     )
     seconds = time.perf_counter() - began + waited
     with run.timers("log"):
-        run.monitor.step(record, seconds=seconds, waited=waited, memory_bytes=stage.heap.after_step())
+        run.monitor.step(
+            record, seconds=seconds, waited=waited, memory_bytes=stage.heap.after_step(), peak_bytes=used_at_most()
+        )
+        if run.monitor.verbose:
+            for number, batch in enumerate(micros, start=1):
+                run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
 
 
 def _count_real(micros: list[RaggedBatch]) -> tuple[int, int]:

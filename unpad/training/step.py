@@ -147,13 +147,14 @@ def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch]) -> OutOfMemo
     return OutOfMemoryError(
         f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
         f"does not fit: {(str(error).splitlines() or [type(error).__name__])[0][:200]}",
-        where=f"peak memory {_peak_memory() / 2**30:.2f} GiB",
+        where=f"peak memory {used_at_most() / 2**30:.2f} GiB",
         fix="lower plan.tokens_per_micro; it changes memory and never the result. "
         "For one long sequence lower plan.max_tokens",
     )
 
 
-def _peak_memory() -> int:
+def used_at_most() -> int:
+    """Largest memory in use so far, in bytes: of the GPU that computes, otherwise of this process."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()
 
 

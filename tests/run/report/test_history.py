@@ -9,9 +9,9 @@ import pytest
 
 from tests.helpers.toy import run, write_toy
 from unpad.inference.loaded import load
-from unpad.run.folder import describe_runs
 from unpad.run.report.history import LOG, OLD_LOG, log_file, read_log
 from unpad.run.report.page import write_report
+from unpad.run.summary import describe_runs
 
 
 def test_the_log_of_a_new_run_is_log_jsonl(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_run_of_an_earlier_version_opens_resumes_reports_and_is_listed(
     (folder / LOG).rename(folder / OLD_LOG)
     before = read_log(folder)
     assert load(folder).recipe.train.max_steps == 4
-    assert describe_runs()[0].split()[:2] == ["earlier", "finished"]
+    assert describe_runs()[1].split()[:2] == ["earlier", "finished"]
     run(recipe, folder, "train.max_steps=6", resume=True)
     entries = read_log(folder)
     assert entries[: len(before)] == before
@@ -37,7 +37,7 @@ def test_a_run_of_an_earlier_version_opens_resumes_reports_and_is_listed(
     page = write_report(folder).read_text()
     assert 'class="state finished"' in page
     assert "at step 4" in page
-    assert describe_runs()[0].split()[:2] == ["earlier", "finished"]
+    assert describe_runs()[1].split()[:2] == ["earlier", "finished"]
 
 
 def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(

@@ -202,9 +202,10 @@ def read_history(folder: Path) -> RunHistory:
             "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
         )
     timing: dict[str, list[float]] = {name: [] for name in TIME_NUMBERS}
+    timing["peak_bytes"] = []
     for row in read_rows(folder / TIMING, is_timing):
-        for name, values in timing.items():
-            values.append(float(row[name]))
+        for name, values in timing.items():  # runs of earlier versions have no peak
+            values.append(float(row.get(name, row["memory_bytes"])))
     recipe = folder / RECIPE
     return RunHistory(
         steps={name: np.array(values) for name, values in steps.items()},

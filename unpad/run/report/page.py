@@ -19,7 +19,7 @@ from unpad import storage
 from unpad.data.family import family_name
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
-from unpad.run.report import svg
+from unpad.run.report import samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, readings_section
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
@@ -60,6 +60,7 @@ th,td{padding:6px 18px;text-align:right;border-top:1px solid var(--line);white-s
 th{position:sticky;top:0;background:var(--card);border:0;font-weight:500;color:var(--soft)}
 th.l,td.l{text-align:left}
 td.l:last-child{white-space:normal;width:100%}
+.replies td{white-space:normal;vertical-align:top}
 tr.best td{font-weight:600}
 pre{margin:0;padding:14px 18px;font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
 """
@@ -90,7 +91,7 @@ def _tiles(run: RunHistory, perplexity: bool) -> str:
             "real tokens per second, median",
         ),
         ("Padding", f"{1 - tokens / cells:.1%}" if cells else "–", "share of computed cells"),
-        ("Peak memory", f"{timing['memory_bytes'].max() / 1e9:.2f} GB" if busy else "–", "largest after a step"),
+        ("Peak memory", f"{timing['peak_bytes'].max() / 1e9:.2f} GB" if busy else "–", "at any time of training"),
         ("Waiting for data", f"{timing['waited'].sum() / busy:.1%}" if busy else "–", f"of {span(busy)} in steps"),
     ]
     return "".join(
@@ -264,6 +265,7 @@ def write_report(folder: Path) -> Path:
 {readings}
 {_evaluations(run, family.perplexity)}
 {_evaluation(folder, family)}
+{samples.draw(folder)}
 {_log(run)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>

@@ -1,0 +1,151 @@
+"""`unpad runs` and `unpad compare`: dates, losses and sizes of runs, and where they differ; what a run keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from tests.helpers.shell import Shell
+from tests.helpers.toy import rows, run, write_toy
+from unpad.run.report.page import write_report
+from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_samples
+from unpad.run.summary import summarize
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def two(unpad: Shell, tmp_path: Path) -> list[Path]:
+    recipe = write_toy(tmp_path / "toy")
+    folders = [tmp_path / "runs" / name for name in ("fast", "slow")]
+    run(recipe, folders[0], "train.max_steps=9")
+    run(recipe, folders[1], "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
+    return folders
+
+
+def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> None:
+    head, *lines = unpad("runs").out.splitlines()
+    assert head.split() == ["run", "state", "started", "step", "held", "out", "size"]
+    table = {line.split()[0]: line.split() for line in lines if not line.startswith("  ")}
+    for folder, steps in zip(two, ("9", "6"), strict=True):
+        best = min(row["loss"] for row in rows(folder, "eval"))
+        name, state, date, _, step, loss, size = table[folder.name]
+        assert (name, state, step, loss) == (folder.name, "finished", steps, f"{best:.4f}")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+        assert size.endswith(("kB", "MB"))
+    assert all(len(line) <= 80 for line in [head, *table])
+    assert any("optim.lr=0.002" in line for line in lines)
+    total = sum(path.stat().st_size for path in two[0].rglob("*") if path.is_file())
+    assert summarize(two[0]).num_bytes == total
+
+
+@pytest.mark.parametrize("command", ["[]", "{}", "5", '{"recipe": 3, "overrides": []}', '{"recipe": "x"}', "no"])
+def test_a_damaged_run_is_listed_as_one(unpad: Shell, two: list[Path], command: str) -> None:
+    (two[0] / "run.json").write_text(command)
+    (two[1] / "metrics.jsonl").write_text("{}\n[]\nx\n")
+    shown = unpad("runs")
+    assert shown.code == 0
+    assert "fast                 damaged" in shown.out
+    assert " 0         - " in next(line for line in shown.out.splitlines() if line.startswith("slow"))
+
+
+class Checker(HTMLParser):
+    """Collects the text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell, two: list[Path]) -> None:
+    assert unpad("eval", "fast").code == 0
+    shown = unpad("compare", "fast", "slow", "--out", "both.html")
+    assert shown.code == 0, shown.err
+    lines = {line.split("  ")[0]: line.split()[-2:] for line in shown.out.splitlines() if line.strip()}
+    assert lines["optim.lr"] == ["0.01", "0.002"]
+    assert lines["model.hidden"] == ["24", "32"]
+    assert "model.width" not in lines
+    assert lines["steps"] == ["9", "6"]
+    best = [f"{min(row['loss'] for row in rows(folder, 'eval')):.4f}" for folder in two]
+    assert lines["held-out loss, best check"] == best
+    assert lines["eval loss"][1] == "-"
+    assert max(cell_len(line) for line in shown.out.splitlines()) <= 80
+    page = Path("both.html").read_text(encoding="utf-8")
+    words = Checker(page).words
+    assert {"Held-out loss", "Training loss", "optim.lr", "0.002", *best} <= set(words)
+    assert page.count('class="run0"') >= 3
+    assert page.count('class="run1"') >= 3
+    assert "<script" not in page
+    values = json.loads(unpad("compare", "fast", "slow", "--json").out)
+    assert values["recipes"]["optim.lr"] == ["0.01", "0.002"]
+
+
+def test_runs_that_do_not_fit_beside_each_other_follow_below(unpad: Shell, two: list[Path]) -> None:
+    names = [f"a_run_with_quite_a_long_name_{i}" for i in range(4)]
+    for name in names:
+        two[0].with_name(name).symlink_to(two[0])
+    out = unpad("compare", *[str(two[0].with_name(name)) for name in names], "slow").out
+    assert max(cell_len(line) for line in out.splitlines()) <= 80
+
+
+def test_held_out_losses_of_other_data_are_said_to_be_so(unpad: Shell, two: list[Path], tmp_path: Path) -> None:
+    run(write_toy(tmp_path / "other", data={"holdout": 0.3}), tmp_path / "runs/third", "train.max_steps=6")
+    note = "their data or its split differs: held-out losses are not of the same examples"
+    assert note in unpad("compare", "fast", "third").out
+    assert note not in unpad("compare", "fast", "slow").out
+
+
+def test_one_run_alone_or_one_that_is_not_there_is_refused(unpad: Shell, two: list[Path]) -> None:
+    assert unpad("compare", "fast").code == 2
+    assert unpad("compare", "fast", "absent").code == 2
+    assert not Path("compare.html").exists()
+
+
+# --------------------------------------------------------------------------- what a run keeps
+
+
+def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad: Shell, two: list[Path]) -> None:
+    fast = two[0]
+    kept = [json.loads(line) for line in (fast / SAMPLES).read_text(encoding="utf-8").splitlines()]
+    assert 1 <= len(kept) <= 4
+    assert all(row["step"] == 9 and row["prompt"] for row in kept)
+    page = (fast / "report.html").read_text(encoding="utf-8")
+    assert {row["prompt"] for row in kept} <= set(Checker(page).words)
+    measured = json.loads(unpad("eval", "fast", "--json").out)
+    assert unpad("eval", "fast").code == 0
+    evaluations = [json.loads(line) for line in (fast / EVALUATIONS).read_text(encoding="utf-8").splitlines()]
+    assert [one["metrics"] for one in evaluations] == [measured, measured]
+    words = Checker((fast / "report.html").read_text(encoding="utf-8")).words
+    assert {f"{measured['loss']['value']:.4f}", "loss"} <= set(words)
+
+
+def test_replies_are_not_made_again_when_a_finished_run_is_resumed(two: list[Path], tmp_path: Path) -> None:
+    before = (two[0] / SAMPLES).read_bytes()
+    run(tmp_path / "toy/toy.yaml", two[0], resume=True)
+    assert (two[0] / SAMPLES).read_bytes() == before
+
+
+def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(
+    unpad: Shell, two: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (two[0] / EVALUATIONS).mkdir()
+    shown = unpad("eval", "fast")
+    assert shown.code == 0
+    assert "not shown on the run's page: cannot write: Is a directory" in shown.out
+    assert "bits_per_char" in shown.out
+
+
+def test_replies_are_text_and_no_page(two: list[Path]) -> None:
+    keep_samples(two[0], 9, [("<b>问</b>", "<script>答</script>")])
+    page = write_report(two[0]).read_text(encoding="utf-8")
+    assert "<script>" not in page
+    assert "<script>答</script>" in "".join(Checker(page).words)

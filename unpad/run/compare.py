@@ -1,0 +1,239 @@
+"""`unpad compare`: runs side by side, in what their recipes differ and what they reached, with their curves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len
+
+from unpad.errors import RecipeError
+from unpad.recipes.changes import differences
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
+from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
+from unpad.run.report import svg
+from unpad.run.report.history import RunHistory, read_history, run_state
+from unpad.run.report.page import STYLE
+from unpad.run.report.samples import newest_evaluation
+from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
+from unpad.storage import write_atomic
+
+WIDTH, WIDEST = 80, 24  # columns of a terminal, and of a cell
+COLOURS = ("#2563eb", "#c2570c", "#15803d", "#9333ea", "#b42318", "#0e7490", "#a16207", "#6b7280")
+ENVIRONMENT = ("precision", "device", "threads", "kernels", "processor", "torch")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side. A table is {name of a row: a cell per run}.
+
+    Args:
+        recipes: the fields in which they differ.
+        measures: what they reached, and how fast.
+        notes: why some measures cannot be compared.
+    """
+
+    names: list[str]
+    recipes: dict[str, list[str]]
+    measures: dict[str, list[str]]
+    notes: list[str]
+
+    def lines(self) -> list[str]:
+        """Both tables as text of at most 80 columns; runs that do not fit beside the others follow below."""
+        recipes = self.recipes or {"no field differs": [""] * len(self.names)}
+        tables = [_blocks("recipe", self.names, recipes), _blocks("reached", self.names, self.measures)]
+        return [*tables[0], "", *tables[1], *([""] if self.notes else []), *self.notes]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"runs": self.names, "recipes": self.recipes, "measures": self.measures, "notes": self.notes}
+
+
+def compare(runs: Sequence[str], out: Path) -> Comparison:
+    """Compare runs and write a page with their curves.
+
+    Args:
+        runs: two or more directories, or names under runs/.
+        out: the HTML file to write.
+
+    Raises:
+        RecipeError: a run does not exist, or there are fewer than two.
+        SourceError: a run's files are missing or damaged, or it has not taken a step.
+        DiskError: the page cannot be written.
+    """
+    if len(runs) < 2:
+        raise RecipeError("one run cannot be compared", where="unpad compare", fix="name two or more; see `unpad runs`")
+    folders = [find_run(run) for run in runs]
+    histories = [read_history(folder) for folder in folders]
+    recipes = [load_recipe(str(folder / RECIPE)) for folder in folders]
+    found = Comparison(
+        _names(folders), _differences(recipes), _measures(folders, histories), _notes(folders, histories)
+    )
+    write_atomic(out, _page(found, histories))
+    return found
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Names of the folders; their paths where two have one name."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+
+
+def _differences(recipes: list[Recipe]) -> dict[str, list[str]]:
+    changed = [differences(recipes[0], other) for other in recipes[1:]]
+    keys = sorted({key for one in changed for key in one})
+    table = {}
+    for key in keys:
+        first = next(one[key][0] for one in changed if key in one)
+        values = [first, *(one[key][1] if key in one else first for one in changed)]
+        table[key] = ["-" if value is None else _text(value) for value in values]
+    return table
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _measures(folders: list[Path], histories: list[RunHistory]) -> dict[str, list[str]]:
+    columns = [_measures_of(folder, history) for folder, history in zip(folders, histories, strict=True)]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    table = {name: [column.get(name, "-") for column in columns] for name in names}
+    same = [name for name in ENVIRONMENT if len(set(table.get(name, [""]))) == 1]
+    return {name: cells for name, cells in table.items() if name not in same}
+
+
+def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
+    steps, timing = run.steps, run.timing
+    held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
+    best = min(held, key=lambda row: float(row["loss"]), default=None)
+    busy, cells = float(timing["seconds"].sum()), float(steps["padded_tokens"].sum())
+    recent = slice(-max(len(steps["loss"]) // 20, 1), None)
+    column = {
+        "state": run_state(folder, run.log),
+        "steps": f"{run.last['step']:,}",
+        "real tokens": short(float(steps["tokens"].sum())),
+        "training loss, newest": f"{float(np.nanmean(steps['loss'][recent])):.4f}",
+    }
+    if best is not None:
+        column |= {"held-out loss, best check": f"{float(best['loss']):.4f}", "at step": f"{best['step']:,}"}
+        column |= {f"{name.replace('_', ' ')} there": f"{float(value):.4f}" for name, value in best["values"].items()}
+    evaluation = newest_evaluation(folder)
+    for name, metric in (evaluation or {"metrics": {}})["metrics"].items():
+        column[f"eval {name}"] = f"{float(metric['value']):.4f}"
+    if busy:
+        column |= {
+            "tokens per second": short(float(np.median(timing["tokens_per_second"]))),
+            "time in steps": span(busy),
+            "peak memory, GB": f"{float(timing['peak_bytes'].max()) / 1e9:.2f}",
+        }
+    column["padding"] = f"{1 - float(steps['tokens'].sum()) / cells:.1%}" if cells else "-"
+    environment: dict[str, Any] = next((entry for entry in reversed(run.log) if entry["kind"] == "environment"), {})
+    return column | {name: str(environment[name]) for name in ENVIRONMENT if name in environment}
+
+
+def _notes(folders: list[Path], histories: list[RunHistory]) -> list[str]:
+    notes = [f"{folder.name}: {gap}" for folder, run in zip(folders, histories, strict=True) for gap in run.gaps]
+    data = [_fingerprint(folder) for folder in folders]
+    if len({one for one in data if one}) > 1:
+        notes.append("their data or its split differs: held-out losses are not of the same examples")
+    return notes
+
+
+def _fingerprint(folder: Path) -> str:
+    """Fingerprint of the data of a run, from its newest checkpoint; empty without one."""
+    states = folder.glob(f"{CHECKPOINTS}/*/state.json")
+    for state in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            return str(json.loads(state.read_text(encoding="utf-8"))["values"]["data"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return ""
+
+
+# --------------------------------------------------------------------------- text
+
+
+def _blocks(title: str, names: list[str], table: dict[str, list[str]]) -> list[str]:
+    """A table in as many parts as fit beside its first column."""
+    cells = {name: [_short(cell) for cell in row] for name, row in table.items()}
+    heads = [_short(name) for name in names]
+    first = max(cell_len(text) for text in (title, *cells))
+    widths = [max(cell_len(row[i]) for row in [heads, *cells.values()]) + 2 for i in range(len(names))]
+    lines, start = list[str](), 0
+    while start < len(names):
+        stop, used = start + 1, first + widths[start]
+        while stop < len(names) and used + widths[stop] <= WIDTH:
+            used, stop = used + widths[stop], stop + 1
+        lines += [""] if start else []
+        for name, row in {title: heads, **cells}.items():
+            part = "".join(_right(row[i], widths[i]) for i in range(start, stop))
+            lines.append(name + " " * (first - cell_len(name)) + part)
+        start = stop
+    return lines
+
+
+def _short(text: str) -> str:
+    """At most WIDEST columns of a text; its end tells runs and paths apart."""
+    while cell_len(text) > WIDEST:
+        text = "…" + text[2:]
+    return text
+
+
+def _right(text: str, width: int) -> str:
+    return " " * (width - cell_len(text)) + text
+
+
+# --------------------------------------------------------------------------- page
+
+
+def _page(found: Comparison, histories: list[RunHistory]) -> str:
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(histories))]
+    style = "".join(
+        f"path.run{i}{{stroke:{colour};stroke-width:1.8}}circle.run{i}{{fill:{colour}}}i.run{i}{{color:{colour}}}"
+        for i, colour in enumerate(colours)
+    )
+    held, training, rates, speed = list[Curve](), list[Curve](), list[Curve](), list[Curve]()
+    for index, (name, run) in enumerate(zip(found.names, histories, strict=True)):
+        css, step, width = f"run{index}", run.steps["step"], max(1, len(run.steps["step"]) // 50) | 1
+        rows = [row for row in run.evaluations if row["loss"] is not None]
+        if rows:
+            points = np.array([row["step"] for row in rows], float), np.array([float(row["loss"]) for row in rows])
+            held.append(Curve(css, [points], name, dots=len(rows) <= 60))
+        training.append(Curve(css, [(step, running_mean(run.steps["loss"], run.steps["targets"], width))], name))
+        rates.append(Curve(css, [(step, run.steps["lr"])], name))
+        at, seen = run.timing["step"], run.timing["tokens_per_second"]
+        if len(at):
+            speed.append(Curve(css, [(at, running_mean(seen, np.ones(len(at)), width))], name))
+    figures = [
+        plot("Held-out loss", held, Axes("nats per target", WIDE)),
+        plot("Training loss", training, Axes("nats per target, running mean", WIDE)),
+        plot("Learning rate", rates, Axes(zero=True)),
+        plot("Speed", speed, Axes("real tokens per second", zero=True)),
+    ]
+    notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in found.notes)
+    title = escape(", ".join(found.names))
+    return f"""<!doctype html>
+<html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
+<title>{title} · unpad</title>
+<style>{STYLE}{svg.STYLE}{style}</style>
+<main><header><h1>{title}</h1></header>
+{notes}<div class=plots>{"".join(figures)}</div>
+{_table("Where the recipes differ", found.names, found.recipes)}
+{_table("What they reached", found.names, found.measures)}
+</main></html>
+"""
+
+
+def _table(title: str, names: list[str], table: dict[str, list[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr><td class=l>{escape(name)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for name, row in table.items()
+    )
+    body = body or "<tr><td class=l>in no field</td></tr>"
+    return f"<h2>{title}</h2><div class=box><table><tr><th class=l></th>{head}</tr>{body}</table></div>"

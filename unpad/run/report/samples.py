@@ -1,0 +1,98 @@
+"""Report section of evaluations and of replies that a run keeps: `evaluations.jsonl` and `samples.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import SourceError
+from unpad.run.report.history import read_rows
+from unpad.storage import LineLog
+
+EVALUATIONS, SAMPLES = "evaluations.jsonl", "samples.jsonl"
+SHOWN_SAMPLES = 12
+
+
+def keep_evaluation(folder: Path, step: int, metrics: dict[str, Any], lines: list[str]) -> None:
+    """Add an evaluation to the run.
+
+    Args:
+        step: of the weights.
+        metrics: {name: {"value", "low", "high", "num"}}.
+        lines: examples that it showed.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    _append(folder / EVALUATIONS, {"step": step, "metrics": metrics, "lines": lines})
+
+
+def keep_samples(folder: Path, step: int, pairs: list[tuple[str, str]]) -> None:
+    """Add prompts of held-out data and the model's replies to the run.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    for prompt, reply in pairs:
+        _append(folder / SAMPLES, {"step": step, "prompt": prompt, "reply": reply})
+
+
+def _append(path: Path, record: dict[str, Any]) -> None:
+    log = LineLog(path)
+    try:
+        log.append({"time": datetime.now().astimezone().isoformat(timespec="seconds")} | record)
+    finally:
+        log.close()
+
+
+def newest_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The newest evaluation that the run keeps; None without one."""
+    kept = _read(folder / EVALUATIONS, ("time", "step", "metrics"))
+    return kept[-1] if kept else None
+
+
+def _read(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Rows of a file that an evaluation may have left; a damaged file is as good as none."""
+    try:
+        return list(read_rows(path, lambda row: all(name in row for name in names)))
+    except (SourceError, OSError):
+        return []
+
+
+def draw(folder: Path) -> str:
+    """Tables of the newest evaluation and of the newest replies; empty without them."""
+    return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, ("step", "prompt", "reply")))
+
+
+def _evaluation(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    rows = "".join(
+        f"<tr><td class=l>{escape(name.replace('_', ' '))}</td><td>{_number(metric['value'])}</td>"
+        f"<td>{_number(metric['low'])} to {_number(metric['high'])}</td><td>{metric['num']:,}</td></tr>"
+        for name, metric in found["metrics"].items()
+    )
+    head = "<tr><th class=l>Metric</th><th>Value</th><th>95 % interval, or extremes</th><th>Of</th></tr>"
+    note = escape(f"of step {found['step']:,}, on {found['time'][:16].replace('T', ' ')}")
+    shown = "\n".join(escape(line) for line in found.get("lines", []))
+    lines = f"<div class=box><pre>{shown}</pre></div>" if shown else ""
+    return f"<h2>Evaluation <small>{note}</small></h2><div class=box><table>{head}{rows}</table></div>{lines}"
+
+
+def _number(value: Any) -> str:
+    return "-" if math.isnan(float(value)) else f"{float(value):.4f}"
+
+
+def _samples(kept: list[dict[str, Any]]) -> str:
+    if not kept:
+        return ""
+    rows = "".join(
+        f"<tr><td>{row['step']:,}</td><td class=l>{escape(row['prompt'])}</td>"
+        f"<td class=l>{escape(row['reply'])}</td></tr>"
+        for row in kept[-SHOWN_SAMPLES:]
+    )
+    head = "<tr><th>Step</th><th class=l>Held-out prompt</th><th class=l>Reply</th></tr>"
+    return f"<h2>Replies</h2><div class=box><table class=replies>{head}{rows}</table></div>"

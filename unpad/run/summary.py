@@ -1,0 +1,88 @@
+"""Summary of runs: state, date, steps, loss and size, from their files, for `unpad runs` and `unpad compare`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import UnpadError
+from unpad.run.folder import list_runs, read_command
+from unpad.run.report.history import METRICS, is_metric, read_log, run_state
+from unpad.run.report.svg import short
+
+HEAD = f"{'run':<20} {'state':<9} {'started':<16} {'step':>9} {'held out':>9} {'size':>9}"
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What became of a run.
+
+    Args:
+        started: ISO time of its first entry in the log; empty without a log.
+        step: last step in its metrics; 0 before the first.
+        heldout: best held-out loss of the newest stage, nats per target; None without an evaluation.
+        num_bytes: size of all its files.
+    """
+
+    name: str
+    state: str
+    started: str
+    step: int
+    heldout: float | None
+    num_bytes: int
+    command: str
+
+    def lines(self) -> list[str]:
+        """Two lines of at most 80 columns, unless the name or the command is long."""
+        date = self.started[:16].replace("T", " ")
+        loss = "-" if self.heldout is None else f"{self.heldout:.4f}"
+        size = f"{short(self.num_bytes)}B"
+        return [f"{self.name:<20} {self.state:<9} {date:<16} {self.step:>9,} {loss:>9} {size:>9}", f"  {self.command}"]
+
+
+def describe_runs() -> list[str]:
+    """A head line and two lines per run under runs/, newest first."""
+    lines = [line for folder in list_runs() for line in summarize(folder).lines()]
+    return [HEAD, *lines] if lines else ["nothing has run here yet; start with: unpad train zh_chat"]
+
+
+def summarize(folder: Path) -> RunSummary:
+    """Summarize a run; one whose files cannot be read is "damaged", and its command says why."""
+    size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        saved, log = read_command(folder), read_log(folder)
+        step, heldout = _progress(folder / METRICS)
+    except (UnpadError, KeyError, TypeError) as error:
+        what = error.what if isinstance(error, UnpadError) else f"{type(error).__name__} in its files"
+        return RunSummary(folder.name, "damaged", "", 0, None, size, what)
+    command = " ".join(["unpad train", saved["recipe"], *saved["overrides"]])
+    started = log[0]["time"] if log else ""
+    return RunSummary(folder.name, run_state(folder, log), started, step, heldout, size, command)
+
+
+def _progress(path: Path) -> tuple[int, float | None]:
+    """Last step, and the best held-out loss of the newest stage. Most lines are not parsed: there may be millions."""
+    last, best, stage = b"", None, None
+    if not path.is_file():
+        return 0, None
+    with path.open("rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):
+                break
+            last = line
+            if b'"kind": "eval"' in line:
+                row = _row(line)
+                if row and (row["best"] or row["stage"] != stage):
+                    stage, best = row["stage"], row["loss"]
+    row = _row(last)
+    return (row["step"] if row else 0), None if best is None else float(best)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and is_metric(row) else None
