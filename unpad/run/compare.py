@@ -23,8 +23,9 @@ from unpad.run.report.page import STYLE
 from unpad.run.report.samples import newest_evaluation
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
+from unpad.text_table import text_table
 
-WIDTH, WIDEST = 80, 24  # columns of a terminal, and of a cell
+WIDEST = 24  # columns of a cell
 COLOURS = ("#2563eb", "#c2570c", "#15803d", "#9333ea", "#b42318", "#0e7490", "#a16207", "#6b7280")
 ENVIRONMENT = ("precision", "device", "threads", "kernels", "processor", "torch")
 
@@ -47,7 +48,7 @@ class Comparison:
     def lines(self) -> list[str]:
         """Both tables as text of at most 80 columns; runs that do not fit beside the others follow below."""
         recipes = self.recipes or {"no field differs": [""] * len(self.names)}
-        tables = [_blocks("recipe", self.names, recipes), _blocks("reached", self.names, self.measures)]
+        tables = [_lines("recipe", self.names, recipes), _lines("reached", self.names, self.measures)]
         return [*tables[0], "", *tables[1], *([""] if self.notes else []), *self.notes]
 
     def to_json(self) -> dict[str, Any]:
@@ -158,23 +159,10 @@ def _fingerprint(folder: Path) -> str:
 # --------------------------------------------------------------------------- text
 
 
-def _blocks(title: str, names: list[str], table: dict[str, list[str]]) -> list[str]:
-    """A table in as many parts as fit beside its first column."""
-    cells = {name: [_short(cell) for cell in row] for name, row in table.items()}
-    heads = [_short(name) for name in names]
-    first = max(cell_len(text) for text in (title, *cells))
-    widths = [max(cell_len(row[i]) for row in [heads, *cells.values()]) + 2 for i in range(len(names))]
-    lines, start = list[str](), 0
-    while start < len(names):
-        stop, used = start + 1, first + widths[start]
-        while stop < len(names) and used + widths[stop] <= WIDTH:
-            used, stop = used + widths[stop], stop + 1
-        lines += [""] if start else []
-        for name, row in {title: heads, **cells}.items():
-            part = "".join(_right(row[i], widths[i]) for i in range(start, stop))
-            lines.append(name + " " * (first - cell_len(name)) + part)
-        start = stop
-    return lines
+def _lines(title: str, names: list[str], table: dict[str, list[str]]) -> list[str]:
+    """A table of text; runs that do not fit beside the others follow below."""
+    rows = [[name, *map(_short, row)] for name, row in table.items()]
+    return text_table([title, *map(_short, names)], rows)
 
 
 def _short(text: str) -> str:
@@ -182,10 +170,6 @@ def _short(text: str) -> str:
     while cell_len(text) > WIDEST:
         text = "…" + text[2:]
     return text
-
-
-def _right(text: str, width: int) -> str:
-    return " " * (width - cell_len(text)) + text
 
 
 # --------------------------------------------------------------------------- page
