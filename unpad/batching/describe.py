@@ -1,4 +1,4 @@
-"""Shapes and sums of masks of a batch, as text for `--verbose`."""
+"""Shapes and sums of masks of a batch, in words, for `--verbose`."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def _tensors(holder: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
 
 
 def _tensor(value: Tensor) -> str:
-    text = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
-    return text + (f", {int(value.sum()):,} True" if value.dtype == torch.bool else "")
+    shown = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return shown + (f", {int(value.sum()):,} True" if value.dtype == torch.bool else "")
