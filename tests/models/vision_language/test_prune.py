@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.paths import PATHS, on
 from tests.helpers.samples import WIDTH, Samples, bounds_of, check_alone, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.errors import RecipeError
@@ -31,7 +32,6 @@ from unpad.models.vision_language.prune import (
     text_to_vision_attention,
 )
 from unpad.nn.attention import scale_values, self_attention
-from unpad.nn.native import library
 from unpad.nn.rope import Rotary, rotary_frequencies, rotary_table, rotate
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
@@ -122,15 +122,10 @@ def test_bf16_stays_near_fp64() -> None:
 # --------------------------------------------------------------------------- soft removal
 
 
-@pytest.fixture(params=["native", "torch"])
+@pytest.fixture(params=PATHS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "native" and not library.enabled():
-        pytest.skip("no native kernels here")
-    if request.param == "native":
+    with on(request.param):
         yield request.param
-    else:
-        with library.switched_off():
-            yield request.param
 
 
 def run_of(lengths: list[int]) -> tuple[Tensor, Layout, Tensor]:
