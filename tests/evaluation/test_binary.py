@@ -67,6 +67,16 @@ def test_calibration_equals_that_of_scikit_learn() -> None:
     assert calibration_error(labels, p) == pytest.approx((share * np.abs(predicted - observed)).sum(), abs=1e-12)
 
 
+def test_a_probability_of_a_half_predicts_no_outcome() -> None:
+    half = np.array([0.5])
+    assert (accuracy(np.array([0]), half), accuracy(np.array([1]), half)) == (1, 0)
+
+
+def test_a_probability_on_an_edge_belongs_to_the_bin_below() -> None:
+    assert calibration_bins(np.arange(11.0)).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert calibration_bins(np.array([0.1] * 9 + [0.9])).tolist() == [0] * 9 + [9]
+
+
 @pytest.mark.parametrize("measure", [*MEASURES, calibration_intercept, calibration_slope])
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: bool) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from tests.conftest import random_batch, tiny_model
@@ -43,6 +44,12 @@ def test_cosine_ramp_over_a_share_of_the_stage(progress: float) -> None:
     ramp = Ramp(start=100, end=70, share=0.3, shape="cosine")
     done = min(progress / 0.3, 1)
     assert ramp.at(round(progress * 1000), 1000) == pytest.approx(100 - 30 * (1 - math.cos(math.pi * done)) / 2)
+
+
+@pytest.mark.parametrize("length", [{}, {"steps": 5, "share": 0.5}])
+def test_a_ramp_has_one_length(length: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="either steps or share"):
+        Ramp(end=1.0, **length)
 
 
 def test_weights_of_a_step_leave_out_what_has_none() -> None:

@@ -246,3 +246,10 @@ def test_off_is_a_word_though_yaml_reads_it_as_false() -> None:
     assert load_recipe("events", ["collapse.policy=off"]).collapse.policy == "off"
     with pytest.raises(RecipeError, match="got true"):
         load_recipe("events", ["collapse.policy=on"])
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.yml"])
+def test_a_file_here_needs_no_folder_in_its_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text("train: {seed: 7}\n", encoding="utf-8")
+    assert load_recipe(name).train.seed == 7
