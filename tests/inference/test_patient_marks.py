@@ -19,6 +19,7 @@ from tests.helpers.event_tables import draw_rows, opened, put, table
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
 from unpad.data.histories.assemble import QUANTILES, load_codes
+from unpad.inference.patient_marks import mark_patients
 from unpad.training.loop import train
 
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
@@ -126,7 +127,7 @@ def test_patients_without_events_before_the_landmark_are_marked_or_refused(
     late = write(tmp_path / "late.parquet", 500, 10, shift=300)
     refused = embedded(unpad, run, late)
     assert refused.code == 3
-    assert "no event of any patient can be read: 180 are after the landmark" in refused.err
+    assert "none of the 180 events can be read: all are after the landmark" in refused.err
     both = pa.concat_tables([pq.read_table(late), pq.read_table(write(tmp_path / "on_time.parquet", 900, 30))])
     pq.write_table(both, tmp_path / "both.parquet")
     found = embedded(unpad, run, tmp_path / "both.parquet")
@@ -135,6 +136,19 @@ def test_patients_without_events_before_the_landmark_are_marked_or_refused(
     assert f"warning: {what}" in found.warnings
     assert found.rows["after_landmark"] == [18] * 10 + [0] * 30
     assert found.rows["mark"] == ["no events before the landmark"] * 10 + [""] * 30
+
+
+def test_patients_of_whom_only_facts_are_known_are_marked(tmp_path: Path) -> None:
+    rows = [(1, 5.0, "a", 1.0), (1, 9.0, "a", 2.0), (2, 70.0, "a", 1.0)]
+    events = {"path": str(put(tmp_path / "e.parquet", table(rows, time="minute"))), "time": "minute"}
+    people = pa.table({"id": [1, 2, 3], "age": [30.0, 40.0, 50.0]})
+    facts = {"path": str(put(tmp_path / "people.parquet", people)), "static": ["age"]}
+    data = opened([events, facts], data={"holdout": 0}, events={"landmark": 60, "unit": "minutes"})
+    marks = mark_patients(data)
+    assert marks.events.tolist() == [3, 1, 1]
+    assert marks.texts() == ["", "no events before the landmark", "no events"]
+    alone = opened([facts], data={"holdout": 0}, events={"landmark": 60, "unit": "minutes"})
+    assert mark_patients(alone).texts() == ["", "", ""], "where facts are all there is, nobody lacks events"
 
 
 def test_sets_are_marked_one_by_one(unpad: Shell, run: Path, tmp_path: Path) -> None:

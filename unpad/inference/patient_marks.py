@@ -31,6 +31,8 @@ class Marks:
         outside: values beyond the least and the most value of their code in training; unusual: values outside the
             middle 98 % of them. None if the run does not record the values of training.
         late: events after the landmark; None for sets.
+        empty: (num_rows,) bool, patients without an event that has a time, where others have one: at most facts are
+            known of them.
     """
 
     events: np.ndarray
@@ -39,14 +41,15 @@ class Marks:
     outside: np.ndarray | None
     unusual: np.ndarray | None
     late: np.ndarray | None
+    empty: np.ndarray
 
     def texts(self) -> list[str]:
         """Reasons to doubt a row, "" without one."""
         unusual = np.zeros_like(self.events) if self.unusual is None else self.unusual
         late = np.zeros_like(self.events) if self.late is None else self.late
         reasons = (
-            ("no events before the landmark", (self.events == 0) & (late > 0)),
-            ("no events", (self.events == 0) & (late == 0)),
+            ("no events before the landmark", self.empty & (late > 0)),
+            ("no events", self.empty & (late == 0)),
             ("unknown codes", 2 * self.unknown > np.maximum(self.events, 1)),
             ("unusual values", 2 * unusual > np.maximum(self.valued, 1)),
         )
@@ -66,20 +69,25 @@ class Marks:
 
 def mark_patients(data: EventData) -> Marks:
     """Count what is unknown of every patient."""
-    owner, num = np.repeat(np.arange(len(data.table)), np.diff(data.sets.events_of)), len(data.table)
-    return _count(data, owner, num, data.report.num_strange.sum(1), data.report.num_late)
+    owner, late = np.repeat(np.arange(len(data.table)), np.diff(data.sets.events_of)), data.report.num_late.sum(1)
+    empty = data.sets.has_no_time
+    if empty.all() and not late.any():  # facts are all that there is
+        empty = np.diff(data.sets.events_of) == 0
+    return _count(data, owner, empty, data.report.num_strange.sum(1), late)
 
 
 def mark_sets(data: EventData) -> Marks:
     """Count what is unknown of every set."""
     num = len(data.sets.set_starts) - 1
     owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
-    return _count(data, owner, num, np.bincount(owner[data.code == 0], minlength=num), None)
+    return _count(data, owner, np.zeros(num, np.bool_), np.bincount(owner[data.code == 0], minlength=num), None)
 
 
-def _count(data: EventData, owner: np.ndarray, num: int, unknown: np.ndarray, late: np.ndarray | None) -> Marks:
+def _count(
+    data: EventData, owner: np.ndarray, empty: np.ndarray, unknown: np.ndarray, late: np.ndarray | None
+) -> Marks:
     """Sum up the events of every row; `owner` is the row of each event, (num_events,)."""
-    outside, unusual = beyond(data, 0), beyond(data, 1)
+    outside, unusual, num = beyond(data, 0), beyond(data, 1), len(empty)
     return Marks(
         events=np.bincount(owner, minlength=num),
         unknown=unknown,
@@ -87,6 +95,7 @@ def _count(data: EventData, owner: np.ndarray, num: int, unknown: np.ndarray, la
         outside=None if outside is None else np.bincount(owner[outside], minlength=num),
         unusual=None if unusual is None else np.bincount(owner[unusual], minlength=num),
         late=late,
+        empty=empty,
     )
 
 
@@ -110,21 +119,23 @@ def refuse_unknown(data: EventData) -> None:
     """Refuse tables of which the run knows nothing.
 
     Raises:
-        SourceError: no code of a table is known, or no event of any patient can be read.
+        SourceError: no code of a table is known, or all its events are after the landmark, or there is no event at all.
     """
     report = data.report
-    num_read, num_strange = report.num_read.sum(0).tolist(), report.num_strange.sum(0).tolist()
-    for name, read, strange in zip(report.source_names, num_read, num_strange, strict=True):
+    counts = (part.sum(0).tolist() for part in (report.num_read, report.num_strange, report.num_late))
+    for name, read, strange, late in zip(report.source_names, *counts, strict=True):
+        if late and not read:
+            what = f"none of the {late:,} events can be read: all are after the landmark"
+            fix = "check events.landmark of the run's recipe against the times of the table"
+            raise SourceError(what, where=name, fix=fix)
         if read and strange == read:
             seen, known = ", ".join(list(report.unknown)[:NUM_NAMED]), ", ".join(data.codes[1 : 1 + NUM_NAMED])
             what = f"E_CODE none of the {read:,} events has a code that the run knows: {seen}; it knows {known}"
             fix = "name the codes as the training data does, and check the table's columns"
             raise SourceError(what, where=name, fix=fix)
-    if not sum(num_read):
-        late = int(report.num_late.sum())
-        what = "no event of any patient can be read" + (f": {late:,} are after the landmark" if late else "")
-        fix = "check events.landmark of the run's recipe against the times of the table"
-        raise SourceError(what, where=", ".join(report.source_names), fix=fix)
+    if not report.num_read.any():
+        what = "the tables hold no event of any patient"
+        raise SourceError(what, where=", ".join(report.source_names), fix="check the tables and the columns of ids")
 
 
 def ledger(data: EventData, marks: Marks) -> list[str]:
@@ -133,10 +144,9 @@ def ledger(data: EventData, marks: Marks) -> list[str]:
     lines = report.lines(data.cohort, data.known, data.values, data.sets, for_training=False)
     num_read, num_strange = int(report.num_read.sum()), int(report.num_strange.sum())
     lines += _share(num_strange, num_read, "events have codes unknown to the run", MOST_UNKNOWN)
-    empty = marks.events == 0
-    late = int((empty & (report.num_late > 0)).sum())
+    late = int((marks.empty & report.num_late.any(1)).sum())
     what = "patients have no event to read" + (f", {late:,} of them because all are after the landmark" if late else "")
-    lines += _share(int(empty.sum()), len(empty), what, MOST_EMPTY)
+    lines += _share(int(marks.empty.sum()), len(marks.empty), what, MOST_EMPTY)
     if marks.outside is None:
         return [*lines, "this run does not record the values of training, so values of another unit go unnoticed"]
     what = "values are beyond the least and the most of their code in training"

@@ -341,17 +341,21 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
 
 def per_source(tables: PatientTables, events: Events) -> np.ndarray:
     """Events of every patient by table, (num_patients, num_sources) int64."""
+    return _by_source(tables, events.patient, events.row)
+
+
+def _by_source(tables: PatientTables, patient: np.ndarray, row: np.ndarray) -> np.ndarray:
     num_patients, num_sources = len(tables.cohort.person), len(tables.rows.parts)
-    cell = events.patient * num_sources + tables.rows.source[events.row]
+    cell = patient * num_sources + tables.rows.source[row]
     return np.bincount(cell, minlength=num_patients * num_sources).reshape(num_patients, num_sources)
 
 
 def count_late(tables: PatientTables) -> np.ndarray:
-    """Events of every patient after the landmark, (num_patients,) int64."""
+    """Events of every patient after the landmark by table, (num_patients, num_sources) int64."""
     rows, cohort = tables.rows, tables.cohort
     index = np.full(len(rows.patients), -1, np.int64)
     index[cohort.person] = np.arange(len(cohort.person))
     kept = np.flatnonzero(~cohort.refused & (index[rows.person] >= 0))
     patient = index[rows.person[kept]]
     late = rows.days[kept] > cohort.landmark[patient]
-    return np.bincount(patient[late], minlength=len(cohort.person))
+    return _by_source(tables, patient[late], kept[late])

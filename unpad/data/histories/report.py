@@ -21,8 +21,8 @@ class PatientsReport:
         counts: events that were left out, by reason; with the used ones they are all rows that are not bad.
         unknown: the commonest unknown codes -> how often they occur; without_vector: codes without a vector.
         per_source: (num_patients, num_sources) int64, events of each table; source_names: their names.
-        num_read, num_strange: (num_patients, num_sources) int64, events up to the landmark by table, and those of
-            unknown codes among them; num_late: (num_patients,) int64, events after the landmark.
+        num_read, num_strange, num_late: (num_patients, num_sources) int64, events up to the landmark by table, those of
+            unknown codes among them, and events after the landmark.
         has_end: whether the recipe says which events are before the outcome, if there is an outcome.
     """
 
