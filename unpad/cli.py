@@ -32,6 +32,23 @@ app.add_typer(data_app, name="data")
 app.add_typer(recipes_app, name="recipes")
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"unpad {version('unpad')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 # --------------------------------------------------------------------------- shell completion
 
 
@@ -97,9 +114,9 @@ Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors
 
 
 def _console() -> Console:
-    from rich.console import Console
+    from unpad.run.screen import open_console
 
-    return Console(highlight=False, soft_wrap=True)
+    return open_console()
 
 
 def _print_lines(lines: Iterable[str]) -> None:

@@ -10,7 +10,12 @@ LONGEST_NAME = 28  # cells of a first column; a longer name has a line to itself
 
 
 def text_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,), width: int = WIDTH
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    left: Collection[int] = (0,),
+    width: int = WIDTH,
+    gap: int = GAP,
 ) -> list[str]:
     """Lay out rows in columns; columns that do not fit into the width follow in further tables with the same names.
 
@@ -19,6 +24,7 @@ def text_table(
         rows: cells, as many as there are titles; a row with fewer has nothing in the last columns.
         left: columns aligned left; the others are aligned right.
         width: of the terminal, in cells; a Chinese character takes two.
+        gap: blanks between columns.
     """
     full = [[*row, *[""] * (len(head) - len(row))] for row in rows]
     lines = [list(head), *full]
@@ -27,25 +33,25 @@ def text_table(
     blocks: list[list[int]] = [[]]
     room = width - widths[0]
     for column in range(1, len(head)):
-        taken = sum(widths[other] + GAP for other in blocks[-1])
-        if blocks[-1] and taken + widths[column] + GAP > room:
+        taken = sum(widths[other] + gap for other in blocks[-1])
+        if blocks[-1] and taken + widths[column] + gap > room:
             blocks.append([])
         blocks[-1].append(column)
     tables = []
     for number, block in enumerate(blocks):
         tables += [""] if number else []
         for row in lines:
-            tables += _line(row, [0, *block], widths, left)
+            tables += _line(row, [0, *block], widths, left, gap)
     return tables
 
 
-def _line(row: list[str], columns: list[int], widths: list[int], left: Collection[int]) -> list[str]:
+def _line(row: list[str], columns: list[int], widths: list[int], left: Collection[int], gap: int) -> list[str]:
     """One row of a table; with a line before it for a name that is wider than its column."""
     name = row[0]
     alone = cells(name) > widths[0]
     parts = [_padded("" if alone else name, widths[0], 0 in left)]
     parts += [_padded(row[column], widths[column], column in left) for column in columns[1:]]
-    return [*([name] if alone else []), (" " * GAP).join(parts).rstrip()]
+    return [*([name] if alone else []), (" " * gap).join(parts).rstrip()]
 
 
 def _padded(text: str, width: int, is_left: bool) -> str:

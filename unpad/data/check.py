@@ -22,6 +22,7 @@ from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.text_table import WIDTH, cells, wrapped
 
 PEEK_ROWS = 20
 MAX_NOTES = 5
@@ -64,9 +65,12 @@ class FileCheck:
 
     def line(self) -> str:
         blank = f", {self.num_blank} blank lines" if self.num_blank else ""
-        line = f"{self.path}: {self.kind}, {self.num_used} of {self.num_rows} rows usable{blank}"
+        counts = f"{self.kind}, {self.num_used} of {self.num_rows} rows usable{blank}"
         if self.num_repeated:
-            line += f", {self.num_repeated} equal to an earlier one"
+            counts += f", {self.num_repeated} equal to an earlier one"
+        line = f"{self.path}: {counts}"
+        if cells(line) > WIDTH:
+            line = "\n  ".join([f"{self.path}:", *wrapped(counts, WIDTH - 2)])
         if found := self.lengths():
             line += f"\n  characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
             line += f", 95 % of rows at most {found['p95']:,}"

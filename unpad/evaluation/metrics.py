@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from unpad.data.family import Data
 from unpad.models.contract import Model
 from unpad.recipes.training import PlanSettings
+from unpad.text_table import WIDTH, wrapped
 
 NUM_RESAMPLES = 1000
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
@@ -99,7 +100,11 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
         value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
         bounds = metric.reason if isinstance(metric, Refused) else bounds
-        lines.append(f"{start}  {value:>10}   {bounds}   of {metric.num}")
+        one = f"{start}  {value:>10}   {bounds}   of {metric.num}"
+        indent = " " * (width + 2)
+        # What does not fit beside the value stands below it.
+        below = [indent + part for part in wrapped(f"{bounds}   of {metric.num}", max(WIDTH - width - 2, WIDTH // 2))]
+        lines += [one] if cell_len(one) <= WIDTH else [f"{start}  {value:>10}", *below]
     return lines
 
 

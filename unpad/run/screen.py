@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,15 @@ from unpad.run.report.svg import short, span
 
 RECENT_STEPS = 50  # steps that rates and time left are computed from
 REFRESH_SECONDS = 0.1
+
+
+def open_console() -> Console:
+    """Console of the standard output.
+
+    With NO_COLOR in the environment (no-color.org) it prints no colour, style or control sequence, so there is no live
+    bar either.
+    """
+    return Console(highlight=False, soft_wrap=True, force_terminal=False if os.environ.get("NO_COLOR") else None)
 
 
 class StepWork(NamedTuple):

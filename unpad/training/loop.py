@@ -30,6 +30,7 @@ from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.report.samples import keep_samples
+from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing
 from unpad.training.length import RunLength, run_length
 from unpad.training.memory import HeapKeeper
@@ -142,7 +143,7 @@ def train(
             folder,
             log_every=settings.train.log_every,
             grad_norm_warning=settings.train.grad_norm_warning,
-            console=console or Console(),
+            console=console or open_console(),
             total_steps=length.last(progress.stage, progress.step - progress.stage_step).step,
             verbose=verbose,
         )

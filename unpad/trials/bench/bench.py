@@ -14,6 +14,7 @@ from typing import Any
 
 from unpad.data.family import family_of
 from unpad.nn.native import library as native
+from unpad.text_table import wrapped
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
 from unpad.trials.bench.memory import MemoryModel, fit_memory, memory_lines, peaks
@@ -56,7 +57,7 @@ class Bench:
         """The tables as plain text."""
         data, machine = self.data, self.machine
         ceiling = spread(self.ceilings)
-        return [
+        about = [
             f"{machine['processor']}, {machine['cores']} cores, load {machine['load']:.1f} before; "
             f"torch {machine['torch']}, {machine['precision']}, {machine['device']}, threads: {machine['threads']}",
             f"{self.recipe}: {data['parameters']:,} parameters; {data['sequences']:,} training {data['units'][0]} of "
@@ -67,6 +68,9 @@ class Bench:
             f"computed by {machine['kernels']}; the column torch is the same without native kernels",
             f"ceiling: {ceiling.median / 1e9:,.0f} GFLOP/s ({ceiling.low / 1e9:,.0f} to {ceiling.high / 1e9:,.0f}), "
             f"a product of large matrices in {machine['precision']} beside every round; shares are of the best",
+        ]
+        return [
+            *(part for line in about for part in wrapped(line)),
             "",
             *table("strategy", self.strategies),
             "",

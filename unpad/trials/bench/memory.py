@@ -14,6 +14,7 @@ import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.progress import counted, held
+from unpad.text_table import text_table, wrapped
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.trials.bench.speed import MIB, SpeedRow
 from unpad.trials.bench.variants import BenchVariant, Trainer, prepare, size_variants, strategy_variants
@@ -120,12 +121,10 @@ def memory_lines(model: MemoryModel | None, longest: int) -> list[str]:
     """The line as text, and what fits into `CARDS` of sequences as long as the `longest`."""
     if model is None:
         return ["memory by batch size: too little data to tell a pass's memory from the rest"]
-    lines = [
+    about = (
         f"memory of padded batches: {model.fixed_bytes / MIB:,.0f} MiB + {model.bytes_per_token / 1024:,.1f} KiB per "
-        f"token of the largest pass; every row predicted from the others, at worst {model.worst_error:.0%} off",
-        f"{'card':<8}{'tokens a pass':>16}{f'sequences of {longest}':>20}",
-    ]
-    for size in CARDS:
-        tokens = model.fitting_tokens(size * GIB)
-        lines.append(f"{size:>3} GiB {tokens:>16,}{tokens // longest:>20,}")
-    return lines
+        f"token of the largest pass; every row predicted from the others, at worst {model.worst_error:.0%} off"
+    )
+    fitting = [(size, model.fitting_tokens(size * GIB)) for size in CARDS]
+    rows = [[f"{size} GiB", f"{tokens:,}", f"{tokens // longest:,}"] for size, tokens in fitting]
+    return [*wrapped(about), *text_table(["card", "tokens a pass", f"sequences of {longest}"], rows)]

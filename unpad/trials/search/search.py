@@ -35,6 +35,7 @@ from unpad.recipes.changes import differences
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import stages_of
 from unpad.run.folder import RECIPE
+from unpad.run.screen import open_console
 from unpad.storage import RunLock, make_folder, write_atomic
 from unpad.text_table import text_table
 from unpad.training.loop import train
@@ -129,7 +130,7 @@ def search(
         settings = settings or _agreed(study, recipe, fields, metric, folder)
         if study.user_attrs.get("settings") != settings:
             study.set_user_attr("settings", settings)
-        found = _begin(study, settings, folder, console or Console(), verbose)
+        found = _begin(study, settings, folder, console or open_console(), verbose)
         _run_trials(found, trials)
         return _summary(found)
 
