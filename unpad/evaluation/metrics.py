@@ -101,9 +101,9 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
         bounds = metric.reason if isinstance(metric, Refused) else bounds
         one = f"{start}  {value:>10}   {bounds}   of {metric.num}"
-        indent = " " * (width + 2)
+        indent = min(width + 2, WIDTH // 2)
         # What does not fit beside the value stands below it.
-        below = [indent + part for part in wrapped(f"{bounds}   of {metric.num}", max(WIDTH - width - 2, WIDTH // 2))]
+        below = [" " * indent + part for part in wrapped(f"{bounds}   of {metric.num}", WIDTH - indent)]
         lines += [one] if cell_len(one) <= WIDTH else [f"{start}  {value:>10}", *below]
     return lines
 

@@ -1,0 +1,55 @@
+"""Tables of text fit 80 columns, or become several that do."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.text_table import LONGEST_NAME, WIDTH, cells, described, text_table, wrapped
+
+cell = st.text("abc 1,.%长度", max_size=24).map(str.strip)
+
+
+@given(st.integers(1, 12), st.data())
+@settings(deadline=None, max_examples=60)
+def test_every_line_fits_and_every_cell_is_there(num_columns: int, data: st.DataObject) -> None:
+    head = [f"h{column}" for column in range(num_columns)]
+    rows = data.draw(st.lists(st.lists(cell, min_size=num_columns, max_size=num_columns), max_size=5))
+    lines = text_table(head, rows)
+    assert all(cells(line) <= WIDTH for line in lines)
+    text = "\n".join(lines)
+    for row in [head, *rows]:
+        assert all(part in text for part in row)
+
+
+def test_columns_that_do_not_fit_follow_below_with_the_same_names() -> None:
+    head = ["name", *("number of things" for _ in range(5))]
+    assert text_table(head, [["one", *"12345"], ["two", *"67890"]]) == [
+        "name  number of things  number of things  number of things  number of things",
+        "one                  1                 2                 3                 4",
+        "two                  6                 7                 8                 9",
+        "",
+        "name  number of things",
+        "one                  5",
+        "two                  0",
+    ]
+
+
+def test_a_long_name_has_a_line_to_itself_and_a_short_row_blank_cells() -> None:
+    long = "a-run-with-a-name-that-says-everything-about-it"
+    assert len(long) > LONGEST_NAME
+    assert text_table(["run", "loss"], [[long, "2.5"], ["b"]]) == ["run  loss", long, "      2.5", "b"]
+
+
+def test_wide_letters_take_two_columns() -> None:
+    assert text_table(["名", "数"], [["长度", "1"], ["ab", "22"]]) == ["名    数", "长度   1", "ab    22"]
+
+
+def test_texts_continue_below_themselves() -> None:
+    lines = described(["a", "b" * 30], ["word " * 30, "短 " * 60])
+    assert all(cells(line) <= WIDTH for line in lines)
+    assert lines[0].startswith("a  word")
+    assert lines[1].startswith("   word")
+    assert lines[2] == "b" * 30
+    path = "/" + "x" * 99
+    assert wrapped(f"see {path} there") == ["see", path, "there"]
