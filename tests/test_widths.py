@@ -14,18 +14,26 @@ from rich.console import Console
 
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
+from unpad.batching.ledger import Ledger
 from unpad.data.check import FileCheck
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
+from unpad.progress import progress
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.find import describe_recipes
+from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
+from unpad.run.summary import HEAD, RunSummary
 from unpad.text_table import WIDTH, cells
 from unpad.training.loop import train
 from unpad.trials.bench.memory import MemoryModel, memory_lines
 from unpad.trials.bench.quality import Trained, trained_lines
 from unpad.trials.bench.speed import SpeedRow, table
+from unpad.trials.preview import StagePreview, Trial, _table, _trial_line, _with_places
 from unpad.trials.search.search import Search, _summary
 from unpad.trials.search.space import split_fields
+from unpad.trials.strategy_table import StrategyRow, Units
+
+STRATEGIES = strategy_names()
 
 
 def too_wide(lines: list[str]) -> list[str]:
@@ -117,6 +125,35 @@ def test_checked_files_fit_beside_their_paths() -> None:
     assert FileCheck(Path("a.jsonl"), "chat", 3, 2, 0).line() == "a.jsonl: chat, 2 of 3 rows usable"
 
 
+def test_runs_fit() -> None:
+    fields = " ".join(["data.text=my_corpus/texts_of_the_year/*.jsonl", "stages.pretrain.train.max_epochs=100"] * 3)
+    for name in ("zh_chat-1", "a-run-whose-name-says-everything-about-it"):
+        run = RunSummary(name, "interrupted", "2026-11-22T15:00:00+00:00", 123_456, 12.3456, 123 << 30, fields)
+        lines = run.lines()
+        assert too_wide([HEAD, *lines]) == []
+        assert lines[0].startswith(name)
+        assert " ".join(line.strip() for line in lines[-4:]).endswith(fields[-80:])
+
+
+def test_the_plan_of_a_large_corpus_fits() -> None:
+    ledger = Ledger()
+    numbers = {"real_tokens": 10**12, "padded_tokens": 2 * 10**12, "steps": 123_456_789, "micros": 10**9}
+    numbers |= {"attention_cells_needed": 10**12, "attention_cells_computed": 123 * 10**12}
+    rows = [
+        StrategyRow(name, pad_share=0.999, length_correlation=-0.123, ledger=ledger, **numbers) for name in STRATEGIES
+    ]
+    rows[0] = StrategyRow(STRATEGIES[0], refused="a sequence of 512 tokens does not fit")
+    trials = {name: Trial(10**6, 1e5, 10**6, 123 << 30, 1 << 30) for name in STRATEGIES}
+    for units, attends in ((Units(), True), (Units("questions about images", "visual tokens"), False)):
+        stage = StagePreview("tune", np.array([9]), rows, trials, 1000, PlanSettings(), 1e-3, units, attends)
+        assert too_wide(_table(stage)) == []
+        assert too_wide([_trial_line(stage, row) for row in rows[1:]]) == []
+    where = ", ".join(f"data/texts_of_the_year/number_{i}.jsonl:123456" for i in range(3))
+    shown = _with_places(f"  dropped   too_long       {10**9:>12,} tokens  12.3% of 1,234,567 sequences", where)
+    assert too_wide(shown) == []
+    assert " ".join(part.strip() for part in shown[1:]) == where
+
+
 # --------------------------------------------------------------------------- the terminal
 
 
@@ -143,6 +180,10 @@ def test_no_color_takes_every_control_sequence_away(
     assert ("\x1b" in shown) is (no_color == "")
     assert "step 3/3" in shown if no_color else "3/3" in shown
     assert open_console().is_terminal is (no_color == "")
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress("reading", 10):
+        pass
+    assert (terminal.getvalue() != shown) is (no_color == "")
 
 
 def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

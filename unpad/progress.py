@@ -96,7 +96,8 @@ def held() -> Iterator[None]:
 
 def _is_terminal() -> bool:
     try:
-        return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+        plain = bool(os.environ.get("NO_COLOR"))  # also no control sequence, without which no line can be erased
+        return not plain and sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
     except ValueError:  # closed
         return False
 

@@ -11,7 +11,9 @@ from unpad.errors import UnpadError
 from unpad.run.folder import list_runs, read_command
 from unpad.run.report.history import METRICS, is_metric, read_log, run_state
 from unpad.run.report.svg import short
+from unpad.text_table import WIDTH, cells, wrapped
 
+NAME_CELLS = 20
 HEAD = f"{'run':<20} {'state':<9} {'started':<16} {'step':>9} {'held out':>9} {'size':>9}"
 
 
@@ -35,11 +37,15 @@ class RunSummary:
     command: str
 
     def lines(self) -> list[str]:
-        """Two lines of at most 80 columns, unless the name or the command is long."""
+        """The run and its command; a name longer than its column has a line to itself."""
         date = self.started[:16].replace("T", " ")
         loss = "-" if self.heldout is None else f"{self.heldout:.4f}"
         size = f"{short(self.num_bytes)}B"
-        return [f"{self.name:<20} {self.state:<9} {date:<16} {self.step:>9,} {loss:>9} {size:>9}", f"  {self.command}"]
+        alone = cells(self.name) > NAME_CELLS
+        name = " " * NAME_CELLS if alone else self.name + " " * (NAME_CELLS - cells(self.name))
+        first = f"{name} {self.state:<9} {date:<16} {self.step:>9,} {loss:>9} {size:>9}"
+        command = [f"  {part}" for part in wrapped(self.command, WIDTH - 2)]
+        return [*([self.name] if alone else []), first, *command]
 
 
 def describe_runs() -> list[str]:

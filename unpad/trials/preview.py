@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from unpad import storage
 from unpad.batching.ledger import Ledger
@@ -24,6 +23,7 @@ from unpad.progress import progress
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings
+from unpad.text_table import WIDTH, cells, text_table, wrapped
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, describe, prepare_setup
@@ -216,13 +216,13 @@ def _show_padding(console: Console, stage: StagePreview) -> None:
     )
     for line in histogram_lines(stage.lengths):
         console.print("  " + line, markup=False)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*units, "dropped")
-    for title in ("strategy", "padding", "steps", *own, "corr"):
-        table.add_column(title, justify="left" if title == "strategy" else "right", no_wrap=True)
-    for row in stage.rows:
-        table.add_row(*_cells(stage, row))
-    console.print(table)
+    for line in _table(stage):
+        console.print(line, markup=False)
+
+
+def _table(stage: StagePreview) -> list[str]:
+    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*stage.units, "dropped")
+    return text_table(("strategy", "padding", "steps", *own, "corr"), [_cells(stage, row) for row in stage.rows], gap=1)
 
 
 def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
@@ -306,8 +306,14 @@ def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
     for column, reason, tokens, share, sequences, first in ledger.rows():
         where = ", ".join(setup.data.where(i) for i in first[:3]) if column in ("truncated", "dropped") else ""
         counts = f"{tokens:>12,} {units.tokens} {share:6.1%} of {sequences:,} {units.sequences}"
-        lines.append(f"  {column:<10}{reason:<15}{counts}  {where}")
+        lines += _with_places(f"  {column:<10}{reason:<15}{counts}", where)
     return lines
+
+
+def _with_places(line: str, where: str) -> list[str]:
+    """A line of the ledger with the places of its first sequences, which are on lines below if they do not fit."""
+    one = f"{line}  {where}".rstrip()
+    return [one] if cells(one) <= WIDTH else [line, *(f"    {part}" for part in wrapped(where, WIDTH - 4))]
 
 
 def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
@@ -318,7 +324,7 @@ def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
     for column, reason, inside, _, num, first in ledger.rows():
         if column == "dropped":
             where = ", ".join(setup.data.where(i) for i in first[:3])
-            lines.append(f"  {column:<10}{reason:<15}{num:>12,} {sequences} with {inside:,} {tokens}  {where}")
+            lines += _with_places(f"  {column:<10}{reason:<15}{num:>12,} {sequences} with {inside:,} {tokens}", where)
     return lines
 
 
