@@ -126,9 +126,9 @@ def _elements(path: Path, buffer: _Buffer) -> Iterator[tuple[int, Any] | BadRow]
     index, position = 0, buffer.skip_space(position + 1)
     more = buffer.text[position : position + 1] != "]"
     while more:
-        if position >= READ_BYTES:
-            buffer.drop(position)
-            position = 0
+        if position >= READ_BYTES + TOKEN:  # faults are explained by what stands before them
+            buffer.drop(position - TOKEN)
+            position = TOKEN
         place = f"{path}[{index}]"
         try:
             value, end = _decode(buffer, position, decoder, faults)
@@ -167,7 +167,7 @@ def _decode(buffer: _Buffer, position: int, decoder: json.JSONDecoder, faults: l
         faults.clear()
         try:
             value, end = decoder.raw_decode(buffer.text, position)
-            if end < len(buffer.text) or buffer.ended:  # or it may be the beginning of a number
+            if end + TOKEN < len(buffer.text) or buffer.ended:  # or it may be the beginning of a number
                 return value, end
         except json.JSONDecodeError as error:
             cut_off = error.msg.startswith("Unterminated string") or error.pos + TOKEN > len(buffer.text)
