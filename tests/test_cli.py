@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -398,3 +399,31 @@ def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> No
     command = f"{sys.executable} -m unpad.cli recipes | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / os.fsdecode("中.txt".encode("gb18030"))).write_text("a\n\nb")
+    odd = os.fsdecode(b"\xd6\xd0")
+    for code, *command in (
+        (3, "train", recipe, f"data.text={folder}", "--out", tmp_path / "run"),
+        (3, "data", "check", folder),
+        (2, "train", recipe, "--out", tmp_path / odd),
+    ):
+        full = [sys.executable, "-m", "unpad.cli", *map(str, command)]
+        done = subprocess.run(full, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert (done.returncode, "E_NAME" in done.stderr, r"\xd6\xd0" in done.stderr) == (code, True, True), done.stderr
+        assert "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts", "toy"]
+
+
+@pytest.mark.slow
+def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"你": 1}\n{"text": "a"}\n', encoding="utf-8")
+    check = f"{sys.executable} -m unpad.cli data check a.jsonl"
+    for code, command in ((3, f"PYTHONIOENCODING=ascii {check}"), (3, f"{check} >&-"), (6, f"{check} > /dev/full")):
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

@@ -5,6 +5,8 @@ Only standard modules and typer are imported here; every verb imports what it ne
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from unpad.errors import Interrupted, OutOfMemoryError, UnpadError, is_memory_error
+from unpad.errors import DiskError, Interrupted, OutOfMemoryError, RecipeError, UnpadError, is_memory_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -394,7 +396,6 @@ def recipes(context: typer.Context) -> None:
 @recipes_app.command(epilog="Example: unpad recipes copy zh_chat my.yaml")
 def copy(name: Annotated[str, typer.Argument(autocompletion=_recipes)], file: Path) -> None:
     """Write an editable copy of a packaged recipe."""
-    from unpad.errors import RecipeError
     from unpad.recipes.find import find_recipe
     from unpad.storage import write_atomic
 
@@ -468,8 +469,10 @@ def bench(
 def main() -> None:
     """Run a verb; print an error that a user can cause as three lines, without a traceback, and exit with its code."""
     options: dict[str, bool] = {}
+    _prepare_streams()
     try:
         try:
+            _refuse_bytes(sys.argv[1:])
             app(prog_name="unpad", obj=options)
         finally:
             sys.stdout.flush()  # raises BrokenPipeError here rather than while the interpreter ends
@@ -496,6 +499,33 @@ def main() -> None:
         # The reader has closed the pipe, which is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries once more
+        fix = "write it elsewhere, or free some space"
+        print(DiskError(f"the output cannot be written: {error.strerror}", fix=fix), file=sys.stderr)
+        sys.exit(DiskError.exit_code)
+
+
+def _prepare_streams() -> None:
+    """Escape characters that a terminal cannot show, such as those of a file's name that is not UTF-8."""
+    if sys.stdout is None:  # closed, as `unpad train >&-` does
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_bytes(arguments: list[str]) -> None:
+    """Refuse names that are not UTF-8: no file of a run could hold them."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
+            fix = "rename the file or folder, for example with `convmv -f GBK -t UTF-8 --notest NAME`"
+            raise RecipeError("E_NAME the name is not UTF-8", where=shown, fix=fix) from None
 
 
 if __name__ == "__main__":
