@@ -143,3 +143,10 @@ def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
     data = opened({"path": str(path), "unit": "days"}, events={"labels": {"path": str(told), "label": "dead"}})
     assert data.labels is not None
     assert data.labels.tolist() == [1, 0, 1, 0]
+
+
+def test_a_quote_without_its_end_never_swallows_rows(tmp_path: Path) -> None:
+    lines = [f"{A},1,a,1,x", f'{A},2,a,2,"x', f"{A},3,a,3,x", f'{A},4,a,4,"y"']
+    with pytest.raises(SourceError, match="would take along 3 lines") as caught:
+        read(csv_of(tmp_path, *lines, header="id,time,code,value,note"), unit="days")
+    assert caught.value.where.endswith("a.csv:3")

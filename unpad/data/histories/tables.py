@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from unpad.data.sources.delimited import LINE_END, read_header
+from unpad.data.sources.delimited import LINE_END, find_wrong_quote, read_header
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import unreadable
-from unpad.data.sources.jsonlines import RowFault
+from unpad.data.sources.jsonlines import RowFault, excerpt
 from unpad.data.sources.parquet import open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
@@ -215,7 +215,7 @@ def _choose(
                 raise SourceError(f'E_DUPKEY the column "{found}" occurs twice', where=shown, fix="keep one of the two")
         elif name not in optional:
             sought = " or ".join(f'"{candidate}"' for candidate in candidates)
-            there = ", ".join(f'"{one[:40]}"' for one in present[:20]) or "none"
+            there = ", ".join(f'"{excerpt(one[:40])}"' for one in present[:20]) or "none"
             raise SourceError(
                 f"E_MISSING no column {sought}; there is {there}",
                 where=shown,
@@ -287,6 +287,12 @@ def _header(path: Path, shown: str) -> tuple[list[str], str]:
 def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
     """Read the columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
     present, delimiter = _header(file.path, file.shown)
+    has_quote = _has_quote(file.path)
+    # pyarrow goes on after text behind a closing quote, and takes the rows up to the next quote for one cell.
+    if has_quote and (wrong := find_wrong_quote(file.path)):
+        what = f"E_CSV a quote does not end well; it would take along {wrong[1]} lines"
+        fix = "end it, and double quotes inside of quotes"
+        raise SourceError(what, where=f"{file.shown}:{wrong[0]}", fix=fix)
     broken: list[pa_csv.InvalidRow] = []
 
     def refuse(row: pa_csv.InvalidRow) -> str:
@@ -303,7 +309,7 @@ def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list
                 delimiter=delimiter,
                 ignore_empty_lines=False,
                 invalid_row_handler=refuse,
-                newlines_in_values=_has_quote(file.path),
+                newlines_in_values=has_quote,
             ),
             convert_options=pa_csv.ConvertOptions(
                 column_types={name: pa.string() for name in present}, strings_can_be_null=False

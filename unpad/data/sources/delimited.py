@@ -62,6 +62,13 @@ def read_delimited(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[str, d
                 yield where, {name: cell for name, cell in pairs if cell or name in wanted}
 
 
+def find_wrong_quote(path: Path) -> tuple[int, int] | None:
+    """Find the first row whose quotes are wrong: its line, and the number of lines that it takes along."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
+        lines, delimiter = _begin(handle, path)
+        return next(((line, num) for line, cells, num in _records(lines, delimiter) if not cells), None)
+
+
 def _refuse_encoding(path: Path) -> None:
     with path.open("rb") as handle:
         if wrong := wrong_encoding(handle.read(HEAD_BYTES)):
