@@ -495,17 +495,21 @@ def main() -> None:
             raise
         print("Interrupted: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
-    except BrokenPipeError:
-        # The reader has closed the pipe, which is no error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries once more
-        fix = "write it elsewhere, or free some space"
-        print(DiskError(f"the output cannot be written: {error.strerror}", fix=fix), file=sys.stderr)
-        sys.exit(DiskError.exit_code)
+        sys.exit(_end_output(error))
+
+
+def _end_output(error: OSError) -> int:
+    """Give up standard output, and return the exit code; an error of another file is raised again."""
+    left = isinstance(error, BrokenPipeError)  # the reader has closed the pipe, which is no error
+    if not left and (error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None):
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries once more
+    if left:
+        return 141
+    fix = "write it elsewhere, or free some space"
+    print(DiskError(f"the output cannot be written: {error.strerror}", fix=fix), file=sys.stderr)
+    return DiskError.exit_code
 
 
 def _prepare_streams() -> None:
