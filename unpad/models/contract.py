@@ -189,11 +189,14 @@ class PrunesTokens(Model):
             empty after one in mode origin.
         kept_tokens: which ones, a (num_visual,) int64 per block: the patch of `media` that each is or represents,
             sample after sample as `kept` counts them.
+        expected: `kept` with each token counted by its probability to stay, (num_seqs,) fp32 per block; equal numbers
+            unless tokens are hidden by degrees.
     """
 
     given: Tensor
     kept: list[Tensor]
     kept_tokens: list[Tensor]
+    expected: list[Tensor]
 
 
 class Classifies(Model):

@@ -12,7 +12,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -76,6 +76,7 @@ class StepRecord:
         grad_norm: global L2 norm before clipping.
         terms: the loss terms by name, each a mean.
         weights: of the terms that were trained.
+        measures: further numbers of the step, by name.
         skipped: the weights were not changed because the loss or a gradient was not finite.
     """
 
@@ -93,6 +94,7 @@ class StepRecord:
     terms: dict[str, float]
     weights: dict[str, float]
     skipped: bool = False
+    measures: dict[str, float] = field(default_factory=dict)
 
 
 def perplexity(loss: float) -> float:
@@ -235,7 +237,7 @@ class Monitor:
         times["micros"] = record.micros
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
-        self._scalars("train", {name: row[name] for name in names} | rates, record.step)
+        self._scalars("train", {name: row[name] for name in names} | rates | record.measures, record.step)
         large = record.grad_norm > self._grad_norm_warning
         if large:
             self._warn_of_norm(record)
@@ -426,6 +428,7 @@ def _train_row(record: StepRecord) -> dict[str, Any]:
     values = dict(record.terms)
     if len(record.weights) > 1:
         values |= {f"{name}_weight": weight for name, weight in record.weights.items()}
+    values |= record.measures
     rest = {name: getattr(record, name) for name in same} | {"pad_share": pad_share, "values": values}
     return _row("train", record.step, record.stage, record.epoch, record.loss, **rest)
 

@@ -442,6 +442,7 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
         terms=result.terms,
         weights=weights,
         skipped=not result.updated,
+        measures=result.visual,
     )
     seconds = time.perf_counter() - began + waited
     with run.timers("log"):

@@ -6,7 +6,7 @@ A token's loss is divided here and nowhere else: each named sum by its own count
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,6 +18,7 @@ from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
 from unpad.training.memory import peak_memory
 from unpad.training.optim import update
+from unpad.training.visual import VisualTokens
 
 OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
 
@@ -58,6 +59,7 @@ class StepResult:
         terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
         num_targets: labels that count, of all micro-batches.
         grad_norm: global L2 norm before clipping.
+        visual: of vision-language models, mean, least and most visual tokens of a sample by block, by name.
         updated: False if the step was left out because a loss or gradient was not finite; True for a step without
             targets, which has nothing to update.
     """
@@ -66,10 +68,16 @@ class StepResult:
     num_targets: int
     grad_norm: float
     updated: bool
+    visual: dict[str, float] = field(default_factory=dict)
 
 
 def accumulate(
-    model: Trainable, micros: Sequence[RaggedBatch], weights: dict[str, float], precision: Precision, scale: float = 1.0
+    model: Trainable,
+    micros: Sequence[RaggedBatch],
+    weights: dict[str, float],
+    precision: Precision,
+    scale: float = 1.0,
+    visual: VisualTokens | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Add the gradients of one step to the parameters' `.grad`.
 
@@ -77,6 +85,7 @@ def accumulate(
         micros: the step's micro-batches; empty ones are legal.
         weights: weight of every trained term; a term without a weight is only reported.
         scale: factor on the loss, for fp16.
+        visual: counts the visual tokens of every micro-batch.
 
     Returns:
         Sums of all terms over the step, detached, and their counts.
@@ -91,6 +100,8 @@ def accumulate(
             continue
         with autocast(precision, batch.position_ids.device):
             terms = model.losses(batch)
+        if visual is not None:
+            visual.add(model, batch)
         trained = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
         (torch.stack(trained).sum() * scale).backward()
         for name, (total, count) in terms.items():
@@ -118,9 +129,9 @@ def train_step(
     """
     for parameter in model.parameters():
         parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
-    scale = scaler.scale if scaler else 1.0
+    scale, visual = scaler.scale if scaler else 1.0, VisualTokens()
     try:
-        sums, counts = accumulate(model, micros, weights, precision, scale)
+        sums, counts = accumulate(model, micros, weights, precision, scale, visual)
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if scale != 1.0:
             torch._foreach_mul_(gradients, 1.0 / scale)
@@ -137,7 +148,7 @@ def train_step(
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
-    return StepResult(terms, sum(batch.num_targets for batch in micros), float(norm), updated)
+    return StepResult(terms, sum(batch.num_targets for batch in micros), float(norm), updated, visual.values())
 
 
 def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch]) -> OutOfMemoryError:

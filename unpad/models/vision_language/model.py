@@ -143,7 +143,7 @@ class VisionLanguage(Generates, PrunesTokens):
 
     Attributes:
         temperature: () of the heads' probabilities; `begin_step` lowers it, and checkpoints store it.
-        given, kept, kept_tokens: as in `PrunesTokens`; decoding does not change them.
+        given, kept, kept_tokens, expected: as in `PrunesTokens`; decoding does not change them.
     """
 
     additions = ("merger.*", "pruners.*", "discriminator.*", "temperature")
@@ -179,6 +179,7 @@ class VisionLanguage(Generates, PrunesTokens):
         self.given = torch.zeros(0, dtype=torch.int64)
         self.kept: list[Tensor] = []
         self.kept_tokens: list[Tensor] = []
+        self.expected: list[Tensor] = []
         self._asked = frozenset(name for name, weight in self.weights.items() if weight)
         self._mode: Mode | None = None
 
@@ -402,24 +403,26 @@ class VisionLanguage(Generates, PrunesTokens):
         return embedded
 
     def _pruning(self, reading: VisionReading) -> PrunePass | None:
-        """The removal of tokens in one pass over this batch, None without one; resets `given`, `kept` and
-        `kept_tokens`."""
+        """The removal of tokens in one pass over this batch, None without one; resets `given`, `kept`,
+        `kept_tokens` and `expected`."""
         blocks, visual, layout = self.config.language.blocks, reading.visual, cells(reading.batch.layout)
         self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.restrict(visual.index).lengths()
         if self.mode == "origin":
-            self.kept, self.kept_tokens = [], []
+            self.kept, self.kept_tokens, self.expected = [], [], []
         elif visual is None:
             nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
             self.kept, self.kept_tokens = [self.given] * blocks, [nothing] * blocks
+            self.expected = [self.given.float()] * blocks
         elif self.mode == "merge_only":
             self.kept = [self.given] * blocks
             self.kept_tokens = [visual.source] * blocks
+            self.expected = [self.given.float()] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"
             pruning = PrunePass(
                 self.config.prune, self.pruners, self.decoder.blocks, reading.batch, visual,
                 soft=self.mode == "soft", learns=self.training and self.mode == "soft", temperature=self.temperature,
             )  # fmt: skip
-            self.kept, self.kept_tokens = pruning.kept, pruning.kept_tokens
+            self.kept, self.kept_tokens, self.expected = pruning.kept, pruning.kept_tokens, pruning.expected
             return pruning
         return None

@@ -26,7 +26,7 @@ from unpad.models.vision_language.prune import (
 from unpad.models.vision_language.prune_config import PruneConfig
 from unpad.models.vision_language.visual import Visual, cells, is_last, is_question, mark
 from unpad.nn.block import Between, Block, Stream
-from unpad.nn.segments import segment_place
+from unpad.nn.segments import segment_place, segment_sum
 
 
 class PrunePass:
@@ -48,6 +48,7 @@ class PrunePass:
         kept: visual tokens of every sample that entered each block so far, a (num_seqs,) int64 per block.
         kept_tokens: the patch of `media` that each of these tokens represents, sample by sample, a (num_visual,) int64
             per block.
+        expected: `kept` with each token counted by the probability that no head drops it, (num_seqs,) fp32 per block.
         probabilities: of the heads so far, each (num_visual,); soft removal only.
     """
 
@@ -80,6 +81,7 @@ class PrunePass:
         self.probabilities: list[Tensor] = []
         self.kept: list[Tensor] = []
         self.kept_tokens: list[Tensor] = []
+        self.expected: list[Tensor] = []
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
         if index in self._config.layers:
@@ -90,6 +92,9 @@ class PrunePass:
         if index + 1 < len(self._blocks):
             self.kept.append(self._lengths)
             self.kept_tokens.append(self._source)
+            with torch.no_grad():
+                likely = segment_sum(self.keep().float(), self.visual_layout) if self.probabilities else self._lengths
+                self.expected.append(likely.float())
         return left
 
     def reads(self, index: int) -> bool:

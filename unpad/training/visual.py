@@ -1,0 +1,43 @@
+"""Visual tokens of a step: how many the samples had, and how many entered each block of the language model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.models.contract import PrunesTokens
+
+
+class VisualTokens:
+    """Numbers of visual tokens of the samples with images of one step, micro-batch by micro-batch."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Tensor]] = {}
+
+    def add(self, model: object, batch: RaggedBatch) -> None:
+        """Count the samples of a micro-batch after the model's pass over it; models without visual tokens have none."""
+        if not isinstance(model, PrunesTokens) or batch.media is None or batch.media_seqs is None:
+            return
+        lengths = batch.media.layout.lengths().float()
+        patches = lengths.new_zeros(batch.num_seqs).index_add_(0, batch.media_seqs, lengths)
+        columns = {"visual_tokens": patches}
+        columns |= {f"kept_block_{block}": expected for block, expected in enumerate(model.expected)}
+        for name, values in columns.items():
+            self._columns.setdefault(name, []).append(values.detach()[patches > 0])
+
+    def values(self) -> dict[str, float]:
+        """Mean, least and most of a sample: of the patches of its images, and of the tokens that entered each block.
+
+        Where tokens are hidden by degrees each counts by its probability to stay.
+        """
+        found: dict[str, float] = {}
+        for name, parts in self._columns.items():
+            values = torch.cat(parts)
+            if values.numel():
+                found |= {
+                    f"{name}_mean": float(values.double().mean()),
+                    f"{name}_min": float(values.min()),
+                    f"{name}_max": float(values.max()),
+                }
+        return found
