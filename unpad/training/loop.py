@@ -19,6 +19,7 @@ from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.data.text import TextData
 from unpad.errors import RecipeError, Stopped, UnpadError, needs_memory
+from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.metrics import HeldOut, held_out
 from unpad.evaluation.samples import sample_replies
 from unpad.models.contract import Generates
@@ -29,6 +30,7 @@ from unpad.run.checkpoint import State, newest_weights, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor, StepRecord
+from unpad.run.report.attention import keep_attention
 from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing
@@ -235,12 +237,17 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
 
 
 def _keep_samples(run: RunContext, kinds: tuple[str, ...]) -> None:
-    """Keep replies to held-out prompts in a run of texts, for its page; the model has the weights it ends with."""
+    """Keep what the page shows of the weights that the model ends with: of texts replies to held-out prompts, of texts
+    and images attention maps of one example."""
     model, data = run.setup.model, run.setup.data
     if isinstance(model, Generates) and isinstance(data, TextData):
         with run.timers("samples"):
             pairs = sample_replies(model, data, run.setup.recipe, kinds)
             keep_samples(run.setup.folder, run.progress.step, pairs)
+    with run.timers("samples"):
+        maps = attention_maps(model, data, run.setup.device)
+        if maps is not None:
+            keep_attention(run.setup.folder, maps)
 
 
 def _has_work(run: RunContext, stage: StageSetup) -> bool:

@@ -19,7 +19,7 @@ from unpad import storage
 from unpad.data.family import family_name
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
-from unpad.run.report import samples, svg
+from unpad.run.report import attention, samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, readings_section
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
@@ -257,7 +257,7 @@ def write_report(folder: Path) -> Path:
     page = f"""<!doctype html>
 <html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
 <title>{name} · unpad</title>
-<style>{STYLE}{svg.STYLE}{family.style}</style>
+<style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in run.gaps)}
 <div class=tiles>{_tiles(run, family.perplexity)}</div>
@@ -266,6 +266,7 @@ def write_report(folder: Path) -> Path:
 {_evaluations(run, family.perplexity)}
 {_evaluation(folder, family)}
 {samples.draw(folder)}
+{attention.draw(folder)}
 {_log(run)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>

@@ -1,0 +1,95 @@
+"""Report section of attention maps, drawn from `attention.json`, which training leaves for texts and images."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from unpad.storage import write_atomic
+
+ATTENTION = "attention.json"
+# From which a cell is drawn darker: weights of a text, and multiples of an equal share of an image.
+LEVELS = {"text": (0.02, 0.05, 0.1, 0.25, 0.5), "image": (0.5, 0.8, 1.25, 2.0, 4.0)}
+OPACITY = (0.1, 0.25, 0.45, 0.7, 1.0)
+CELL, LABEL = 11, 78  # pixels
+
+STYLE = """
+.maps{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(230px,1fr))}
+.maps svg{max-height:320px}
+.maps svg text{font-size:9px}
+.maps img{image-rendering:pixelated;width:96px;height:auto;border-radius:6px}
+"""
+
+
+def keep_attention(folder: Path, maps: dict[str, Any]) -> None:
+    """Write the maps of a run.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    write_atomic(folder / ATTENTION, json.dumps(maps, ensure_ascii=False))
+
+
+def draw(folder: Path) -> str:
+    """The maps of a run; empty without the file, or with one that cannot be read."""
+    try:
+        return _draw(json.loads((folder / ATTENTION).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return ""
+
+
+def _draw(found: Any) -> str:
+    if not isinstance(found, dict):
+        raise ValueError("not an object")
+    tokens = found.get("tokens")
+    if tokens is None:
+        (rows, columns), levels = found["grid"], LEVELS["image"]
+        unit = "what patches receive from all patches, as a multiple of an equal share"
+        picture = f'<figure><img alt="the image" src="data:image/png;base64,{escape(found["picture"])}"></figure>'
+    else:
+        rows = columns = len(tokens)
+        levels, picture = LEVELS["text"], ""
+        unit = "weights that tokens (rows) give to tokens before them"
+    figures = "".join(
+        f"<figure><figcaption><b>block {int(block['block']) + 1}, head {number}</b></figcaption>"
+        + _map(digits, int(rows), int(columns), tokens)
+        + "</figure>"
+        for block in found["blocks"]
+        for number, digits in enumerate(block["heads"], start=1)
+    )
+    note = escape(f"{found['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on")
+    return f"<h2>Attention <small>{note}</small></h2><div class=maps>{picture}{figures}</div>"
+
+
+def _map(digits: str, rows: int, columns: int, tokens: list[str] | None) -> str:
+    """One map: cells of a level are one path, and neighbours of a row one rectangle of it."""
+    if len(digits) != rows * columns:
+        raise ValueError("a map has other sizes than its example")
+    left = LABEL if tokens is not None else 0
+    paths = dict.fromkeys("12345", "")
+    for row in range(rows):
+        column = 0
+        for level, run in groupby(digits[row * columns : (row + 1) * columns]):
+            length = len(list(run))
+            if level in paths:
+                paths[level] += f"M{column} {row}h{length}v1h-{length}z"
+            column += length
+    body = "".join(
+        f'<path style="fill:var(--main);fill-opacity:{opacity}" d="{path}"/>'
+        for opacity, path in zip(OPACITY, paths.values(), strict=True)
+        if path
+    )
+    body = f'<g transform="translate({left} 0) scale({CELL})">{body}</g>'
+    for row, token in enumerate(tokens or []):
+        body += f"<text class=end x={left - 4} y={CELL * row + 9}>{escape(_visible(token))}</text>"
+    width, height = left + CELL * columns, CELL * rows
+    frame = f'<rect x={left} y=0 width={CELL * columns} height={height} fill="none"/>'
+    return f'<svg viewBox="0 0 {width} {height}" role=img aria-label="attention of a head">{frame}{body}</svg>'
+
+
+def _visible(token: str) -> str:
+    shown = "".join(c if c.isprintable() else "·" for c in token).replace(" ", "␣")
+    return shown[:12] or "·"
