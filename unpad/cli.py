@@ -271,9 +271,9 @@ def infer(
     if question is None:
         answers = classify(loaded, paths, top)
     else:
+        answers = ask(loaded, paths, question, show=show is not None)
         if warning := prompt_warning(lost_of(loaded.tokenizer, [question])):
             print(warning, file=sys.stderr)
-        answers = ask(loaded, paths, question, show=show is not None)
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
         write_atomic(table, to_csv(answers), private=True)

@@ -50,6 +50,8 @@ def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: 
         (fact,) = events(tmp_path / f"run{again}", "data")
         assert 0.01 * fact["characters"] < fact["lost_characters"] < fact["characters"]
     assert "are lost to unknown tokens" in unpad("plan", recipe).out
+    corpus = json.loads(unpad("plan", recipe, "--json").out)["corpus"]
+    assert 0 < corpus["lost_characters"] < corpus["characters"]
     checked = unpad("data", "check", recipe)
     assert checked.code == 0
     assert "warning: " in checked.out

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from rich.console import Console
 
 from tests.data.test_images import write_recipe
 from tests.data.test_vqa import SMALL, questions_of, recipe_of, write_questions
 from tests.helpers.shell import Shell
+from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet
 from unpad.inference.answers import answer, answer_shown
 from unpad.inference.images import ask
@@ -52,6 +56,27 @@ def test_infer_draws_an_image_and_numbers_several(unpad: Shell, run: Path, pictu
     assert len(json.loads(unpad("infer", run, *both, "--json").out)) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["o-1.svg", "o-2.svg", "out.png"]
     assert "nothing is asked" in unpad("infer", run, "--image", image, "--show", tmp_path / "out.png").err
+
+
+def test_a_question_that_is_mostly_unknown_and_a_blank_image_are_named(
+    unpad: Shell, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    letters = "".join(sorted(set(pictures.read_text(encoding="utf-8") + "Describe the picture.用户：助手0123456789")))
+    (tmp_path / "tokenizer.json").write_bytes(dropping_bpe(letters))
+    tokenizer = {"kind": "file", "path": str(tmp_path / "tokenizer.json")}
+    recipe = recipe_of(pictures, train={"max_epochs": 1, "threads": 1}, tokenizer=tokenizer)
+    screen = StringIO()
+    train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", [], console=Console(file=screen, soft_wrap=True))
+    assert "tokenizer: 0 of " in screen.getvalue()
+    image, blank = pictures.parent / "dark" / "0.png", tmp_path / "blank.png"
+    Image.new("RGB", (16, 16), (9, 9, 9)).save(blank)
+    told = unpad("infer", tmp_path / "run", "--image", image, "--image", blank, "--question", "哪个a", "--json")
+    assert told.code == 3
+    assert "warning: the prompt is mostly unknown: 2 of 3 characters" in told.err
+    first, second = json.loads(told.out)
+    assert (first["unknown_characters"], first["fault"]) == (2, "")
+    assert second["fault"].startswith("E_BLANK")
 
 
 def test_every_image_keeps_what_it_keeps_alone(run: Path, pictures: Path) -> None:

@@ -97,7 +97,7 @@ class Preview:
         lengths = np.concatenate([stage.lengths for stage in self.stages])
         whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
         positions = self.setup.data.table.positions
-        corpus = {"tokens": int(positions.sum()), "documents": len(positions)}
+        corpus = {"tokens": int(positions.sum()), "documents": len(positions), **self.setup.data.facts()}
         return {**whole, "corpus": corpus, "stages": stages}
 
     def show(self, console: Console) -> None:

@@ -177,8 +177,9 @@ class LibraryTokenizer:
         self._missing_bytes = {byte for letter, byte in _BYTES.items() if byte_level and letter not in vocabulary}
         self._drops = is_bpe and (bool(self._missing_bytes) or (unknown is None and not byte_level))
         self._dropped: dict[str, bool] = {}
-        cuts = fields.get("normalizer") is not None or '"Removed"' in json.dumps(fields.get("pre_tokenizer"))
-        self._keeps_all = byte_level and not self._missing_bytes and not cuts
+        falls_back = bool(fields["model"].get("byte_fallback")) and len(self.byte_ids) == 256
+        cuts = '"Removed"' in json.dumps(fields.get("pre_tokenizer")) or not _respells(fields.get("normalizer"))
+        self._keeps_all = (falls_back or (is_bpe and byte_level and not self._missing_bytes)) and not cuts
         self._spaces_count = fields.get("pre_tokenizer") is None  # where nothing cuts at them, nothing puts them back
         own = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
         self.kind = "bpe" if own and self.pieces is not None else "file"
@@ -339,6 +340,15 @@ def _library_errors(what: str) -> Iterator[None]:
 
 def _first(names: Sequence[str], vocabulary: dict[str, int]) -> str:
     return next((name for name in names if name in vocabulary), names[0])
+
+
+def _respells(normalizer: dict[str, Any] | None) -> bool:
+    """True for a normalizer that writes every character in some way, and removes none."""
+    if normalizer is None or normalizer["type"] in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend"):
+        return True
+    if normalizer["type"] == "Replace":
+        return bool(normalizer.get("content"))
+    return normalizer["type"] == "Sequence" and all(map(_respells, normalizer["normalizers"]))
 
 
 def _unknown_token(model: dict[str, Any]) -> str | None:
