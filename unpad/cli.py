@@ -228,18 +228,31 @@ def evaluate(
     cost: Annotated[
         bool, typer.Option("--cost", help="Also measure the time, memory and work that fewer visual tokens save.")
     ] = False,
+    part: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option("--split", help="Part to evaluate; default test if there is one, else valid."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="New labelled data in the form of the run's, a file or a folder, instead.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a run on its held-out data, with 95 % confidence intervals."""
+    """Evaluate a run on data it was not trained on, with 95 % confidence intervals.
+
+    Of the run's own data that is the test part if there is one, otherwise the part called valid, by which training
+    chose the weights.
+    """
     from unpad.evaluation.metrics import metric_lines
     from unpad.evaluation.run import evaluate_run
 
-    metrics, shown = evaluate_run(run, replies)
+    metrics, shown = evaluate_run(run, replies, part, data)
     if cost:
         from unpad.evaluation.vqa_cost import evaluate_cost
 
         metrics |= evaluate_cost(run)
     if as_json:
+        for line in shown if data is not None else ():  # such as rows of unknown classes
+            print(line, file=sys.stderr)
         _print_json({name: metric.to_json() for name, metric in metrics.items()})
     else:
         _print_lines([*shown, *metric_lines(metrics)])

@@ -506,9 +506,11 @@ def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None
 def test_patients_are_split_by_their_id_and_the_seed(tmp_path: Path) -> None:
     rows = draw_rows(60)
     data = opened(long(tmp_path, rows))
-    assert 5 < int(data.table.split.sum()) < 30
-    fewer = opened(long(tmp_path, [row for row in rows if row[0] % 2]))
-    side = dict(zip(data.ids.tolist(), data.table.split.tolist(), strict=True))
+    assert int(data.table.split.sum()) == round(0.25 * len(data.table))
+    earlier = {"holdout": 0.25, "split_version": 1}  # the rule by which other patients move nobody
+    fewer = opened(long(tmp_path, [row for row in rows if row[0] % 2]), data=earlier)
+    before = opened(long(tmp_path, rows), data=earlier)
+    side = dict(zip(before.ids.tolist(), before.table.split.tolist(), strict=True))
     assert {p: s for p, s in zip(fewer.ids.tolist(), fewer.table.split.tolist(), strict=True) if side[p] != s} == {}
     assert not np.array_equal(opened(long(tmp_path, rows), train={"seed": 1}).table.split, data.table.split)
     sides = {patient: ("train", "holdout", "test")[n % 3] for n, patient in enumerate(data.ids.tolist()[:40])}

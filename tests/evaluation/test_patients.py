@@ -105,7 +105,8 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
 )
 def test_only_what_was_trained_is_measured(weights: dict[str, float], labelled: bool, expected: set[str]) -> None:
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(**weights))
-    found = evaluate(run, draw(labelled=labelled), ["events"], 3).metrics
+    data = draw(labelled=labelled)
+    found = evaluate(run, data, np.flatnonzero(data.table.split == Split.HOLDOUT), 3).metrics
     assert expected <= found.keys()
     assert not found.keys() & ({"loss", "concordance", "reconstruction", "next_set_loss"} - expected)
 
@@ -189,7 +190,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
 ) -> None:
     folder = run_directory(tmp_path / "run")
     (folder / "recipe.yaml").write_text("model: {kind: set_sequence}")
-    data, recipe = draw(80), SimpleNamespace(plan=MANY, stages=[])
+    data, recipe = draw(80), SimpleNamespace(plan=MANY, stages=[], train=SimpleNamespace(weights="last"))
     run = SimpleNamespace(folder=folder, model=Guess(), recipe=recipe, data=lambda: data)
     monkeypatch.setattr("unpad.evaluation.run.load", lambda name: run)
     metrics, lines = evaluate_run(str(folder), 2)
@@ -197,7 +198,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     mine = data.labels[data.table.split == Split.HOLDOUT]  # type: ignore[index]
     assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())
     assert "next_set_recall@5" in metrics
-    assert lines[0].startswith("held out: 60 patients, ")
+    assert lines[0].startswith("evaluated: 60 patients, ")
     assert "of unknown outcome" in lines[0]
     assert len(lines) == 3
     assert lines[1].startswith("patients.parquet:")

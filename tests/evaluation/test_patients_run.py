@@ -90,7 +90,7 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
                  "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
         assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
     shown = unpad("eval", run, "--replies", "2")
-    assert shown.out.startswith("held out: ")
+    assert shown.out.startswith("evaluated: ")
     told = shown.out + (run / "evaluation.json").read_text() + (run / "report.html").read_text()
     assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]
 

@@ -249,6 +249,17 @@ def _check_recipe(path: Path, seen: set[int]) -> CheckReport:
     return CheckReport(report.files, report.bad, tuple(lost.lines()))
 
 
+def guess_kind(path: Path) -> str:
+    """Infer the kind of data of a file, folder or glob from the first rows of its first file.
+
+    Raises:
+        SourceError: there is no file, or its rows match no kind.
+    """
+    if _holds_classes(path):
+        return "images"
+    return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
+
+
 def _check_picture(path: Path) -> CheckReport:
     """Check one image file, without a class."""
     image = images.examine(images.Found(str(path), "", path, str(path.resolve().parent)))

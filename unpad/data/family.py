@@ -16,6 +16,7 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
+from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
 from unpad.models.contract import Model
@@ -34,7 +35,7 @@ class SequenceTable:
 
     Args:
         positions: positions the model sees.
-        split: TRAIN or HOLDOUT of `Split`.
+        split: of `Split`. A run trains on TRAIN and chooses by HOLDOUT; only evaluation reads rows of TEST.
         num_targets: targets that carry loss.
         kind: index into `Data.kinds`.
         source: index into `weights`.
@@ -42,6 +43,9 @@ class SequenceTable:
         file_hashes: (path, sha256) of every source file.
         attended: number of vectors that attend to each other, if it differs from `positions`, otherwise None. The
             model's context is then only a bound, and a plan cannot count the cells of attention.
+        num_test: rows of the test part that the table leaves out.
+        group: unit that is independent of others, such as a document group, a picture, or a patient; sequences of one
+            number belong together, and confidence intervals are taken over these.
     """
 
     positions: np.ndarray
@@ -52,6 +56,8 @@ class SequenceTable:
     weights: tuple[float, ...]
     file_hashes: tuple[tuple[str, str], ...]
     attended: np.ndarray | None
+    num_test: int
+    group: np.ndarray
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -67,8 +73,11 @@ def sequence_table(
     weights: Sequence[float] = (1.0,),
     file_hashes: Sequence[tuple[str, str]] = (),
     attended: np.ndarray | None = None,
+    num_test: int = 0,
+    group: np.ndarray | None = None,
 ) -> SequenceTable:
-    """Build a table; by default every sequence has one target, and all are of one kind and one source."""
+    """Build a table; by default every sequence has one target and is a group of its own, and all are of one kind and
+    one source."""
     num = len(positions)
     return SequenceTable(
         positions=positions,
@@ -79,6 +88,8 @@ def sequence_table(
         weights=tuple(weights),
         file_hashes=tuple(file_hashes),
         attended=attended,
+        num_test=num_test,
+        group=np.arange(num) if group is None else group,
     )
 
 
@@ -179,8 +190,9 @@ class Family(Protocol):
     def num_outputs(self, files: dict[str, bytes]) -> int:
         """Channels of the head of a run that kept `files`."""
 
-    def open_data(self, recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
-        """Read a recipe's data; `kept` are the files of an earlier run, None makes them from the data."""
+    def open_data(self, recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted) -> Data:
+        """Read the rows of a recipe's data that `wanted` asks for; `kept` are the files of an earlier run, None makes
+        them from the data."""
 
     def next_command(self, recipe: Recipe, run: str) -> str:
         """Command that uses a trained run."""
@@ -197,11 +209,12 @@ def family_of(recipe: Recipe) -> Family:
     return import_module(f"unpad.data.{family_name(recipe)}")
 
 
-def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> Data:
     """Read a recipe's data.
 
     Args:
         kept: files of an earlier run of the same kind; None makes them from the data.
+        wanted: rows to return; those of the test part only if they are asked for.
 
     Raises:
         RecipeError: the recipe or a stage names data that its model does not read.
@@ -219,7 +232,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> Data:
             if name not in family.KINDS:
                 fix = "this model reads " + " and ".join(family.KINDS)
                 raise RecipeError(f'stage {stage.name} uses "{name}"', where="stages", fix=fix)
-    return family.open_data(recipe, kept)
+    return family.open_data(recipe, kept, wanted)
 
 
 def refuse_cuts(recipe: Recipe, most: int, what: str, why: str, fix: str) -> None:

@@ -29,8 +29,20 @@ from unpad.data.pixels.sizes import Grid, detail, grid_of, scaled_grid
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
+from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import Split, assign, declared_splits, describe_split
+from unpad.data.sources.split import (
+    Split,
+    Wanted,
+    declared_splits,
+    describe_groups,
+    describe_split,
+    divide,
+    groups_on_both_sides,
+    numbered,
+    taken,
+    units,
+)
 from unpad.errors import SourceError
 from unpad.models import model_config
 from unpad.models.contract import PixelConfig
@@ -80,7 +92,9 @@ class ImageData(Data):
         grids: (num_images, 2) int64, rows and columns of patches.
         patch: side of a patch, in pixels.
         channels: of a pixel, 4 with opacity.
-        read_rows: images read; bad: images that cannot be used; left_out: images of a split named test.
+        read_rows: images read; bad: images that cannot be used; left_out: usable images of the test part.
+        unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
+        shared_groups: groups with images both in training and held out.
     """
 
     table: SequenceTable
@@ -94,6 +108,8 @@ class ImageData(Data):
     read_rows: int
     bad: list[BadRow]
     left_out: int
+    unknown_classes: dict[str, int]
+    shared_groups: int
     cache: PixelCache
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -161,8 +177,10 @@ class ImageData(Data):
         more = f" and {len(counts) - 12} more" if len(counts) > 12 else ""
         lines = [
             f"{self.read_rows:,} images read = {used:,} used + {count_bad(self.bad):,} quarantined"
-            + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
+            + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else "")
+            + _describe_unknown(self.unknown_classes),
             f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
+            *describe_groups(self.table.group, self.shared_groups, "images"),
             f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]
@@ -251,8 +269,10 @@ def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
     return tuple(json.loads(files[CLASSES])["classes"])
 
 
-def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
-    """List the images of a recipe, split them by content, and count the patches of each.
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> ImageData:
+    """List the images of a recipe, split them by content and group, and count the patches of each.
+
+    New images of classes that the run does not know are left out and counted.
 
     Raises:
         SourceError: a file is missing or unusable, bad images are refused, there is no image to train on, or an image
@@ -264,9 +284,23 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     bad = [row for _, rows in read for row in rows]
     num_rows = len(listed) + count_bad(bad)
     apply_policy(bad, num_rows, recipe.data)
-    used = [example for example, _ in listed if example.split != "test"]
+    unit, shared, split = _split(recipe, [example for example, _ in listed], wanted)
+    chosen = taken(split, wanted)
+    num_test = int((split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0
+    classes = read_classes(kept) if kept is not None else None
+    unknown: Counter[str] = Counter()
+    if classes is not None and wanted is not Wanted.LEARNING:
+        known = np.array([example.label in classes for example, _ in listed], np.bool_)
+        unknown.update(listed[row][0].label for row in np.flatnonzero(chosen & ~known).tolist())
+        if unknown and not (chosen & known).any():
+            what = f"the run knows none of the classes: {', '.join(sorted(unknown)[:8])}"
+            fix = f"name them as the run does: {', '.join(classes[:8])}"
+            raise SourceError(what, where=str(files[0].path), fix=fix)
+        chosen &= known
+    kept_rows = np.flatnonzero(chosen).tolist()
+    used = [listed[row][0] for row in kept_rows]
     refuse_empty(len(used), "images", files)
-    classes = read_classes(kept) if kept is not None else tuple(sorted({example.label for example in used}))
+    classes = classes or tuple(sorted({example.label for example in used}))
     _check_classes(used, classes)
     number = {name: index for index, name in enumerate(classes)}
     config, settings = model_config(recipe.model), recipe.images
@@ -274,16 +308,15 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
     grids = grids_of(used, config.patch, settings)
     largest = _largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
     refuse_image_cuts(recipe, int(largest.prod(1).max()), "an image")
-    declared = declared_splits(example.split for example in used)
-    keys = np.array([content_key(example) for example in used], np.uint64)
-    split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
     return ImageData(
         table=sequence_table(
             grids.prod(1),
-            split,
-            source=np.array([source for example, source in listed if example.split != "test"], np.int16),
+            split[chosen],
+            source=np.array([listed[row][1] for row in kept_rows], np.int16),
             weights=[source.weight for source in recipe.data.images],
             file_hashes=[(example.where, example.sha256) for example in used],
+            num_test=num_test,
+            group=unit[chosen],
         ),
         examples=used,
         classes=classes,
@@ -294,9 +327,34 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> ImageData:
         channels=config.channels,
         read_rows=num_rows,
         bad=bad,
-        left_out=len(listed) - len(used),
+        left_out=num_test,
+        unknown_classes=dict(unknown.most_common()),
+        shared_groups=shared,
         cache=PixelCache(settings.cache_mib << 20),
     )
+
+
+def _split(recipe: Recipe, examples: list[ImageExample], wanted: Wanted) -> tuple[np.ndarray, int, np.ndarray]:
+    """Choose the part of every image.
+
+    Returns:
+        The independent unit of each image, copies and groups together, (num_images,) int64; the number of groups on
+        both sides; and the parts, (num_images,) uint8 of `Split`.
+    """
+    declared = declared_splits(example.split for example in examples)
+    keys = np.array([content_key(example) for example in examples], np.uint64)
+    groups = numbered(group_names(examples))
+    links = [(np.arange(len(examples)), groups)]
+    labels = np.unique([example.label for example in examples], return_inverse=True)[1].astype(np.int64)
+    split = divide(keys, declared, recipe.data, recipe.train.seed, wanted, links=links, classes=labels)
+    return units(keys, links), groups_on_both_sides(groups, split), split
+
+
+def _describe_unknown(classes: dict[str, int]) -> str:
+    if not classes:
+        return ""
+    shown = ", ".join(list(classes)[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
+    return f" + {sum(classes.values()):,} of classes that the run does not know ({shown})"
 
 
 def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> None:

@@ -39,6 +39,7 @@ from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.places import resolve_path
+from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
 from unpad.models.contract import Model, ReadsCodeVectors
 from unpad.models.set_sequence.event_sets import EventSets
@@ -221,8 +222,8 @@ def next_command(recipe: Recipe, run: str) -> str:
 # --------------------------------------------------------------------------- reading
 
 
-def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
-    """Read the patients of a recipe.
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> EventData:
+    """Read the patients of a recipe that `wanted` asks for.
 
     Raises:
         SourceError: a table is missing or unusable, bad rows are refused, or there is no patient to train on.
@@ -230,12 +231,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> EventData:
     """
     key = (kept or {}).get(NAMES_KEY) or names_key()  # runs of earlier versions have none
     with named_by(key):
-        return _read(recipe, kept, key)
+        return _read(recipe, kept, key, wanted)
 
 
-def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes) -> EventData:
+def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes, wanted: Wanted) -> EventData:
     refuse_empty(len(recipe.data.events), "events", [])
-    return open_tables(recipe, read_cohort(recipe), kept, key)
+    return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
 
 
 def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None, key: bytes = b"") -> EventData:
@@ -292,6 +293,7 @@ def _table(recipe: Recipe, tables: PatientTables, sets: Sets) -> SequenceTable:
         tables.cohort.split,
         num_targets=_count_targets(sets, tables.cohort),
         file_hashes=_hashes(recipe, tables.rows.parts),
+        num_test=tables.cohort.num_test,
         attended=np.diff(sets.sets_of) + 1,  # sets and one readout
     )
     most, what = int(table.positions.max(initial=0)), "a patient has {} events"

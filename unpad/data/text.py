@@ -12,6 +12,7 @@ from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.sources.read import TEXT_KINDS
+from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import CorpusReport, prepare
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -93,14 +94,16 @@ def next_command(recipe: Recipe, run: str) -> str:
     return f"unpad chat {run}" if recipe.data.chat else f"unpad generate {run} --prompt TEXT"
 
 
-def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> TextData:
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> TextData:
     """Read and encode a recipe's texts; with plan.cross_documents its documents are joined end to end.
+
+    Documents of the test part are always in the table, whose `split` sets them apart: a file is encoded as a whole.
 
     Raises:
         SourceError, RecipeError: as `prepare`.
     """
     tokenizer = load_tokenizer(kept[TOKENIZER]) if kept is not None else None
-    tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer)
+    tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer, wanted=wanted)
     if recipe.plan.cross_documents:
         tokens = tokens.joined()
     table = sequence_table(
@@ -111,5 +114,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> TextData:
         source=tokens.source,
         weights=tokens.weights,
         file_hashes=tokens.file_hashes,
+        num_test=int((tokens.split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
+        group=tokens.unit,
     )
     return TextData(table, tokens, tokenizer, report)

@@ -29,8 +29,20 @@ from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import ImageExample
+from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import Split, assign, declared_splits, describe_split
+from unpad.data.sources.split import (
+    Split,
+    Wanted,
+    declared_splits,
+    describe_groups,
+    describe_split,
+    divide,
+    groups_on_both_sides,
+    numbered,
+    taken,
+    units,
+)
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -89,7 +101,8 @@ class VqaData(Data):
 
     Args:
         grids: (num_images, 2) int64, rows and columns of patches.
-        bad: rows that cannot be used; left_out: rows of a split named test.
+        bad: rows that cannot be used; left_out: usable rows that are not asked for, which are of the test part.
+        shared_groups: groups with rows both in training and held out.
     """
 
     table: SequenceTable
@@ -102,6 +115,7 @@ class VqaData(Data):
     patch: int
     bad: list[BadRow]
     left_out: int
+    shared_groups: int
     cache: PixelCache
     family: ClassVar[str] = "vqa"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -162,9 +176,10 @@ class VqaData(Data):
         patches = self.grids.prod(1)
         lines = [
             f"{used + num_bad + self.left_out:,} rows read = {used:,} used + {num_bad:,} quarantined"
-            + (f" + {self.left_out:,} of a split named test" if self.left_out else ""),
+            + (f" + {self.left_out:,} of the test part, for `unpad eval` alone" if self.left_out else ""),
             f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
+            *describe_groups(self.table.group, self.shared_groups, "rows"),
             f"{int(self.table.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
@@ -238,11 +253,10 @@ def next_command(recipe: Recipe, run: str) -> str:
     return f"unpad infer {run} --image FILE --question TEXT"
 
 
-def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
-    """Read the questions of a recipe and list their images.
+def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> VqaData:
+    """Read the questions of a recipe that `wanted` asks for and list their images.
 
-    Rows with the same set of pictures share a split, whatever the names of their files; a picture that is alone in one
-    row and beside others in another may be in both splits.
+    Rows with a common picture, whatever the names of its files, and rows of one group are in one part of the split.
 
     Raises:
         SourceError: a file is missing or unusable, bad rows are refused, or there is no row to train on.
@@ -250,13 +264,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
     """
     examples, images, source, bad, weights = _read(recipe)
     apply_policy(bad, len(examples) + count_bad(bad), recipe.data)
-    keep = [i for i, example in enumerate(examples) if example.split != "test"]
-    used = [examples[i] for i in keep]
+    unit, shared, split = _split(recipe, examples, images, wanted)
+    keep = np.flatnonzero(taken(split, wanted))
+    split = split[keep]
+    used = [examples[i] for i in keep.tolist()]
     files = expand(recipe.data.vqa, partial(resolve_path, recipe.data))
     refuse_empty(len(used), "vqa", files)
-    declared = declared_splits(example.split for example in used)
-    keys = np.array([_content_key(example, images) for example in used], np.uint64)
-    split = assign(keys, declared, recipe.data.holdout, recipe.train.seed)
     training = [example for example, side in zip(used, split, strict=True) if side == Split.TRAIN]
     tokenizer = _tokenizer(recipe, kept, training)
     config, settings = model_config(recipe.model), recipe.images
@@ -272,6 +285,8 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
             *((str(file.path), sha256_file(file.path)) for file in files),
             *((image.where, image.sha256) for image in images),
         ],
+        num_test=len(examples) - len(used) if wanted is Wanted.LEARNING else 0,
+        group=unit[keep],
     )
     refuse_image_cuts(recipe, int(table.positions.max()), "a question with its images")
     return VqaData(
@@ -284,7 +299,8 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None) -> VqaData:
         settings=settings,
         patch=config.patch,
         bad=bad,
-        left_out=len(examples) - len(used),
+        left_out=table.num_test,
+        shared_groups=shared,
         cache=PixelCache(settings.cache_mib << 20),
     )
 
@@ -307,6 +323,7 @@ def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExam
         patch=config.patch,
         bad=[],
         left_out=0,
+        shared_groups=0,
         cache=PixelCache(0),
     )
 
@@ -322,6 +339,26 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
         examples, images, bad = examples + shifted, images + pictures, bad + faults
         source += [file.source] * len(rows)
     return examples, images, source, bad, [one.weight for one in recipe.data.vqa]
+
+
+def _split(
+    recipe: Recipe, examples: list[VqaExample], images: list[ImageExample], wanted: Wanted
+) -> tuple[np.ndarray, int, np.ndarray]:
+    """Choose the part of every row.
+
+    Returns:
+        The independent unit of each row, (num_rows,) int64; the number of groups on both sides; and the parts,
+        (num_rows,) uint8 of `Split`.
+    """
+    declared = declared_splits(example.split for example in examples)
+    keys = np.array([_content_key(example, images) for example in examples], np.uint64)
+    groups = numbered([example.group for example in examples])
+    things, same = numbered(group_names(images)), numbered([image.sha256 for image in images])
+    rows = np.repeat(np.arange(len(examples)), [len(example.images) for example in examples])
+    shown = np.array([image for example in examples for image in example.images], np.int64)
+    links = [(np.arange(len(examples)), groups), (rows, same[shown]), (rows, things[shown])]
+    split = divide(keys, declared, recipe.data, recipe.train.seed, wanted, links=links)
+    return units(keys, links), groups_on_both_sides(groups, split), split
 
 
 def _content_key(example: VqaExample, images: list[ImageExample]) -> int:

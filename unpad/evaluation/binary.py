@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from unpad.evaluation.metrics import Metric, draws
+from unpad.evaluation.metrics import TAILS, Metric, draws, exact_share
 
 NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
 BLOCK_CELLS = 1 << 21  # resamples times patients that are looked at together: 16 MiB an array
@@ -40,7 +40,7 @@ def bootstrap(measure: Measure, num: int, seed: int = 0) -> np.ndarray:
     return np.concatenate([*found, np.zeros(0)])
 
 
-def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False) -> Metric:
+def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, share: bool = False) -> Metric:
     """The value of a measure with its 95 % percentile interval over patients (Efron 1979).
 
     The interval leaves out resamples in which the measure does not exist because a class is missing.
@@ -48,15 +48,17 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False) ->
     Args:
         biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
             value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
+        share: the measure is a share of the patients, whose interval is exact where it is 0 or 1.
     """
     samples = bootstrap(measure, num, seed)
     samples = samples[np.isfinite(samples)]
     value = float(measure(np.ones(num)))
-    low, high = np.percentile(samples, [2.5, 97.5]) if samples.size else (np.nan, np.nan)
+    low, high = np.percentile(samples, TAILS) if samples.size else (np.nan, np.nan)
     if biased and samples.size:
         shift = value - samples.mean()
         low, high = np.maximum([low + shift, high + shift], 0)
-    return Metric(value, float(low), float(high), num)
+    metric = Metric(value, float(low), float(high), num)
+    return exact_share(metric, num) if share else metric
 
 
 # --------------------------------------------------------------------------- ranking

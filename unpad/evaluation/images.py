@@ -10,8 +10,7 @@ import torch
 
 from unpad.data.images import ImageData
 from unpad.data.once import every_micro, slots
-from unpad.data.sources.split import Split
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Classifies, Model
 from unpad.recipes.training import PlanSettings
@@ -80,18 +79,19 @@ def held_out(
     return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(seq_ids))
 
 
-def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, data: ImageData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
     """`loss`, `accuracy`, `top5_accuracy`, `balanced_accuracy`, `calibration_error`, and `accuracy_<class>`.
 
     The calibration error is the mean distance between confidence and accuracy over bins of confidence (Guo et al.
     2017, arXiv 1706.04599).
 
     Args:
+        seq_ids: (num_images,) images to measure on.
         num_shown: number of wrongly classified images to show, the surest first.
     """
-    ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
+    ids = seq_ids
     found = predict(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
-    metrics = summarise(found, data.classes)
+    metrics = summarise(found, data.classes, groups=data.table.group[ids])
     confidence = np.exp(found.log_p.max(1))
     wrong = [i for i in np.argsort(-confidence) if not found.right[i]][:num_shown]
     lines = [
@@ -102,43 +102,53 @@ def evaluate(run: LoadedRun, data: ImageData, kinds: list[str], num_shown: int) 
     return Evaluation(metrics, lines, describe(found, data.classes))
 
 
-def summarise(found: ImagePredictions, classes: tuple[str, ...], seed: int = 0) -> dict[str, Metric]:
-    """Metrics with bootstrap intervals over images."""
+def summarise(
+    found: ImagePredictions, classes: tuple[str, ...], seed: int = 0, groups: np.ndarray | None = None
+) -> dict[str, Metric]:
+    """Metrics with bootstrap intervals over groups of images, such as sizes of one icon.
+
+    Args:
+        groups: (num_images,) as in `resample`.
+    """
     num = len(found.labels)
+    groups = np.arange(num) if groups is None else groups
+    num_groups = len(np.unique(groups))
     top = np.argsort(-found.log_p, 1)[:, :5]
     in_top = (top == found.labels[:, None]).any(1).astype(np.float64)
     of_class = [(found.labels == c).astype(np.float64) for c in range(len(classes))]
-    columns = [found.nll, found.right, in_top, *of_class, *(one * found.right for one in of_class)]
-    sums = resample(columns, seed)
+    sums = resample([*of_class, *(one * found.right for one in of_class)], seed, groups)
     size = len(classes)
-    counts, hits = sums[3 : 3 + size], sums[3 + size :]
+    counts, hits = sums[:size], sums[size:]
     metrics = {
-        "loss": interval(found.nll.mean(), sums[0] / num, num),
-        "accuracy": interval(found.right.mean(), sums[1] / num, num),
+        "loss": mean_of(found.nll, groups, seed),
+        "accuracy": mean_of(found.right, groups, seed, share=True),
     }
     if size > 5:
-        metrics["top5_accuracy"] = interval(in_top.mean(), sums[2] / num, num)
+        metrics["top5_accuracy"] = mean_of(in_top, groups, seed, share=True)
     present = [c for c in range(size) if of_class[c].any()]
     with np.errstate(invalid="ignore"):
         recalls = hits[present] / counts[present]  # (classes, resamples); not a number where a resample has none
     value = float(np.mean([found.right[of_class[c] > 0].mean() for c in present]))
-    metrics["balanced_accuracy"] = interval(value, np.nanmean(recalls, 0), num)
-    metrics["calibration_error"] = _calibration_error(found, seed)
+    of_classes = [len(np.unique(groups[of_class[c] > 0])) for c in present]
+    balanced = interval(value, np.nanmean(recalls, 0), num, num_groups)
+    metrics["balanced_accuracy"] = exact_share(balanced, min(of_classes))  # as wide as that of the rarest class
+    metrics["calibration_error"] = _calibration_error(found, seed, groups)
     for row, c in enumerate(present):
         mine = of_class[c] > 0
-        metrics[f"accuracy_{classes[c]}"] = interval(
-            found.right[mine].mean(), recalls[row][counts[c] > 0], int(mine.sum())
-        )
+        drawn = recalls[row][counts[c] > 0]
+        metric = interval(found.right[mine].mean(), drawn, int(mine.sum()), of_classes[row])
+        metrics[f"accuracy_{classes[c]}"] = exact_share(metric, of_classes[row])
     return metrics
 
 
-def _calibration_error(found: ImagePredictions, seed: int) -> Metric:
+def _calibration_error(found: ImagePredictions, seed: int, groups: np.ndarray) -> Metric:
     bins = _bins(found)
     confidence = np.exp(found.log_p.max(1))
     gaps = [np.where(bins == b, confidence - found.right, 0.0) for b in range(NUM_BINS)]
     num = len(found.labels)
-    samples = np.abs(resample(gaps, seed)).sum(0) / num
-    return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num)
+    sums = resample([*gaps, np.ones(num)], seed, groups)
+    samples = np.abs(sums[:-1]).sum(0) / sums[-1]
+    return interval(sum(abs(gap.sum()) for gap in gaps) / num, samples, num, len(np.unique(groups)))
 
 
 def _bins(found: ImagePredictions) -> np.ndarray:

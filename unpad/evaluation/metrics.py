@@ -17,17 +17,28 @@ from unpad.recipes.training import PlanSettings
 from unpad.text_table import WIDTH, wrapped
 
 NUM_RESAMPLES = 1000
+TAILS = (2.5, 97.5)  # percentiles that bound 95 %
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A measured value, its 95 % confidence interval, and its number of documents, images or replies."""
+    """A measured value, its 95 % confidence interval, and its number of documents, images or replies.
+
+    Args:
+        num_groups: independent units of these, such as document groups or pictures, over which the interval is taken;
+            None where each is one.
+        part: part of the data that was measured: train, valid, test, or the file of new data; None if unknown.
+        best_of: evaluations of the run, by the best of which this part chose the weights; None if it did not.
+    """
 
     value: float
     low: float
     high: float
     num: int
+    num_groups: int | None = field(default=None, kw_only=True)
+    part: str | None = field(default=None, kw_only=True)
+    best_of: int | None = field(default=None, kw_only=True)
 
     def to_json(self) -> dict[str, float | int | str | None]:
         """Fields by name."""
@@ -47,7 +58,7 @@ class Refused(Metric):
 
     def to_json(self) -> dict[str, float | int | str | None]:
         """Fields by name; the numbers are null."""
-        return {"value": None, "low": None, "high": None, "num": self.num, "reason": self.reason}
+        return {**vars(self), "value": None, "low": None, "high": None}
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,7 @@ class Evaluation:
 
     Args:
         lines: examples, as text.
+        metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
     """
 
@@ -100,11 +112,21 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
         value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
         bounds = metric.reason if isinstance(metric, Refused) else bounds
-        one = f"{start}  {value:>10}   {bounds}   of {metric.num}"
+        chosen = f" (best of {metric.best_of})" if metric.best_of else ""
+        units = f", {metric.num_groups} groups" if metric.num_groups is not None else ""
+        of = f"of {metric.num} {metric.part or ''}".rstrip() + chosen + units
+        one = f"{start}  {value:>10}   {bounds}   {of}"
         indent = min(width + 2, WIDTH // 2)
         # What does not fit beside the value stands below it.
-        below = [" " * indent + part for part in wrapped(f"{bounds}   of {metric.num}", WIDTH - indent)]
+        below = [" " * indent + part for part in wrapped(f"{bounds}   {of}", WIDTH - indent)]
         lines += [one] if cell_len(one) <= WIDTH else [f"{start}  {value:>10}", *below]
+    best = next((metric for metric in metrics.values() if metric.best_of), None)
+    if best is not None:
+        lines += wrapped(
+            f"{best.part} chose the weights: its figures are the best of {best.best_of} checks of the same rows, and "
+            "those of a test part would be a little worse",
+            WIDTH,
+        )
     return lines
 
 
@@ -120,18 +142,23 @@ def held_out(model: Model, data: Data, seq_ids: np.ndarray, settings: PlanSettin
     return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
 
 
-def resample(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
-    """Sums of each column over resamples of its items, drawn with replacement and together.
+def resample(columns: Sequence[np.ndarray], seed: int, groups: np.ndarray | None = None) -> np.ndarray:
+    """Sums of each column over resamples of groups of its items, drawn with replacement and together.
 
     Args:
         columns: arrays (num,) of numbers that belong to the same items.
+        groups: (num,) numbers of the groups; items of one group are drawn together, as they are not independent. None:
+            every item is a group of its own.
 
     Returns:
         (len(columns), NUM_RESAMPLES) float64.
     """
     values = np.stack(columns).astype(np.float64)  # (columns, num)
+    if groups is not None and len(groups):
+        _, group = np.unique(groups, return_inverse=True)
+        values = np.stack([np.bincount(group, column) for column in values])  # (columns, groups)
     # One resample at a time: all together would not fit for many items.
-    sums = [values @ times for times in draws(len(columns[0]), seed)]
+    sums = [values @ times for times in draws(values.shape[1], seed)]
     return np.stack(sums, 1) if sums else np.zeros((len(columns), NUM_RESAMPLES))
 
 
@@ -142,7 +169,41 @@ def draws(num: int, seed: int) -> Iterator[np.ndarray]:
         yield np.bincount(rng.integers(0, num, num), minlength=num)
 
 
-def interval(value: float, samples: np.ndarray, num: int) -> Metric:
-    """A value with the 95 % percentile interval of its resamples (Efron 1979)."""
-    low, high = np.percentile(samples, [2.5, 97.5])
-    return Metric(float(value), float(low), float(high), num)
+def interval(value: float, samples: np.ndarray, num: int, num_groups: int | None = None) -> Metric:
+    """A value with the 95 % percentile interval of its resamples (Efron 1979).
+
+    Args:
+        num_groups: number of groups that were drawn.
+    """
+    low, high = np.percentile(samples, TAILS)
+    return Metric(float(value), float(low), float(high), num, num_groups=None if num_groups == num else num_groups)
+
+
+def mean_of(values: np.ndarray, groups: np.ndarray | None = None, seed: int = 0, share: bool = False) -> Metric:
+    """The mean of values (num,) with its 95 % interval over groups.
+
+    Args:
+        groups: (num,) as in `resample`.
+        share: whether the values lie in 0 to 1, as of right answers. If all of them are 0 or all 1, resamples show no
+            spread, and the interval is the exact one.
+    """
+    num_groups = len(values if groups is None else np.unique(groups))
+    sums, counts = resample([values, np.ones(len(values))], seed, groups)
+    metric = interval(values.mean(), sums / counts, len(values), num_groups)
+    return exact_share(metric, num_groups) if share else metric
+
+
+def exact_share(metric: Metric, num_groups: int) -> Metric:
+    """A share with the exact 95 % interval if it is 0 or 1, otherwise as it is.
+
+    Clopper and Pearson (1934), "The use of confidence or fiducial limits illustrated in the case of the binomial": for
+    n of n the lower limit is the share p with p^n = 2.5 %.
+
+    Args:
+        num_groups: independent units; within one, answers may depend on each other.
+    """
+    if metric.value not in (0.0, 1.0) or not num_groups:
+        return metric
+    limit = float((TAILS[0] / 100) ** (1 / num_groups))
+    low, high = (limit, 1.0) if metric.value else (0.0, 1 - limit)
+    return replace(metric, low=low, high=high)

@@ -13,7 +13,6 @@ import torch
 
 from unpad.data.once import every_micro, once_each
 from unpad.data.patients import EventData
-from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
@@ -85,15 +84,16 @@ def _term_sums(
     return sums
 
 
-def evaluate(run: LoadedRun, data: EventData, kinds: list[str], num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, data: EventData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
     """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
 
     No patient is named in what the page draws.
 
     Args:
+        seq_ids: (num_patients,) patients to measure on.
         num_shown: number of patients to show with a sure and wrong prediction.
     """
-    ids, device = np.flatnonzero(data.table.split == Split.HOLDOUT), torch.device("cpu")
+    ids, device = seq_ids, torch.device("cpu")
     model, plan = run.model, run.recipe.plan
     assert isinstance(model, PredictsSets), "a model of patients"
     metrics: dict[str, Metric] = {}
@@ -114,7 +114,7 @@ def evaluate(run: LoadedRun, data: EventData, kinds: list[str], num_shown: int) 
         metrics |= sets.summarise_sets(scores, data.codes)
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return Evaluation(metrics, [f"held out: {shown}", *lines], drawn)
+    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn)
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:
@@ -154,7 +154,13 @@ def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: in
             "calibration_intercept": lambda w: binary.calibration_intercept(labels, p, w),
         }
         metrics = {
-            name: binary.measured(measure, len(labels), seed, biased=name == "calibration_error")
+            name: binary.measured(
+                measure,
+                len(labels),
+                seed,
+                biased=name == "calibration_error",
+                share=name in ("accuracy", "prevalence"),
+            )
             for name, measure in measures.items()
         }
     timed = ~np.isnan(found.durations)

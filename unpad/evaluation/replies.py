@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unpad.data.sources.split import Split
 from unpad.data.tokens.token_set import TokenSet
-from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.evaluation.metrics import Metric, mean_of
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
 
@@ -39,17 +38,20 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]
     return replies
 
 
-def with_keywords(tokens: TokenSet, split: Split, seed: int, most: int = MAX_QUESTIONS) -> np.ndarray:
-    """Ids of original conversations of a split that name keywords, at most `most` of them, drawn by seed."""
-    ids = np.flatnonzero((tokens.kind == 1) & (tokens.split == split) & (tokens.copy == 0))
+def with_keywords(tokens: TokenSet, seq_ids: np.ndarray, seed: int, most: int = MAX_QUESTIONS) -> np.ndarray:
+    """Those of some sequences that are original conversations and name keywords, at most `most`, drawn by seed."""
+    ids = seq_ids[(tokens.kind[seq_ids] == 1) & (tokens.copy[seq_ids] == 0)]
     ids = np.array([i for i in ids if tokens.keywords(int(i))], np.int64)
     return ids if len(ids) <= most else np.sort(np.random.default_rng(seed).permutation(ids)[:most])
 
 
-def accuracy(replies: list[Reply], seed: int = 0) -> Metric:
-    """Share of replies with all their keywords, with a bootstrap interval over questions."""
-    right = np.array([reply.right for reply in replies], np.float64)
-    return interval(right.mean(), resample([right], seed)[0] / len(right), len(right))
+def accuracy(replies: list[Reply], groups: np.ndarray | None = None, seed: int = 0) -> Metric:
+    """Share of replies with all their keywords, with its interval over groups of questions, such as those on one fact.
+
+    Args:
+        groups: (num_replies,) as in `resample`.
+    """
+    return mean_of(np.array([reply.right for reply in replies], np.float64), groups, seed, share=True)
 
 
 def question(tokens: TokenSet, index: int) -> list[int]:

@@ -1,55 +1,123 @@
-"""`unpad eval`: held-out metrics of a run, and the part of its page on them."""
+"""`unpad eval`: metrics of a run on a part of its data or on new data, and the part of its page on them."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.split import Split
+from unpad.data.family import Data, open_data
+from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, SourceError
 from unpad.evaluation.metrics import Evaluation, Metric
-from unpad.inference.loaded import load
+from unpad.evaluation.new_data import recipe_for
+from unpad.inference.loaded import LoadedRun, load
+from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
 from unpad.storage import write_atomic
 
+SPLITS = {name: split for split, name in PARTS.items()}
 
-def evaluate_run(run: str, num_shown: int = 0) -> tuple[dict[str, Metric], list[str]]:
-    """Evaluate a run on its held-out data, in fp32, so that no number depends on batching or hardware format.
 
-    The evaluation covers the kinds of data that the last stage trained on; `evaluation/<family>.py` has the metrics.
-    They are added to `evaluations.jsonl`; what the page draws of the family is written to `evaluation.json`.
+def evaluate_run(
+    run: str, num_shown: int = 0, part: str | None = None, data: Path | None = None
+) -> tuple[dict[str, Metric], list[str]]:
+    """Evaluate a run, in fp32, so that no number depends on batching or hardware format.
+
+    Of the run's own data the evaluation covers the kinds that the last stage trained on; `evaluation/<family>.py` has
+    the metrics. Every metric names its part, and those of the part by which the weights were chosen say of how many
+    evaluations they are the best. Metrics of valid and test are added to `evaluations.jsonl`; what the page draws of
+    them is written to `evaluation.json`.
 
     Args:
         num_shown: number of examples to show with the model's output.
+        part: train, valid or test; None is test if the data has a test part, otherwise valid. Of new data only rows
+            that declare the part are measured, or all of them with None.
+        data: new labelled data, instead of the run's own.
 
     Returns:
-        Metrics, and lines with the examples.
+        Metrics, and lines: of new data the counts of its rows by what became of them, and the examples.
 
     Raises:
-        SourceError: nothing is held out.
+        SourceError: the part has no rows, or the data cannot be used.
+        RecipeError: `data` does not have the form of the run's.
         DiskError: a file cannot be written.
     """
     loaded = load(run)
-    data = loaded.data()
-    used = (loaded.recipe.stages[-1].use if loaded.recipe.stages else None) or data.kinds
-    kinds = [
-        kind
-        for k, kind in enumerate(data.kinds)
-        if kind in used and np.any((data.table.split == Split.HOLDOUT) & (data.table.kind == k))
-    ]
-    if not kinds:
-        raise SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
-    family = import_module(f"unpad.evaluation.{data.family}")
-    result: Evaluation = family.evaluate(loaded, data, kinds, num_shown)
-    if result.drawn is not None:
-        write_atomic(loaded.folder / EVALUATION, json.dumps(result.drawn, ensure_ascii=False), private=data.private)
-    kept = {name: vars(metric) for name, metric in result.metrics.items()}
+    if data is not None:
+        return _evaluate_new(loaded, num_shown, part, data)
+    own = loaded.data()  # also for the test part: data that changed may have moved rows there from training
+    part = part or (PARTS[Split.TEST] if own.table.num_test else PARTS[Split.HOLDOUT])
+    if part == PARTS[Split.TEST] and own.table.num_test:
+        own = loaded.test_data()
+    used = (loaded.recipe.stages[-1].use if loaded.recipe.stages else None) or own.kinds
+    of_use = np.isin(own.table.kind, [number for number, kind in enumerate(own.kinds) if kind in used])
+    seq_ids = np.flatnonzero((own.table.split == SPLITS[part]) & of_use)
+    if not len(seq_ids):
+        raise _no_rows(part)
+    best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
+    found = _measure(loaded, own, seq_ids, num_shown, part, best_of)
+    return found.metrics, found.lines if part == PARTS[Split.TRAIN] else _keep(loaded, own, found, part, best_of)
+
+
+def _keep(loaded: LoadedRun, data: Data, found: Evaluation, part: str, best_of: int | None) -> list[str]:
+    """Keep an evaluation in the run and draw its page; returns the lines to show."""
+    if found.drawn is not None:
+        drawn = json.dumps({**found.drawn, "part": part, "best_of": best_of}, ensure_ascii=False)
+        write_atomic(loaded.folder / EVALUATION, drawn, private=data.private)
+    kept = {name: vars(metric) for name, metric in found.metrics.items()}
     try:
-        keep_evaluation(loaded.folder, loaded.step, kept, result.lines)
+        keep_evaluation(loaded.folder, loaded.step, kept, found.lines)
         write_report(loaded.folder)
     except (DiskError, SourceError) as error:  # the run may be read-only, or without its metrics
-        return result.metrics, [*result.lines, f"not shown on the run's page: {error.what}"]
-    return result.metrics, result.lines
+        return [*found.lines, f"not shown on the run's page: {error.what}"]
+    return found.lines
+
+
+def _evaluate_new(
+    loaded: LoadedRun, num_shown: int, part: str | None, path: Path
+) -> tuple[dict[str, Metric], list[str]]:
+    """Evaluate all rows of new data, or those that declare a part."""
+    new = open_data(recipe_for(loaded.recipe, path), loaded.files, Wanted.NEW)
+    seq_ids = np.arange(len(new.table)) if part is None else np.flatnonzero(new.table.split == SPLITS[part])
+    if not len(seq_ids):
+        raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
+    name = str(path) if part is None else f"{path}, {part}"
+    found = _measure(loaded, new, seq_ids, num_shown, name, None)
+    return found.metrics, [*new.lines(), *found.lines]
+
+
+def _measure(
+    loaded: LoadedRun, data: Data, seq_ids: np.ndarray, num_shown: int, part: str, best_of: int | None
+) -> Evaluation:
+    """Measure the model, and name the part in every metric that does not name one itself."""
+    family = import_module(f"unpad.evaluation.{data.family}")
+    found: Evaluation = family.evaluate(loaded, data, seq_ids, num_shown)
+    metrics = {
+        name: metric if metric.part else replace(metric, part=part, best_of=best_of)
+        for name, metric in found.metrics.items()
+    }
+    return replace(found, metrics=metrics)
+
+
+def _checks(loaded: LoadedRun) -> int | None:
+    """Number of evaluations by the best of which the run's weights were chosen; None if they were not chosen so."""
+    stage = loaded.recipe.stages[-1].train if loaded.recipe.stages else {}
+    weights = stage.get("weights", loaded.recipe.train.weights)
+    if weights != "best" or not (loaded.folder / METRICS).is_file():
+        return None
+    num = sum(row["kind"] == "eval" and row["loss"] is not None for row in load_metrics(loaded.folder))
+    return num if num > 1 else None
+
+
+def _no_rows(part: str) -> SourceError:
+    if part == PARTS[Split.TEST]:
+        fix = 'write "split": "test" into rows before training, or evaluate new ones with --data FILE'
+        return SourceError("the data has no test part", where="--split", fix=fix)
+    if part == PARTS[Split.TRAIN]:
+        return SourceError("the last stage trained on no rows", where="--split", fix="use --split valid or test")
+    return SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")

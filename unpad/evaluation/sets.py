@@ -12,7 +12,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.once import every_micro, once_each, slots
 from unpad.data.patients import EventData
 from unpad.evaluation.binary import ranks, recall_at_k
-from unpad.evaluation.metrics import Metric, interval, resample
+from unpad.evaluation.metrics import Metric, exact_share, interval, resample
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
@@ -177,7 +177,8 @@ def _next_set(found: SetScores, later: np.ndarray, seed: int) -> dict[str, Metri
     expected = np.flatnonzero(size)
     for k in (k for k in RECALLS if k < found.num_codes):
         recall = recall_at_k(above, equal, sets, num_sets, k)[expected]
-        metrics[f"next_set_recall@{k}"] = by_patient(recall, found.patient[expected], patients, seed)
+        mean = by_patient(recall, found.patient[expected], patients, seed)
+        metrics[f"next_set_recall@{k}"] = exact_share(mean, mean.num)
     return metrics
 
 

@@ -6,7 +6,7 @@ Training calls `held_out`, `unpad eval` calls `evaluate`, for runs of texts and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.data.once import every_micro, slots
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
 from unpad.data.tokens.lost import LostCharacters
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, Refused, interval, resample
@@ -63,26 +63,33 @@ def held_out(
     return HeldOut(loss, {"loss": loss, "bits_per_char": bits}, num_targets)
 
 
-def evaluate(run: LoadedRun, data: TextData, kinds: list[str], num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both.
 
-    `keywords_trained` and `keywords_heldout` are the shares of questions whose reply holds every required word.
+    `keywords_heldout` is the share of the questions whose reply holds every required word, `keywords_trained` that of
+    the run's training questions.
 
     Args:
+        seq_ids: (num_docs,) documents to measure on.
         num_shown: number of trained and of held-out questions to show, picked by the run's seed.
     """
     metrics: dict[str, Metric] = {}
     lines = data.report.lost.lines() if data.report.lost.lost else []
+    kinds = [kind for number, kind in enumerate(data.kinds) if (data.table.kind[seq_ids] == number).any()]
     for kind in kinds:
-        ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.table.kind == data.kinds.index(kind)))
-        measured = summarise(document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu")))
+        ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
+        sums = document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+        measured = summarise(sums, groups=data.table.group[ids])
         prefix = f"{kind}_" if len(kinds) > 1 else ""
         metrics |= {prefix + key: metric for key, metric in measured.items()}
-    for split, label in ((Split.TRAIN, "trained"), (Split.HOLDOUT, "heldout")):
-        ids = with_keywords(data.tokens, split, run.recipe.train.seed)
+    is_own = data.fingerprint() == run.fingerprint
+    trained = np.flatnonzero(data.table.split == Split.TRAIN) if is_own else np.zeros(0, np.int64)
+    others = np.setdiff1d(seq_ids, trained)
+    for asked, label, part in ((trained, "trained", PARTS[Split.TRAIN]), (others, "heldout", None)):
+        ids = with_keywords(data.tokens, asked, run.recipe.train.seed)
         if ids.size:
             replies = answer(run, data.tokens, ids)
-            metrics[f"keywords_{label}"] = accuracy(replies)
+            metrics[f"keywords_{label}"] = replace(accuracy(replies, data.table.group[ids]), part=part)
             for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
@@ -124,13 +131,18 @@ def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarra
     return sums, np.bincount(sequence, minlength=batch.num_seqs)
 
 
-def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
+def summarise(sums: DocumentSums, seed: int = 0, groups: np.ndarray | None = None) -> dict[str, Metric]:
     """Loss (nats per target), perplexity, bits per byte and bits per character.
 
-    Intervals are 95 % percentile bootstraps over documents (Efron 1979), because tokens of one document are not
-    independent. Where the tokenizer lost characters, there are no bits: an unknown token is easy to predict.
+    Intervals are 95 % percentile bootstraps over groups of documents (Efron 1979), because tokens of one document and
+    documents of one group are not independent. Where the tokenizer lost characters, there are no bits: an unknown token
+    is easy to predict.
+
+    Args:
+        groups: (num_docs,) as in `resample`.
     """
-    nll, targets, chars, num_bytes = resample([sums.nll, sums.targets, sums.chars, sums.num_bytes], seed)
+    nll, targets, chars, num_bytes = resample([sums.nll, sums.targets, sums.chars, sums.num_bytes], seed, groups)
+    num_groups = len(sums.nll if groups is None else np.unique(groups))
     ratios = {
         "loss": (sums.targets, targets),
         "bits_per_char": (sums.chars, chars),
@@ -143,9 +155,9 @@ def summarise(sums: DocumentSums, seed: int = 0) -> dict[str, Metric]:
             continue
         scale = 1.0 if name == "loss" else 1 / math.log(2)
         samples = scale * nll / np.maximum(resampled, 1)
-        metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll))
+        metrics[name] = interval(scale * sums.nll.sum() / max(divisor.sum(), 1), samples, len(sums.nll), num_groups)
     loss = metrics["loss"]
-    metrics["perplexity"] = Metric(_exp(loss.value), _exp(loss.low), _exp(loss.high), loss.num)
+    metrics["perplexity"] = replace(loss, value=_exp(loss.value), low=_exp(loss.low), high=_exp(loss.high))
     return metrics
 
 

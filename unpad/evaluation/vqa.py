@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from unpad.data.once import every_micro, slots
-from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData
 from unpad.evaluation import vqa_kept
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, mean_of, resample
 from unpad.evaluation.text import per_sequence
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
-from unpad.evaluation.vqa_kept import kept_metrics, mean_of, mode_metrics
+from unpad.evaluation.vqa_kept import kept_metrics, mode_metrics
 from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
@@ -42,36 +42,40 @@ def held_out(model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSet
     return HeldOut(loss, {"loss": loss}, int(targets.sum()))
 
 
-def evaluate(run: LoadedRun, data: VqaData, kinds: list[str], num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, data: VqaData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
     """`loss`, `perplexity`, `accuracy` of the answers generated greedily, and of every question that occurs often.
 
-    Intervals are bootstraps over rows. Captions count in the loss; `caption_accuracy` is their accuracy. All of these
-    are in the model's own mode. A model with other modes also has `accuracy_MODE` of the questions in each, and the
-    numbers of visual tokens of `kept_metrics`; the page draws both.
+    Intervals are bootstraps over pictures, with all rows about one and those of its group. Captions count in the loss;
+    `caption_accuracy` is their accuracy. All of these are in the model's own mode. A model with other modes also has
+    `accuracy_MODE` of the questions in each, and the numbers of visual tokens of `kept_metrics`; the page draws both.
 
     Args:
+        seq_ids: (num_rows,) rows to measure on.
         num_shown: number of questions to show with the model's answer.
     """
-    ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
+    ids, groups = seq_ids, data.table.group[seq_ids]
     nll, targets = row_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
     answers, given, kept = answer_counted(run, data, ids)
     right = _judge(data, ids, answers)
-    sums = resample([nll, targets], 0)
-    loss = interval(nll.sum() / max(targets.sum(), 1), sums[0] / np.maximum(sums[1], 1), len(ids))
-    perplexity = Metric(math.exp(loss.value), math.exp(loss.low), math.exp(loss.high), loss.num)
+    sums = resample([nll, targets], 0, groups)
+    samples = sums[0] / np.maximum(sums[1], 1)
+    loss = interval(nll.sum() / max(targets.sum(), 1), samples, len(ids), len(np.unique(groups)))
+    perplexity = replace(loss, value=math.exp(loss.value), low=math.exp(loss.low), high=math.exp(loss.high))
     metrics = {"loss": loss, "perplexity": perplexity}
     captions = np.array([data.examples[i].caption for i in ids])
     for name, chosen in (("accuracy", ~captions), ("caption_accuracy", captions)):
         if chosen.any():
-            metrics[name] = mean_of(right[chosen])
+            metrics[name] = mean_of(right[chosen], groups[chosen], share=True)
     questions = np.array([data.examples[i].question for i in ids])
     names, counts = np.unique(questions[~captions], return_counts=True)
     for question in names[np.argsort(-counts, kind="stable")][:MAX_QUESTIONS]:
-        metrics[f"accuracy: {question}"] = mean_of(right[questions == question])
+        mine = questions == question
+        metrics[f"accuracy: {question}"] = mean_of(right[mine], groups[mine], share=True)
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
     drawn = None
     if len(run.model.modes) > 1:
-        metrics |= _mode_metrics(run, data, ids, right, ~captions) | kept_metrics(data.num_patches[ids], given, kept)
+        metrics |= _mode_metrics(run, data, ids, right, ~captions)
+        metrics |= kept_metrics(data.num_patches[ids], given, kept, groups)
         about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
         drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
     lines = data.rows.lost.lines() if data.rows.lost.lost else []
@@ -111,7 +115,7 @@ def _mode_metrics(
             right[chosen] if mode == own else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
         )
     model.mode = None
-    return mode_metrics(scores)
+    return mode_metrics(scores, data.table.group[seq_ids[chosen]])
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unpad.evaluation.metrics import Extremes, Metric, interval, resample
+from unpad.evaluation.metrics import Extremes, Metric, interval, mean_of, resample
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {
     "accuracy_*": True,
@@ -15,19 +15,22 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 }
 
 
-def mode_metrics(right: dict[str, np.ndarray]) -> dict[str, Metric]:
+def mode_metrics(right: dict[str, np.ndarray], groups: np.ndarray | None = None) -> dict[str, Metric]:
     """`accuracy_MODE` of every mode, and `soft_to_hard_gap`, the accuracy of hard removal less that of soft.
 
     Args:
         right: for every mode the scores of the same rows, (num_rows,).
+        groups: (num_rows,) as in `metrics.resample`.
     """
-    found = {f"accuracy_{mode}": mean_of(scores) for mode, scores in right.items()}
+    found = {f"accuracy_{mode}": mean_of(scores, groups, share=True) for mode, scores in right.items()}
     if "soft" in right and "hard" in right:  # of the same rows: the interval is that of the difference
-        found["soft_to_hard_gap"] = mean_of(right["hard"] - right["soft"])
+        found["soft_to_hard_gap"] = mean_of(right["hard"] - right["soft"], groups)
     return found
 
 
-def kept_metrics(patches: np.ndarray, given: np.ndarray, kept: np.ndarray) -> dict[str, Metric]:
+def kept_metrics(
+    patches: np.ndarray, given: np.ndarray, kept: np.ndarray, groups: np.ndarray | None = None
+) -> dict[str, Metric]:
     """Numbers of visual tokens of rows, over the rows with images.
 
     `visual_tokens` counts the patches of their images, `kept_block_N` the tokens that enter block N, `kept_average` is
@@ -41,9 +44,11 @@ def kept_metrics(patches: np.ndarray, given: np.ndarray, kept: np.ndarray) -> di
         patches: (num_rows,) int64.
         given: (num_rows,) int64, visual tokens before any was removed; fewer than patches where they were merged.
         kept: (num_rows, blocks) int64, visual tokens that entered each block.
+        groups: (num_rows,) as in `metrics.resample`.
     """
     seen = patches > 0
-    patches, given, kept = patches[seen], given[seen], kept[seen]
+    groups = np.arange(len(patches)) if groups is None else groups
+    patches, given, kept, groups = patches[seen], given[seen], kept[seen], groups[seen]
     if not len(patches) or not kept.shape[1]:
         return {}
     final, average = kept[:, -1], kept.mean(1)
@@ -56,11 +61,7 @@ def kept_metrics(patches: np.ndarray, given: np.ndarray, kept: np.ndarray) -> di
     }
     ratios = {"merge": (given, patches), "average": (average, given), "final": (final, given)}
     for name, (left, of) in ratios.items():
-        sums = resample([left, of], 0)
-        found[f"keep_ratio_{name}"] = interval(left.sum() / of.sum(), sums[0] / sums[1], len(patches))
+        sums = resample([left, of], 0, groups)
+        num_groups = len(np.unique(groups))
+        found[f"keep_ratio_{name}"] = interval(left.sum() / of.sum(), sums[0] / sums[1], len(patches), num_groups)
     return found
-
-
-def mean_of(values: np.ndarray) -> Metric:
-    """The mean of values of rows (num_rows,), with its interval."""
-    return interval(values.mean(), resample([values], 0)[0] / len(values), len(values))

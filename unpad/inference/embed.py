@@ -15,7 +15,7 @@ from unpad import storage
 from unpad.data.family import open_data
 from unpad.data.once import every_micro, once_each
 from unpad.data.patients import EventData
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
@@ -61,7 +61,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
-    data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files))
+    data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files, Wanted.NEW))
     lines: list[str] = []
     if path is not None:
         refuse_unknown(data)

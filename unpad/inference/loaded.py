@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from unpad.data.family import Data, family_of, open_data
+from unpad.data.sources.split import Wanted
 from unpad.data.text import TOKENIZER
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from unpad.errors import RecipeError, SourceError
@@ -20,12 +21,11 @@ from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model
 from unpad.models.objective import Objective
 from unpad.nn.precision import Precision, choose_precision
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
 from unpad.run.checkpoint import newest_weights, put_weights
-from unpad.run.folder import RECIPE, find_run
+from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import read_log
 
@@ -130,7 +130,7 @@ class LoadedRun:
             return None
 
     def data(self) -> Data:
-        """The data of the run, read as it was for training.
+        """The data of the run, read as it was for training: without the test part, which `test_data` reads.
 
         Raises:
             SourceError: a file changed since, so held-out data may have been trained on.
@@ -143,6 +143,14 @@ class LoadedRun:
                 fix="put the files back, or train again",
             )
         return data
+
+    def test_data(self) -> Data:
+        """The rows of the test part of the run's data, which training never read.
+
+        Raises:
+            SourceError: a file is missing or unusable.
+        """
+        return open_data(self.recipe, self.files, Wanted.TEST)
 
     def stream(self, prompt: str, *, system: str = "", **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is generated, whole characters only."""
@@ -164,7 +172,7 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
         overrides: recipe fields to change, such as model.context_method=ntk model.context_factor=4.
     """
     folder = find_run(name)
-    recipe = load_recipe(str(folder / RECIPE), overrides)
+    recipe = run_recipe(folder, overrides)
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
     model.trained = Objective.of(model, stages_of(recipe)[-1].recipe.losses).weights

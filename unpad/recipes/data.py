@@ -126,7 +126,7 @@ class EventSettings(Section):
         description="Unit of landmark, horizon, duration and window; auto: unit of the events, days for timestamps.",
     )
     split: str | None = Field(
-        None, description="Table of id and split (train, holdout or test); patients outside of it are left out."
+        None, description="Table of id and split (train, valid or test); patients outside of it are left out."
     )
     window: float | None = Field(
         None, gt=0, description="Events in a window of this length form a set; null: events of equal time."
@@ -182,7 +182,14 @@ class DataSettings(Section):
     )
     root: str | None = Field(None, description="Folder that relative paths start from; default: the working directory.")
     holdout: float = Field(
-        0.05, ge=0, lt=1, description="Share of documents held out, chosen by their content and seed."
+        0.05,
+        ge=0,
+        lt=1,
+        description="Share of the rows without a `split` of their own that is held out: round(holdout x rows), in "
+        "every class its share, groups whole, chosen by content and seed.",
+    )
+    split_version: Literal[1, 2] = Field(
+        2, description="Rule of the split; 1: that of runs of earlier versions, about the share, without groups."
     )
     separator: str = Field(
         "auto",

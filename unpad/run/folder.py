@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe
 
 RUNS = Path("runs")
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
@@ -24,6 +27,18 @@ def find_run(run: str | Path) -> Path:
     known = [folder.name for folder in list_runs()]
     fix = nearest(str(run), known) if known else "train one first: unpad train zh_chat"
     raise RecipeError(f'there is no run "{run}"', where=f"neither {run} nor {RUNS / run} holds a {RECIPE}", fix=fix)
+
+
+def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Load the recipe that a run keeps. A run of a version without `data.split_version` was split by rule 1.
+
+    Raises:
+        RecipeError: it is missing, or no recipe of this version.
+    """
+    recipe = load_recipe(str(folder / RECIPE), list(overrides))
+    if "split_version" in recipe.data.model_fields_set:
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_version": 1})})
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:

@@ -10,7 +10,7 @@ from unpad.errors import ResumeError
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
-from unpad.run.folder import RECIPE, read_command
+from unpad.run.folder import read_command, run_recipe
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -27,12 +27,12 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
     Raises:
         ResumeError: a field differs that cannot change during a run.
     """
-    saved = resolved(load_recipe(str(folder / RECIPE)))  # written by an earlier version, it may lack fields
+    saved = resolved(run_recipe(folder))  # written by an earlier version, it may lack fields
     given = {override.partition("=")[0] for override in overrides}
     earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]
-    settings = resolved(load_recipe(recipe, overrides, earlier=earlier))
+    settings = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier)), saved)
     if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
-        older = resolved(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=True))
+        older = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=True)), saved)
         settings = older if older.data == saved.data else settings
     changed = differences(saved, settings)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
@@ -40,6 +40,14 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
         listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
         raise ResumeError(listing, where=str(folder), fix="undo these changes, or start a new run with train.init_from")
     return [*earlier, *overrides], settings, saved
+
+
+def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:
+    """Split by the rule of the run, unless the command names one."""
+    if "split_version" in settings.data.model_fields_set:
+        return settings
+    rule = {"split_version": saved.data.split_version}
+    return settings.model_copy(update={"data": settings.data.model_copy(update=rule)})
 
 
 def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[str]:

@@ -93,7 +93,7 @@ CASES: list[tuple[Any, Any]] = [
     ({"messages": [{"content": "问"}]}, "E_MISSING"),
     ({"messages": [{"role": U, "text": "问"}]}, "E_MISSING"),
     ({"dialogue": []}, "E_MISSING"),
-    ({**messages((U, "问"), (A, "答")), "split": "test"}, "E_SPLIT"),
+    ({**messages((U, "问"), (A, "答")), "split": "some"}, "E_SPLIT"),
 ]
 
 

@@ -39,7 +39,7 @@ def test_a_column_of_csv_holds_texts(tmp_path: Path) -> None:
 
 def test_rows_of_csv_declare_split_and_group_and_empty_cells_declare_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text("text,split,group,note\na,holdout,7,\nb,,,x\nc,dev,,\n")
+    path.write_text("text,split,group,note\na,holdout,7,\nb,,,x\nc,some,,\n")
     (file,) = expand([Source(path=str(path))], Path)
     used, bad = read_file("text", file, DataSettings())
     assert [(one.split, one.group) for one in used] == [("holdout", "7"), (None, "")]

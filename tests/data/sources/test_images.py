@@ -198,7 +198,7 @@ def test_a_manifest_gives_labels_splits_and_sizes(tmp_path: Path) -> None:
         ({"label": " "}, "E_LABEL"),
         ({"label": 1.5}, "E_LABEL"),
         ({"label": True}, "E_LABEL"),
-        ({"split": "dev"}, "E_SPLIT"),
+        ({"split": "eval"}, "E_SPLIT"),
         ({"split": ["train"]}, "E_SPLIT"),
         ({"width": 6}, "E_CHANGED"),
         ({"height": 4}, "E_CHANGED"),

@@ -3,8 +3,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.data.sources.example import Example, Turn
-from unpad.data.sources.split import assign, content_key
+from unpad.data.sources.example import SPLIT_NAMES, Example, Turn
+from unpad.data.sources.shares import components, share_out, take_share
+from unpad.data.sources.split import (
+    Split,
+    Wanted,
+    assign,
+    assign_by_hash,
+    content_key,
+    divide,
+    groups_on_both_sides,
+    numbered,
+    split_number,
+    taken,
+)
+from unpad.recipes.data import DataSettings
 
 
 def undeclared(count: int) -> np.ndarray:
@@ -15,28 +28,89 @@ def keys(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 2**64, count, np.uint64)
 
 
-def test_the_share_is_about_right_and_depends_on_the_seed() -> None:
-    many = np.arange(100_000, dtype=np.uint64)
-    side = assign(many, undeclared(100_000), 0.05, seed=1)
+def grouped(groups: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(np.arange(len(groups)), groups)]
+
+
+@settings(deadline=None)
+@given(st.integers(2, 300), st.floats(0.001, 0.999), st.integers(0, 9))
+def test_the_share_is_exact_and_depends_on_the_seed(num: int, holdout: float, seed: int) -> None:
+    side = assign(keys(num, seed), undeclared(num), holdout, seed)
     assert side.dtype == np.uint8
-    assert abs(side.mean() - 0.05) < 0.004
-    assert np.array_equal(side, assign(many, undeclared(100_000), 0.05, seed=1))
-    assert not np.array_equal(side, assign(many, undeclared(100_000), 0.05, seed=2))
+    assert int(side.sum()) == min(max(round(holdout * num), 1), num - 1)
+    assert assign(keys(40), undeclared(40), 0.25, 0).sum() == 10
+    assert not np.array_equal(assign(keys(40), undeclared(40), 0.25, 0), assign(keys(40), undeclared(40), 0.25, 1))
 
 
-def test_other_documents_and_their_order_move_nobody() -> None:
-    some, more = keys(500), keys(700, seed=1)
-    alone = assign(some, undeclared(500), 0.1, seed=3)
-    both = np.concatenate([more, some])
-    order = np.random.default_rng(2).permutation(1200)
-    together = np.empty(1200, np.uint8)
-    together[order] = assign(both[order], undeclared(1200), 0.1, seed=3)
-    assert np.array_equal(together[700:], alone)
+def test_every_class_has_its_share_and_none_is_held_out_as_a_whole() -> None:
+    classes = np.repeat([0, 1, 2, 3], [50, 30, 19, 1])
+    side = assign(keys(100), undeclared(100), 0.2, 0, classes=classes)
+    assert np.bincount(classes[side == 1], minlength=4).tolist() == [10, 6, 4, 0]
+    assert share_out(np.array([1, 1, 1]), 3).tolist() == [1, 1, 1]
+    assert share_out(np.array([10, 1]), 10).tolist() == [9, 1]
+    assert assign(keys(4), undeclared(4), 0.9, 0, classes=np.arange(4)).sum() == 3
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=2, max_size=40), st.floats(0.05, 0.95), st.integers(0, 5))
+def test_groups_stay_whole_and_come_as_near_to_the_share_as_they_allow(
+    groups: list[int], holdout: float, seed: int
+) -> None:
+    group = np.array(groups)
+    side = assign(keys(len(group)), undeclared(len(group)), holdout, seed, links=grouped(group))
+    assert groups_on_both_sides(group, side) == 0
+    sizes = np.bincount(group)[np.unique(group)]
+    if len(sizes) > 1:
+        sums = {0}
+        for size in sizes.tolist():
+            sums |= {done + size for done in sums}
+        sums -= {0, len(group)}
+        assert abs(int(side.sum()) - round(holdout * len(group))) == min(
+            abs(one - round(holdout * len(group))) for one in sums
+        )
+
+
+def test_units_of_two_classes_and_of_many_rows_leave_the_sum_exact() -> None:
+    group = np.concatenate([np.repeat(np.arange(10), 7), np.arange(10, 40)])
+    classes = (np.arange(100) % 3).astype(np.int64)
+    side = assign(keys(100), undeclared(100), 0.2, 0, links=grouped(group), classes=classes)
+    assert side.sum() == 20
+    assert groups_on_both_sides(group, side) == 0
+
+
+def test_many_large_units_are_chosen_without_looking_at_all_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unpad.data.sources.shares.MOST_WORK", 0)
+    assert take_share(np.full(50, 7), np.zeros(50, np.int64), 100, 1, 349).sum() == 14
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_order_of_rows_moves_nobody(version: int) -> None:
+    some = keys(500)
+    order = np.random.default_rng(2).permutation(500)
+    data = DataSettings(holdout=0.1, split_version=version)
+    together = np.empty(500, np.uint8)
+    together[order] = divide(some[order], undeclared(500), data, 3)
+    assert np.array_equal(together, divide(some, undeclared(500), data, 3))
+
+
+def test_the_rule_of_earlier_runs_gives_the_parts_it_gave() -> None:
+    declared = np.array([-1] * 36 + [0, 1, 2, 2], np.int8)
+    content = np.arange(40, dtype=np.uint64)
+    content[1] = content[38]  # a copy of a test row, which version 1 does not know of
+    old = divide(content, declared, DataSettings(holdout=0.25, split_version=1), 7)
+    # As commit 9c3700c computed them, from the rows that are not of the test part.
+    assert np.flatnonzero(old == 1).tolist() == OLD_HOLDOUT
+    assert np.flatnonzero(old == 2).tolist() == [38, 39]
+    many = np.arange(100_000, dtype=np.uint64)
+    assert abs(assign_by_hash(many, undeclared(100_000), 0.05, seed=1).mean() - 0.05) < 0.004
+
+
+OLD_HOLDOUT = [1, 7, 8, 12, 15, 16, 18, 19, 27, 29, 30, 37]
 
 
 @settings(deadline=None)
 @given(
-    st.lists(st.tuples(st.integers(0, 8), st.sampled_from([-1, 0, 1])), min_size=1),
+    st.lists(st.tuples(st.integers(0, 8), st.sampled_from([-1, 0, 1, 2])), min_size=1),
     st.floats(0, 0.9),
     st.integers(0, 9),
 )
@@ -61,12 +135,55 @@ def test_declarations_hold_and_equal_documents_share_a_side(
         assert not side.any()
 
 
+def test_a_group_follows_the_rows_that_declare_a_part_and_is_counted_if_they_disagree() -> None:
+    group = np.array([0, 0, 0, 1, 1, 2, 2, 2])
+    declared = np.array([1, -1, -1, 2, -1, 0, 1, -1], np.int8)
+    side = assign(keys(8), declared, 0.5, 0, links=grouped(group))
+    assert side.tolist() == [1, 1, 1, 2, 2, 0, 1, 0]
+    assert groups_on_both_sides(group, side) == 1
+
+
 def test_two_documents_are_enough_to_hold_one_out() -> None:
     for seed in range(20):
         assert assign(keys(2, seed), undeclared(2), 0.001, seed).sum() == 1
         assert assign(keys(2, seed), undeclared(2), 0.999, seed).sum() == 1
     assert assign(keys(1), undeclared(1), 0.001, 0).sum() == 0
     assert assign(keys(0), undeclared(0), 0.5, 0).shape == (0,)
+    beside_a_held_out_row = assign(keys(3), np.array([1, -1, -1], np.int8), 0.001, 0)
+    assert beside_a_held_out_row.tolist() == [1, 0, 0]
+
+
+def test_rows_of_the_test_part_are_taken_only_when_they_are_asked_for() -> None:
+    declared = np.array([-1, 0, 1, 2, 2], np.int8)
+    data = DataSettings(holdout=0.0)
+    assert taken(divide(keys(5), declared, data, 0), Wanted.LEARNING).tolist() == [True, True, True, False, False]
+    assert taken(divide(keys(5), declared, data, 0, Wanted.TEST), Wanted.TEST).tolist() == [False] * 3 + [True] * 2
+    new = divide(keys(5), declared, data, 0, Wanted.NEW)
+    assert new.tolist() == [2, 0, 1, 2, 2]
+    assert taken(new, Wanted.NEW).all()
+
+
+def test_every_name_of_a_part_is_known_in_any_case() -> None:
+    assert {name for name, part in SPLIT_NAMES.items() if part == "holdout"} == {
+        "valid", "validation", "val", "dev", "tuning", "holdout",
+    }  # fmt: skip
+    assert [split_number(name) for name in ("Train", " VAL ", "held_out", "test", "some", "")] == [0, 1, 2, 2, -1, -1]
+    assert split_number("tuning") == Split.HOLDOUT
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(-1, 8)), max_size=30))
+def test_components_equal_a_plain_walk(pairs: list[tuple[int, int]]) -> None:
+    rows, links = np.array([row for row, _ in pairs], np.int64), np.array([key for _, key in pairs], np.int64)
+    found = components(13, [(rows, links)])
+    together = {row: {row} for row in range(13)}
+    for key in {key for _, key in pairs} - {-1}:
+        merged = set().union(*(together[row] for row, other in pairs if other == key))
+        for row in merged:
+            together[row] = merged
+    for row in range(13):
+        assert set(np.flatnonzero(found == found[row]).tolist()) == together[row]
+    assert numbered(["b", "", "a", "b", None]).tolist() == [0, -1, 1, 0, -1]
 
 
 @pytest.mark.parametrize(

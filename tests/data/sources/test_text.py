@@ -69,7 +69,7 @@ def test_strings_of_an_array_are_documents(tmp_path: Path) -> None:
         (b'{"text": null}', "E_NULL"),
         (b'{"text": ""}', "E_EMPTY"),
         (rb'{"text": " \n\u200b"}', "E_EMPTY"),
-        (b'{"text": "a", "split": "dev"}', "E_SPLIT"),
+        (b'{"text": "a", "split": "houldout"}', "E_SPLIT"),
         (b'{"text": "a", "split": ["train"]}', "E_SPLIT"),
         (b'{"text": "a", "group": ["x"]}', "E_TYPE"),
         (b'{"text": "a", "keywords": "x"}', "E_TYPE"),

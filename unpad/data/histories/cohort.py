@@ -20,7 +20,7 @@ from unpad.data.histories.event_rows import EventRows, join, read_source
 from unpad.data.histories.labels import Clock, LabelTable, clock_of, read_labels
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import Split, assign
+from unpad.data.sources.split import Split, Wanted, divide, taken
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventLabels, EventSettings
 from unpad.recipes.recipe import Recipe, stages_of
@@ -42,6 +42,7 @@ class Cohort:
         left_out: reason for leaving out patients -> their number.
         bad: patients and rows of events that are refused.
         refused: (num_events,) bool, the refused rows of events.
+        num_test: patients of the test part, who are left out of a cohort to learn from.
     """
 
     person: np.ndarray
@@ -54,6 +55,7 @@ class Cohort:
     left_out: dict[str, int]
     bad: list[BadRow]
     refused: np.ndarray
+    num_test: int = 0
 
 
 @dataclass(eq=False)
@@ -91,8 +93,8 @@ class PatientTables:
         return sum(part.num_rows for part in self.rows.parts) + (len(self.labels.table) if self.labels else 0)
 
 
-def read_cohort(recipe: Recipe) -> PatientTables:
-    """Read the tables of a recipe and choose its cohort.
+def read_cohort(recipe: Recipe, wanted: Wanted = Wanted.LEARNING) -> PatientTables:
+    """Read the tables of a recipe and choose its cohort: the patients that `wanted` asks for.
 
     Raises:
         SourceError: a table is missing or unusable, or no patient of the events is in the table of labels.
@@ -100,9 +102,10 @@ def read_cohort(recipe: Recipe) -> PatientTables:
     """
     _refuse_outcomes(recipe)
     settings, resolve = recipe.events, partial(resolve_path, recipe.data)
-    parts = [read_source(source, settings, resolve) for source in recipe.data.events]
+    with_split = recipe.data.split_version > 1
+    parts = [read_source(source, settings, resolve, with_split) for source in recipe.data.events]
     clock = clock_of(parts, settings)
-    labels = read_labels(resolve(settings.labels.path), settings, clock) if settings.labels else None
+    labels = read_labels(resolve(settings.labels.path), settings, clock, with_split) if settings.labels else None
     nobody = pa.array([], pa.string())
     fixed = read_splits(resolve(settings.split)) if settings.split is not None else None
     rows, persons = join(parts, [labels.ids if labels else nobody, fixed[0] if fixed else nobody])
@@ -111,8 +114,12 @@ def read_cohort(recipe: Recipe) -> PatientTables:
         what = "E_LABEL no id of the events is in the table of labels"
         raise SourceError(what, where=f"{rows.where(0)} and {labels.where(0)}", fix=fix)
     cohort = choose(rows, labels, persons[0], settings, clock)
-    sides = (persons[1], fixed[1]) if fixed else None
-    cohort = split_patients(rows, cohort, sides, recipe.data.holdout, recipe.train.seed)
+    if fixed:
+        side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
+        side[persons[1]] = fixed[1]
+    else:
+        side = _told(rows, labels)
+    cohort = split_patients(rows, cohort, side, recipe, wanted)
     return PatientTables(rows, labels, cohort, clock)
 
 
@@ -308,40 +315,51 @@ def _within(
 # --------------------------------------------------------------------------- sides of the split
 
 
-def split_patients(
-    rows: EventRows, cohort: Cohort, fixed: tuple[np.ndarray, np.ndarray] | None, holdout: float, seed: int
-) -> Cohort:
-    """Give every patient a side of the split; leave out patients of a test side and those missing in a table of splits.
+def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Recipe, wanted: Wanted) -> Cohort:
+    """Give every patient a part, in every class of label its share; leave out those that `wanted` does not ask for and
+    those missing in a table of splits.
 
     Args:
-        fixed: persons of a table of splits and their sides, which override the sources' declarations.
+        side: (num_persons,) int8 of `Split` that the tables declare.
+    """
+    choice = _Choice(np.ones(len(cohort.person), np.bool_), dict(cohort.left_out))
+    mine = side[cohort.person]
+    if recipe.events.split is not None:
+        choice.leave(mine == Split.UNDECLARED, "in no part of events.split")
+    keys = np.array([_key(one) for one in rows.patients.take(pa.array(cohort.person)).to_pylist()], np.uint64)
+    split = np.full(len(mine), Split.TRAIN, np.uint8)
+    here = np.flatnonzero(choice.taking)
+    classes = None if cohort.label is None else cohort.label[here]
+    split[here] = divide(keys[here], mine[here], recipe.data, recipe.train.seed, wanted, classes=classes)
+    others = "of a split named test" if wanted is Wanted.LEARNING else "of other parts"
+    choice.leave(~taken(split, wanted), others)
+    kept = np.flatnonzero(choice.taking)
+    return Cohort(
+        person=cohort.person[kept], landmark=cohort.landmark[kept], label=_pick(cohort.label, kept),
+        duration=_pick(cohort.duration, kept), observed=_pick(cohort.observed, kept),
+        split=split[kept], label_row=cohort.label_row[kept], left_out=choice.left_out, bad=cohort.bad,
+        refused=cohort.refused, num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
+    )  # fmt: skip
+
+
+def _told(rows: EventRows, labels: LabelTable | None) -> np.ndarray:
+    """Parts that the tables declare, (num_persons,) int8 of `Split`.
 
     Raises:
-        SourceError: sources declare two sides for a patient.
+        SourceError: they declare two parts for a patient.
     """
+    told = [part.declared for part in rows.parts]
+    if labels is not None and labels.split is not None:
+        known = labels.split != Split.UNDECLARED
+        told.append((labels.ids.filter(pa.array(known)).cast(pa.string()), labels.split[known]))
+    ids = pa.concat_arrays([one for one, _ in told])
+    sides = np.concatenate([sides for _, sides in told])
+    check_sides(ids, sides, "data.events")
+    index = pc.index_in(ids, rows.patients)
+    known = np.asarray(index.is_valid())
     side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
-    choice = _Choice(np.ones(len(cohort.person), np.bool_), dict(cohort.left_out))
-    if fixed is not None:
-        side[fixed[0]] = fixed[1]
-        choice.leave(side[cohort.person] == Split.UNDECLARED, "in no part of events.split")
-    else:
-        told = [part.declared for part in rows.parts]
-        ids = pa.concat_arrays([one for one, _ in told])
-        sides = np.concatenate([sides for _, sides in told])
-        check_sides(ids, sides, "data.events")
-        index = pc.index_in(ids, rows.patients)
-        known = np.asarray(index.is_valid())
-        side[np.asarray(index.fill_null(0))[known]] = sides[known]
-    choice.leave(side[cohort.person] == Split.TEST, "of a split named test")
-    kept = np.flatnonzero(choice.taking)
-    people = cohort.person[kept]
-    keys = np.array([_key(one) for one in rows.patients.take(pa.array(people)).to_pylist()], np.uint64)
-    return Cohort(
-        person=people, landmark=cohort.landmark[kept], label=_pick(cohort.label, kept),
-        duration=_pick(cohort.duration, kept), observed=_pick(cohort.observed, kept),
-        split=assign(keys, side[people], holdout, seed), label_row=cohort.label_row[kept],
-        left_out=choice.left_out, bad=cohort.bad, refused=cohort.refused,
-    )  # fmt: skip
+    side[np.asarray(index.fill_null(0))[known]] = sides[known]
+    return side
 
 
 def _pick(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:

@@ -7,25 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
-from unpad.data.histories.tables import TableFile, alias, column_names, open_table
+from unpad.data.histories.tables import Table, TableFile, alias, column_names, open_table
 from unpad.data.sources.files import TABLE_SUFFIXES, list_paths, natural_key
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import WRITE_SPLIT, Split, split_number
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSource
 
-SPLITS = {
-    "train": Split.TRAIN,
-    "val": Split.HOLDOUT,
-    "valid": Split.HOLDOUT,
-    "validation": Split.HOLDOUT,
-    "tuning": Split.HOLDOUT,
-    "holdout": Split.HOLDOUT,
-    "test": Split.TEST,
-    "held_out": Split.TEST,
-}
 ID_NAMES = ("id", "subject_id")
 AUTO: dict[str, dict[str, tuple[str, ...]]] = {
     "table": {"id": ID_NAMES, "time": ("time",), "code": ("code",), "value": ("value", "numeric_value")},
@@ -92,7 +83,8 @@ def _layout(source: EventSource, paths: list[Path], path: Path) -> str:
 def _side(path: Path, folder: Path | None) -> int:
     """Return the split that a folder between the source and the file is named after."""
     parts = path.relative_to(folder).parts[:-1] if folder is not None else ()
-    return next((SPLITS[part.lower()] for part in parts if part.lower() in SPLITS), Split.UNDECLARED)
+    told = (split_number(part) for part in parts)
+    return next((side for side in told if side != Split.UNDECLARED), Split.UNDECLARED)
 
 
 def _owner(path: Path, shown: str) -> str:
@@ -142,17 +134,35 @@ def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
     faults = Faults(table)
     ids, _ = columns.ids(table, faults)
     faults.ids = ids
-    names = table.column("split")
-    if not pa.types.is_string(names.type):
-        what = f'E_SPLIT the column "split" holds {names.type}, expected words'
-        raise SourceError(what, where=file.shown, fix=f"write one of {', '.join(SPLITS)}")
-    sides = np.array([SPLITS.get(name, Split.UNDECLARED) for name in names.to_pylist()], np.int8)
-    faults.add(sides == Split.UNDECLARED, "E_SPLIT", "the split has no such side", f"write one of {', '.join(SPLITS)}")
+    sides = column_sides(table, faults)
+    faults.add(sides == Split.UNDECLARED, "E_SPLIT", "the row names no part of the split", WRITE_SPLIT)
     if faults.bad:
         worst = faults.bad[0]
         raise SourceError(f"{worst.code} {worst.what}", where=worst.where, fix=worst.fix)
     check_sides(ids, sides, str(path))
     return ids, sides
+
+
+def column_sides(table: Table, faults: Faults) -> np.ndarray:
+    """Read the column `split`, (num_rows,) int8 of `Split`, UNDECLARED where it is empty.
+
+    Raises:
+        SourceError: the column does not hold words.
+    """
+    names = table.column("split")
+    if pa.types.is_null(names.type):
+        return np.full(len(table), Split.UNDECLARED, np.int8)
+    if not pa.types.is_string(names.type):
+        what = f'E_SPLIT the column "split" holds {names.type}, expected words'
+        raise SourceError(what, where=table.files[0].shown, fix=WRITE_SPLIT)
+    known = names.dictionary_encode()
+    told = np.array([*map(split_number, known.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
+    sides: np.ndarray = told[np.asarray(known.indices.fill_null(-1))]
+    strange = (sides == Split.UNDECLARED) & np.asarray(
+        pc.not_equal(pc.utf8_trim_whitespace(names), "").fill_null(False)
+    )
+    faults.add(strange, "E_SPLIT", "the split has no such part", WRITE_SPLIT)
+    return sides
 
 
 def check_sides(ids: pa.Array, sides: np.ndarray, where: str) -> None:

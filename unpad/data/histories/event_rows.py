@@ -18,10 +18,11 @@ import pyarrow.compute as pc
 
 from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
-from unpad.data.histories.event_files import AUTO, declared_sides, find_files, number, read_splits
+from unpad.data.histories.event_files import AUTO, column_sides, declared_sides, find_files, number, read_splits
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
 from unpad.data.histories.times import times, unit_of
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 
@@ -40,7 +41,8 @@ class EventTable:
         sets: (num_events,) int64, number of the set of each event; None if the source does not number sets.
         origin: (num_events,) int64, row of `table`.
         others: ids of patients that the source names without an event.
-        declared: patients (strings) and the `Split` (int8) of each, as the source declares.
+        declared: patients (strings) and the `Split` (int8) of each, as folders, rows or a table of the source declare;
+            a patient may occur several times.
         unsorted: rows that go back in time.
         bad: rows that cannot be used, out of num_rows.
     """
@@ -62,22 +64,29 @@ class EventTable:
     num_rows: int
 
 
-def read_source(source: EventSource, settings: EventSettings, resolve: Callable[[str], Path]) -> EventTable:
+def read_source(
+    source: EventSource, settings: EventSettings, resolve: Callable[[str], Path], with_split: bool = True
+) -> EventTable:
     """Read one source to the end; every row is an event, a patient's facts, or a bad row.
+
+    Args:
+        with_split: whether a column `split` says of which part a row's patient is.
 
     Raises:
         SourceError: a file cannot be read, lacks a column, or a patient is in two files or in two splits.
     """
     files, layout = find_files(source, resolve(source.path))
     path = resolve(source.path)
-    return _read_static(source, files, path) if source.static else _read_timed(source, layout, files, settings, path)
+    if source.static:
+        return _read_static(source, files, path, with_split)
+    return _read_timed(source, layout, files, settings, path, with_split)
 
 
 # --------------------------------------------------------------------------- events with a time
 
 
 def _read_timed(
-    source: EventSource, layout: str, files: list[TableFile], settings: EventSettings, path: Path
+    source: EventSource, layout: str, files: list[TableFile], settings: EventSettings, path: Path, with_split: bool
 ) -> EventTable:
     wanted = {
         name: AUTO[layout][name] if asked == "auto" else (asked,)
@@ -92,6 +101,9 @@ def _read_timed(
     if layout == "meds" and source.value == "auto":
         wanted["text"] = ("text_value",)
         optional |= {"value", "text"}
+    if with_split:
+        wanted["split"] = ("split",)
+        optional.add("split")
     table = open_table(files, wanted, optional, "data.events")
     faults = Faults(table)
     ids, whole_ids = columns.ids(table, faults)
@@ -111,6 +123,7 @@ def _read_timed(
     if settings.unsorted == "error":
         faults.add(unsorted, "E_ORDER", "the time is before that of the patient's row above", "sort the table by time")
     sets = _read_sets(table, person, days, faults) if table.has("set") else None
+    sides = column_sides(table, faults) if table.has("split") else None
     good = np.flatnonzero(faults.good)
     keep = pa.array(good)
     owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
@@ -120,6 +133,8 @@ def _read_timed(
     splits = path / "metadata" / "subject_splits.parquet"
     if layout == "meds" and splits.is_file():
         declared = read_splits(splits)
+    elif sides is not None:
+        declared = _with_rows(declared, ids.take(keep), sides[good])
     return EventTable(
         table=table, name=_title(path, layout), ids=ids.take(keep), whole_ids=whole_ids, days=days[good], unit=unit,
         codes=codes.take(keep), values=values[good], sets=None if sets is None else sets[good], origin=good,
@@ -157,6 +172,14 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
     return pc.if_else(pc.is_valid(words), joined, codes), values
 
 
+def _with_rows(declared: tuple[pa.Array, np.ndarray], ids: pa.Array, sides: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+    """Add the parts that rows declare, (num_rows,), to those of folders; rows without one add nothing."""
+    told = np.flatnonzero(sides != Split.UNDECLARED)
+    _, first = np.unique(number(ids)[told] * 4 + sides[told], return_index=True)
+    chosen = told[first]
+    return pa.concat_arrays([declared[0], ids.take(pa.array(chosen))]), np.concatenate([declared[1], sides[chosen]])
+
+
 def _title(path: Path, layout: str) -> str:
     """Name of a source in the report: its file or folder; not the file of a single patient, which names the patient."""
     return path.parent.name if layout == "patients" and path.is_file() else path.name
@@ -192,14 +215,16 @@ def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Fault
 # --------------------------------------------------------------------------- facts without a time
 
 
-def _read_static(source: EventSource, files: list[TableFile], path: Path) -> EventTable:
+def _read_static(source: EventSource, files: list[TableFile], path: Path, with_split: bool) -> EventTable:
     """Read facts, one row per patient.
 
     A number becomes an event with the name of its column as code and a value; a word or truth value one with
     "column=word" as code and without a value; an empty cell none."""
     wanted = {"id": AUTO["table"]["id"] if source.id == "auto" else (source.id,)}
     chosen = {f"static {name}": (name,) for name in source.static}
-    table = open_table(files, {**wanted, **chosen}, (), "data.events")
+    optional = ("split",) if with_split and "split" not in source.static else ()
+    wanted |= {name: (name,) for name in optional}
+    table = open_table(files, {**wanted, **chosen}, optional, "data.events")
     faults = Faults(table)
     ids, whole_ids = columns.ids(table, faults)
     faults.ids = ids
@@ -208,6 +233,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path) -> Eve
     again = np.ones(len(table), np.bool_)
     again[first] = False
     faults.add(again, "E_DUPLICATE", "the patient has a row above", "leave one row per patient")
+    sides = column_sides(table, faults) if table.has("split") else None
     read = []
     for key in chosen:
         words = columns.categories(table, key, faults)
@@ -223,13 +249,15 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path) -> Eve
         )
         codes.append(pa.array(named, pa.string()) if words is None else named)
     origin = np.concatenate(rows)
+    keep = pa.array(faults.good)
+    declared = declared_sides(files, ids.filter(keep), table.file_of[faults.good])
+    if sides is not None:
+        declared = _with_rows(declared, ids.filter(keep), sides[faults.good])
     return EventTable(
         table=table, name=_title(path, "table"), ids=ids.take(pa.array(origin)), whole_ids=whole_ids,
         days=np.full(len(origin), np.nan), unit=None, codes=pa.concat_arrays(codes), values=np.concatenate(found),
-        sets=None, origin=origin, others=ids.filter(pa.array(faults.good)),
-        declared=declared_sides(files, ids.filter(pa.array(faults.good)), table.file_of[faults.good]), unsorted=0,
-        bad=faults.bad,
-        num_rows=len(table) + len(table.bad),
+        sets=None, origin=origin, others=ids.filter(keep),
+        declared=declared, unsorted=0, bad=faults.bad, num_rows=len(table) + len(table.bad),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
-from unpad.data.histories.event_files import ID_NAMES, number
+from unpad.data.histories.event_files import ID_NAMES, column_sides, number
 from unpad.data.histories.event_rows import EventTable, units_of
 from unpad.data.histories.tables import Table, TableFile, open_table
 from unpad.data.histories.times import PER_DAY, times
@@ -66,6 +66,7 @@ class LabelTable:
         end: (num_rows,) float64, end of observation, or time at which the label was known; nan if unknown.
         landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
+        split: (num_rows,) int8 of `Split` that the column `split` declares; None without the column.
     """
 
     table: Table
@@ -76,13 +77,17 @@ class LabelTable:
     landmark: np.ndarray | None
     origin: np.ndarray
     bad: list[BadRow]
+    split: np.ndarray | None
 
     def where(self, index: int) -> str:
         return self.table.where(int(self.origin[index]))
 
 
-def read_labels(path: Path, settings: EventSettings, clock: Clock) -> LabelTable:
+def read_labels(path: Path, settings: EventSettings, clock: Clock, with_split: bool = True) -> LabelTable:
     """Read the table of labels.
+
+    Args:
+        with_split: whether a column `split` says of which part a patient is.
 
     Raises:
         SourceError: it cannot be read or lacks a column.
@@ -94,7 +99,9 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock) -> LabelTable
         named["landmark"] = settings.landmark
     wanted = {"id": ID_NAMES if labels.id == "auto" else (labels.id,)}
     wanted |= {key: (name,) for key, name in named.items() if name is not None}
-    table = open_table([TableFile(path, str(path))], wanted, (), "events.labels")
+    optional = ("split",) if with_split else ()
+    wanted |= {name: (name,) for name in optional}
+    table = open_table([TableFile(path, str(path))], wanted, optional, "events.labels")
     faults = Faults(table)
     ids, _ = columns.ids(table, faults)
     faults.ids = ids
@@ -116,8 +123,9 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock) -> LabelTable
         made = landmark if landmark is not None else settings.landmark / clock.per_day  # type: ignore[operator]
         fix = "set an earlier landmark, or remove the row"
         faults.add(end < made, "E_LEAK", "the label was known before the landmark", fix)
+    split = column_sides(table, faults) if table.has("split") else None
     return LabelTable(
         table=table, ids=ids.take(pa.array(identified)), usable=faults.good[identified], label=label[identified],
         end=end[identified], landmark=None if landmark is None else landmark[identified], origin=identified,
-        bad=faults.bad,
+        bad=faults.bad, split=None if split is None else split[identified],
     )  # fmt: skip

@@ -5,6 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 SplitName = Literal["train", "holdout", "test"]
+# Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
+SPLIT_NAMES: dict[str, SplitName] = {
+    "train": "train", "training": "train",
+    "valid": "holdout", "validation": "holdout", "val": "holdout", "dev": "holdout", "tuning": "holdout",
+    "holdout": "holdout",
+    "test": "test", "held_out": "test",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +29,9 @@ class Example:
     Args:
         where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
         turns: the messages in order. At least one, none empty.
-        split: split that the row declares, or None to let the seed decide.
-        group: rows that share a non-empty group are phrasings of one fact; a group held out on purpose is declared,
-            not leaked.
+        split: part that the row declares, or None to let the seed decide; "holdout" is the part called valid.
+        group: rows that share a non-empty group, such as phrasings of one fact, stay in one part unless they declare
+            others; a group held out on purpose is declared, not leaked.
         keywords: words that a correct reply must contain; used by evaluation only.
     """
 

@@ -19,22 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
 from unpad.data.sources import files
-from unpad.data.sources.example import BadRow, SplitName, Usable
+from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
 from unpad.data.sources.parquet import one_row, open_parquet, read_batches
-from unpad.data.sources.rows import collect, require_text, rows
+from unpad.data.sources.rows import collect, declared_group, declared_split, require_text, rows
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SPLITS: dict[str, SplitName] = {
-    "train": "train", "val": "holdout", "valid": "holdout", "validation": "holdout", "holdout": "holdout",
-    "test": "test",
-}  # fmt: skip
-FIELDS = ("label", "split", "width", "height", "sha256")
+FIELDS = ("label", "split", "group", "width", "height", "sha256")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
 WINDOW = 128  # images read at a time
@@ -46,12 +42,13 @@ class ImageExample:
 
     Args:
         where: the image file in a folder, otherwise "file:row" of the manifest or parquet file, rows from 1.
-        split: split that the row declares, or None to let the seed decide; "test" is left out of a run and counted.
+        split: part that the row declares, or None to let the seed decide; rows of "test" are only evaluated.
         width: pixels after EXIF orientation; `height` likewise.
         notes: keys of `pixels.decode.NOTES`.
         sha256: of the image's bytes, in hex.
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
+        group: that the row declares, or "".
     """
 
     where: str
@@ -63,6 +60,7 @@ class ImageExample:
     sha256: str
     path: Path
     row: tuple[int, int, str] | None = None
+    group: str = ""
 
 
 def content_key(example: ImageExample) -> int:
@@ -96,8 +94,8 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
     """Yield each image of a folder, manifest or parquet file in order, or its bad row.
 
     A manifest has the fields `image` (or the source's own), a path that stays within the manifest's folder, `label`,
-    and may have `split`, `width`, `height` and `sha256`, which must agree with the file. Columns of parquet are the
-    same, with bytes or Hugging Face's {bytes, path} for `image`.
+    and may have `split`, `group`, and `width`, `height` and `sha256`, which must agree with the file. Columns of
+    parquet are the same, with bytes or Hugging Face's {bytes, path} for `image`.
 
     Raises:
         OSError: the folder, manifest or parquet file cannot be read.
@@ -168,6 +166,7 @@ class Found:
         root: the real folder that must contain the image.
         declared: width, height and sha256 of the row; None for each that is missing.
         content: the image's bytes, if they are in the row.
+        group: that the row declares, or "".
     """
 
     where: str
@@ -178,6 +177,7 @@ class Found:
     declared: tuple[int | None, int | None, str | None] = (None, None, None)
     row: tuple[int, int, str] | None = None
     content: bytes | None = None
+    group: str = ""
 
 
 def examine(found: Found | BadRow) -> ImageExample | BadRow:
@@ -189,8 +189,9 @@ def examine(found: Found | BadRow) -> ImageExample | BadRow:
         _check_unchanged(found.declared, info, digest)
     except (ImageError, RowFault) as error:
         return BadRow(found.where, error.code, error.what, error.fix, excerpt(str(found.path)))
+    size = info.width, info.height
     return ImageExample(
-        found.where, found.label, found.split, info.width, info.height, info.notes, digest, found.path, found.row
+        found.where, found.label, found.split, *size, info.notes, digest, found.path, found.row, found.group
     )
 
 
@@ -237,7 +238,7 @@ def _in_folder(root: Path) -> Iterator[Found | BadRow]:
     by_split = _is_split(root, [path.relative_to(root).parts for path in paths])
     for path in paths:
         parts = path.relative_to(root).parts
-        split = SPLITS[parts[0].lower()] if by_split and len(parts) > 1 else None
+        split = SPLIT_NAMES[parts[0].lower()] if by_split and len(parts) > 1 else None
         label, *inside = parts[1:] if split is not None else parts
         if inside or path.is_dir():
             yield Found(str(path), label, path, real, split)
@@ -253,7 +254,7 @@ def _is_split(root: Path, parts: list[tuple[str, ...]]) -> bool:
         SourceError: two or more are, and others are not.
     """
     names = {path[0] for path in parts if len(path) > 1}
-    sides = sorted(name for name in names if name.lower() in SPLITS)
+    sides = sorted(name for name in names if name.lower() in SPLIT_NAMES)
     nested = {path[0] for path in parts if len(path) > 2}
     others = sorted(names - set(sides))
     if len(nested & set(sides)) > 1 and others:
@@ -302,7 +303,7 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
             if name not in row:
                 raise missing((name,), list(row))
             path = folder / checked_path(require_text(row[name], f'"{name}"'))
-            yield Found(where, _label(row), path, root, declared_split(row), _declared(row))
+            yield Found(where, _label(row), path, root, declared_split(row), _declared(row), group=declared_group(row))
         except RowFault as fault:
             yield fault.at(where, row)
 
@@ -325,7 +326,8 @@ def _in_parquet(file: SourceFile) -> Iterator[Found | BadRow]:
 def _parquet_row(where: str, path: Path, row: dict[str, Any], place: tuple[int, int, str]) -> Found | BadRow:
     try:
         content = _image_of(row[place[2]])
-        return Found(where, _label(row), path, "", declared_split(row), _declared(row), place, content)
+        declared = declared_split(row), _declared(row)
+        return Found(where, _label(row), path, "", *declared, place, content, declared_group(row))
     except (ImageError, RowFault) as error:
         return BadRow(where, error.code, error.what, error.fix)
 
@@ -362,16 +364,6 @@ def _label(row: dict[str, Any]) -> str:
         return label
     what = "is blank" if type(label) is str else f"is {type_name(label)}" if "label" in row else "is missing"
     raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', "add the label or remove the row")
-
-
-def declared_split(row: dict[str, Any]) -> SplitName | None:
-    split = row.get("split")
-    if split is None:
-        return None
-    if type(split) is not str or split not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise RowFault("E_SPLIT", f'"split" is {split!r:.60}', f"write one of {known}, or leave the field out")
-    return SPLITS[split]
 
 
 def _declared(row: dict[str, Any]) -> tuple[int | None, int | None, str | None]:

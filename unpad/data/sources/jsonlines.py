@@ -34,7 +34,7 @@ FIXES = {
     "E_EMPTY": "fill in the text or remove the row",
     "E_ROLE": "system first if at all, then user and assistant in turns",
     "E_NO_TARGET": "add the assistant's reply or remove the row",
-    "E_SPLIT": "write train or holdout, or leave the field out",
+    "E_SPLIT": "write train, valid or test, or leave the field out",
     "E_PARQUET": "write the file again",
     "E_CSV": "quote cells that hold the delimiter, a quote (doubled) or a line break",
 }

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from unpad.data.sources.arrays import read_array
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
-from unpad.data.sources.example import BadRow, Example, SplitName, Usable
+from unpad.data.sources.example import SPLIT_NAMES, BadRow, Example, SplitName, Usable
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.jsonlines import RowFault, read_lines, type_name
 from unpad.data.sources.parquet import read_parquet
@@ -120,12 +120,34 @@ def optional_fields(row: dict[str, Any]) -> tuple[SplitName | None, str, tuple[s
     Raises:
         RowFault: a value has the wrong type.
     """
-    split, keywords = row.get("split"), row.get("keywords")
-    if split not in (None, "train", "holdout"):
-        raise RowFault("E_SPLIT", f'"split" is {split!r:.60}, expected "train" or "holdout"')
+    split, group, keywords = declared_split(row), declared_group(row), row.get("keywords")
+    if keywords is not None and not (isinstance(keywords, list) and all(isinstance(word, str) for word in keywords)):
+        raise RowFault("E_TYPE", '"keywords" is not a list of strings')
+    return split, group, tuple(keywords or ())
+
+
+def declared_split(row: dict[str, Any]) -> SplitName | None:
+    """Return the part that a row declares by a name of SPLIT_NAMES; None leaves it to the seed.
+
+    Raises:
+        RowFault: it is no such name.
+    """
+    split = row.get("split")
+    if split is None:
+        return None
+    known = SPLIT_NAMES.get(split.strip().lower()) if type(split) is str else None
+    if known is None:
+        raise RowFault("E_SPLIT", f'"split" is {split!r:.60}, expected "train", "valid" or "test"')
+    return known
+
+
+def declared_group(row: dict[str, Any]) -> str:
+    """Return the group of a row (also called fact), "" without one; rows of a group stay in one part of the split.
+
+    Raises:
+        RowFault: it is neither text nor a whole number.
+    """
     group = row["group"] if row.get("group") is not None else row.get("fact")
     if group is not None and type(group) not in (str, int):
         raise RowFault("E_TYPE", f'"group" is {type_name(group)}, expected a string')
-    if keywords is not None and not (isinstance(keywords, list) and all(isinstance(word, str) for word in keywords)):
-        raise RowFault("E_TYPE", '"keywords" is not a list of strings')
-    return split, "" if group is None else str(group), tuple(keywords or ())
+    return "" if group is None else str(group)

@@ -1,21 +1,24 @@
-"""Split of examples into training and held-out ones, by content and seed alone."""
+"""Split of rows into parts to train on, to choose by and to test on, by content, group and seed alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from enum import IntEnum
+from collections.abc import Hashable, Iterable, Sequence
+from enum import Enum, IntEnum
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.example import Example, SplitName
+from unpad.data.sources.example import SPLIT_NAMES, Example, SplitName
+from unpad.data.sources.shares import components, take_share
+from unpad.recipes.data import DataSettings
 
 
 class Split(IntEnum):
-    """Part of the data that an example belongs to.
+    """Part of the data that a row belongs to.
 
-    UNDECLARED examples leave the choice to the seed; TEST examples are left out of a run and counted.
+    UNDECLARED rows leave the choice to the seed. HOLDOUT is the part called valid: training measures itself on it and
+    chooses weights by it. Rows of TEST take no part in training: they are counted, and read by `unpad eval`.
     """
 
     UNDECLARED = -1
@@ -24,6 +27,21 @@ class Split(IntEnum):
     TEST = 2
 
 
+class Wanted(Enum):
+    """Rows that `open_data` of a family returns.
+
+    LEARNING: those to train on and to choose by, with their parts; rows of the test part are counted only. TEST: the
+    rows of the test part. NEW: every row, for files the run was not trained on; a row is of the part that it declares,
+    of TEST if it declares none.
+    """
+
+    LEARNING = "learning"
+    TEST = "test"
+    NEW = "new"
+
+
+PARTS = {Split.TRAIN: "train", Split.HOLDOUT: "valid", Split.TEST: "test"}
+WRITE_SPLIT = "write train, valid or test"
 _BY_NAME = {None: Split.UNDECLARED, "train": Split.TRAIN, "holdout": Split.HOLDOUT, "test": Split.TEST}
 
 
@@ -32,10 +50,33 @@ def declared_splits(names: Iterable[SplitName | None]) -> NDArray[np.int8]:
     return np.array([_BY_NAME[name] for name in names], np.int8)
 
 
+def split_number(name: str) -> Split:
+    """`Split` of a name of SPLIT_NAMES in any case; UNDECLARED for another."""
+    known = SPLIT_NAMES.get(name.strip().lower())
+    return _BY_NAME[known]
+
+
 def describe_split(split: NDArray[np.uint8]) -> str:
     """Describe the number of sequences of each split."""
-    num_train, num_holdout = (int((split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT))
+    num_train, num_holdout, num_test = (int((split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT, Split.TEST))
+    if num_test:
+        return f"{num_train:,} to train on, {num_holdout:,} held out, {num_test:,} of the test part"
     return f"{num_train:,} to train on, {num_holdout:,} held out"
+
+
+def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str]:
+    """Lines on rows that belong together; none where no two do.
+
+    Args:
+        unit: (num_rows,) number of each row's unit; what: name of the rows, plural.
+        shared: number of groups on both sides of the split.
+    """
+    sizes = np.unique(unit, return_counts=True)[1]
+    several = sizes[sizes > 1]
+    if not len(several):
+        return []
+    where = f"{shared:,} of them are both in training and held out" if shared else "each is on one side of the split"
+    return [f"  {int(several.sum()):,} {what} are in {len(several):,} groups or copies of each other; {where}"]
 
 
 def content_key(example: Example) -> int:
@@ -44,22 +85,105 @@ def content_key(example: Example) -> int:
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
-def assign(
-    content_keys: NDArray[np.uint64], declared: NDArray[np.int8], holdout: float, seed: int
+def numbered(values: Sequence[Hashable]) -> NDArray[np.int64]:
+    """Number the different values by first appearance, (num_values,) int64; -1 for an empty text and for None."""
+    known: dict[Hashable, int] = {}
+    return np.array([-1 if value in ("", None) else known.setdefault(value, len(known)) for value in values], np.int64)
+
+
+def divide(
+    content_keys: NDArray[np.uint64],
+    declared: NDArray[np.int8],
+    data: DataSettings,
+    seed: int,
+    wanted: Wanted = Wanted.LEARNING,
+    *,
+    links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] = (),
+    classes: NDArray[np.int64] | None = None,
 ) -> NDArray[np.uint8]:
-    """Choose a split for every document, TRAIN or HOLDOUT.
-
-    A document's split depends on its key and the seed alone, and never on other documents. Equal documents share a
-    split: copies of a declared one follow it, to training if the declarations disagree. Only if a split would be
-    empty, the undeclared content with the smallest hash moves to HOLDOUT, or with the largest to TRAIN.
-
-    Args:
-        content_keys: `content_key` of each document, (num_documents,) uint64.
-        declared: split that each document declares, (num_documents,) int8 of `Split`; declarations always hold.
-        holdout: share of the undeclared documents to hold out, in [0, 1).
+    """Choose the part of every row, as the recipe says; see `assign`.
 
     Returns:
-        (num_documents,) uint8 of `Split`.
+        (num_rows,) uint8 of `Split`. The caller keeps those that `taken` selects.
+    """
+    if wanted is Wanted.NEW:
+        return np.where(declared == Split.UNDECLARED, Split.TEST, declared).astype(np.uint8)
+    if data.split_version == 1:
+        side = np.full(len(declared), Split.TEST, np.uint8)
+        mine = declared != Split.TEST
+        side[mine] = assign_by_hash(content_keys[mine], declared[mine], data.holdout, seed)
+        return side
+    return assign(content_keys, declared, data.holdout, seed, links=links, classes=classes)
+
+
+def taken(side: NDArray[np.uint8], wanted: Wanted) -> NDArray[np.bool_]:
+    """Rows that `wanted` asks for, (num_rows,) bool."""
+    if wanted is Wanted.NEW:
+        return np.ones(len(side), np.bool_)
+    asked: NDArray[np.bool_] = (side == Split.TEST) == (wanted is Wanted.TEST)
+    return asked
+
+
+def assign(
+    content_keys: NDArray[np.uint64],
+    declared: NDArray[np.int8],
+    holdout: float,
+    seed: int,
+    *,
+    links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] = (),
+    classes: NDArray[np.int64] | None = None,
+) -> NDArray[np.uint8]:
+    """Choose a part for every row: TRAIN or HOLDOUT, or TEST for rows that declare it and those that go with them.
+
+    Declarations always hold. Rows of equal content, of one group and those that `links` ties together are one unit, and
+    the undeclared rows of a unit are all in one part: that of its declared rows, the first of train, valid and test if
+    these disagree. Of the n rows of the other units, round(holdout * n) are held out, in every class its share; whole
+    units come as near to that as they can. Units follow in the order of a hash of their content and the seed, so
+    neither the order of the rows nor their files matter. Both parts get a row if there are two units.
+
+    Args:
+        content_keys: hash of each row's content, (num_rows,) uint64.
+        declared: part that each row declares, (num_rows,) int8 of `Split`.
+        holdout: share of the undeclared rows to hold out, in [0, 1).
+        links: pairs of arrays of equal length, rows and keys; rows with a common key are one unit, and keys of
+            different pairs have nothing to do with each other. Keys below 0 tie nothing.
+        classes: (num_rows,) int64; None has no classes.
+
+    Returns:
+        (num_rows,) uint8 of `Split`.
+    """
+    num = len(content_keys)
+    unit = units(content_keys, links)
+    num_units = int(unit.max(initial=-1)) + 1
+    side = np.full(num_units, Split.TRAIN, np.uint8)
+    free = np.ones(num_units, np.bool_)
+    for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
+        told = unit[declared == value]
+        side[told], free[told] = value, False
+    drawn = np.full(num_units, np.iinfo(np.uint64).max, np.uint64)
+    np.minimum.at(drawn, unit, _mix(content_keys ^ _mix(np.array([seed], np.uint64))))
+    sizes = np.bincount(unit, minlength=num_units)
+    of_class = np.full(num_units, np.iinfo(np.int64).max, np.int64)
+    np.minimum.at(of_class, unit, np.zeros(num, np.int64) if classes is None else classes)
+    if holdout > 0 and free.any():
+        order = np.flatnonzero(free)[np.argsort(drawn[free], kind="stable")]
+        rows = int(sizes[order].sum())
+        fewest = 0 if (declared == Split.HOLDOUT).any() or (len(order) == 1 and free.all()) else 1
+        most = rows if (declared == Split.TRAIN).any() else rows - 1
+        chosen = take_share(sizes[order], of_class[order], round(holdout * rows), fewest, most)
+        side[order[chosen]] = Split.HOLDOUT
+    parts: NDArray[np.uint8] = side[unit]
+    parts[declared != Split.UNDECLARED] = declared[declared != Split.UNDECLARED]
+    return parts
+
+
+def assign_by_hash(
+    content_keys: NDArray[np.uint64], declared: NDArray[np.int8], holdout: float, seed: int
+) -> NDArray[np.uint8]:
+    """Rule of `data.split_version` 1: every row by its own hash, without groups and classes, about the asked share.
+
+    Arguments and result as of `assign`, without TEST. Only if a part would be empty, the undeclared content with the
+    smallest hash moves to HOLDOUT, or with the largest to TRAIN.
     """
     drawn = _mix(content_keys ^ _mix(np.array([seed], np.uint64)))  # (num_documents,) uint64, uniform
     side = (drawn < np.uint64(int(holdout * 2.0**64))).astype(np.uint8)
@@ -73,6 +197,25 @@ def assign(
         elif side.all():
             side[free & (drawn == drawn[free].max())] = Split.TRAIN
     return side
+
+
+def units(
+    content_keys: NDArray[np.uint64], links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> NDArray[np.int64]:
+    """Number the units of rows that belong together by content or `links`, (num_rows,) int64; see `assign`."""
+    num = len(content_keys)
+    _, same = np.unique(content_keys, return_inverse=True)
+    return components(num, [(np.arange(num), same.astype(np.int64)), *links])
+
+
+def groups_on_both_sides(groups: NDArray[np.int64], side: NDArray[np.uint8]) -> int:
+    """Number of groups with rows both in training and in another part; a group below 0 is none.
+
+    Args:
+        groups, side: (num_rows,).
+    """
+    trained = np.unique(groups[(side == Split.TRAIN) & (groups >= 0)])
+    return int(np.isin(np.unique(groups[(side != Split.TRAIN) & (groups >= 0)]), trained).sum())
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

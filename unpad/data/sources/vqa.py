@@ -12,9 +12,9 @@ from typing import Any
 
 from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.images import Found, ImageExample, checked_path, declared_split, examine
+from unpad.data.sources.images import Found, ImageExample, checked_path, examine
 from unpad.data.sources.jsonlines import RowFault, missing, type_name
-from unpad.data.sources.rows import examples, reading, require_text
+from unpad.data.sources.rows import declared_group, declared_split, examples, reading, require_text
 from unpad.progress import counted
 from unpad.recipes.data import DataSettings
 
@@ -31,6 +31,7 @@ class VqaExample:
         images: index of each image in the list that `read_all` returns beside the examples.
         answers: what people said; training takes the commonest.
         caption: whether the answer describes the image as a whole.
+        group: that the row declares, or "".
     """
 
     where: str
@@ -39,6 +40,7 @@ class VqaExample:
     answers: tuple[str, ...]
     split: SplitName | None
     caption: bool
+    group: str = ""
 
     @property
     def answer(self) -> str:
@@ -54,6 +56,7 @@ class _Row:
     answers: tuple[str, ...]
     split: SplitName | None
     caption: bool
+    group: str
 
 
 def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
@@ -68,7 +71,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     """Read a file of questions to the end; every row is an example or a bad row, every image is looked at once.
 
     A row has `image`, a path that stays within the file's folder, a list of them or null; `question` and `answer`, or
-    `answers`, a list; or `caption`. It may have `split`.
+    `answers`, a list; or `caption`. It may have `split` and `group`.
 
     Raises:
         SourceError: the file cannot be opened or read.
@@ -96,7 +99,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
             bad.append(BadRow(row.where, faults[0].code, faults[0].what, faults[0].fix, faults[0].where))
             continue
         chosen = tuple(number[path] for path in row.paths)
-        used.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption))
+        used.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption, row.group))
     return used, images, bad
 
 
@@ -109,7 +112,8 @@ def _row(folder: Path, where: str, value: Any) -> _Row:
     paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
     caption = "caption" in value and "question" not in value
     question = DESCRIBE if caption else require_text(value.get("question"), '"question"')
-    return _Row(where, paths, question, _answers(value, caption), declared_split(value), caption)
+    answers, split = _answers(value, caption), declared_split(value)
+    return _Row(where, paths, question, answers, split, caption, declared_group(value))
 
 
 def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:

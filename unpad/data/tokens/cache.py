@@ -163,6 +163,12 @@ class Shard:
         group: str = self._details["group"].get(str(row), "")
         return group
 
+    @property
+    def groups(self) -> list[str]:
+        """Group of every row, "" without one."""
+        named: dict[str, str] = self._details["group"]
+        return [named.get(str(row), "") for row in range(self.num_rows)] if named else [""] * self.num_rows
+
     def keywords(self, row: int) -> tuple[str, ...]:
         return tuple(self._details["keywords"].get(str(row), ()))
 

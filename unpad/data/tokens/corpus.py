@@ -23,7 +23,7 @@ from unpad.data.sources.files import SourceFile, expand, unreadable
 from unpad.data.sources.leaks import LeakReport, report
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import TEXT_KINDS, read_file
-from unpad.data.sources.split import Split, assign, content_key, declared_splits
+from unpad.data.sources.split import Split, Wanted, content_key, declared_splits, divide, numbered, units
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (  # fmt: skip
     Shard,
@@ -72,6 +72,7 @@ class CorpusReport:
     num_files: int
     num_train: int
     num_holdout: int
+    num_test: int
     num_copies: int
     tokens: int
     characters: int
@@ -94,7 +95,9 @@ class CorpusReport:
         lines = [
             f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
             f" + {self.rows_quarantined:,} quarantined",
-            f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out; {self.tokens:,} tokens,"
+            f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out"
+            + (f", {self.num_test:,} of the test part for `unpad eval` alone" if self.num_test else "")
+            + f"; {self.tokens:,} tokens,"
             f" {self.characters / max(self.tokens, 1):.2f} characters each",
             f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
             f" encoded, {sum(self.seconds.values()):.2f} s",
@@ -140,11 +143,13 @@ class _Work:
 
     recipe: Recipe
     folder: Path
+    wanted: Wanted
     files: list[_File] = field(default_factory=list)
     read: dict[int, _Rows] = field(default_factory=dict)
     shards: list[Shard | None] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     sides: list[np.ndarray] = field(default_factory=list)
+    units: list[np.ndarray] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
@@ -166,6 +171,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     kinds: Sequence[str] = TEXT_KINDS,
     cache: Path | None = None,
+    wanted: Wanted = Wanted.LEARNING,
 ) -> tuple[TokenSet, Tokenizer, CorpusReport]:
     """Read, split, tokenize and encode a recipe's data, or open it in the cache.
 
@@ -173,13 +179,14 @@ def prepare(
         tokenizer: used as it is; None opens the recipe's, or builds it from the training documents of all `kinds`.
         kinds: some of TEXT_KINDS.
         cache: folder of the cache; default `cache_folder()`.
+        wanted: NEW for files that nothing was trained on; otherwise the documents of all parts are returned.
 
     Raises:
         SourceError: a file is missing or unusable, bad rows are refused, or there is no example or none to train on.
         RecipeError: the tokenizer file is missing.
         DiskError: the cache cannot be written.
     """
-    work = _Work(recipe, cache or cache_folder())
+    work = _Work(recipe, cache or cache_folder(), wanted)
     with work.stage("hash"):
         work.files = _list_files(recipe, kinds)
         work.shards = [None] * len(work.files)
@@ -189,7 +196,7 @@ def prepare(
             _open_originals(work, tokenizer)
     with work.stage("read"):
         bad, rows_used = _judge_rows(work)
-        work.sides = _split(work)
+        _split(work)
     if tokenizer is None:
         with work.stage("tokenizer"):
             tokenizer = _build_tokenizer(work)
@@ -199,7 +206,7 @@ def prepare(
     with work.stage("open"):
         weights = [source.weight for kind in TEXT_KINDS for source in getattr(recipe.data, kind)]
         hashes = [(str(file.file.path), file.sha256) for file in work.files]
-        tokens = build_token_set(parts, weights, hashes, (recipe.data.holdout, recipe.train.seed))
+        tokens = build_token_set(parts, weights, hashes, _split_settings(work))
     with work.stage("leaks"):
         leaks = _leaks(work)
         leak_places = [tokens.where(document) for document, _ in leaks.worst] if leaks else []
@@ -229,6 +236,7 @@ def _report(
         num_files=len(work.files),
         num_train=int((originals & (tokens.split == Split.TRAIN)).sum()),
         num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
+        num_test=int((tokens.split == Split.TEST).sum()),
         num_copies=int((~originals).sum()),
         tokens=int(tokens.lengths.sum()),
         characters=characters,
@@ -309,21 +317,52 @@ def _judge_rows(work: _Work) -> tuple[list[BadRow], int]:
     return bad, total
 
 
-def _split(work: _Work) -> list[np.ndarray]:
-    """Give every document its split, kind by kind, so that every kind has held-out documents."""
+def _split(work: _Work) -> None:
+    """Give every document its part of the split, kind by kind, so that every kind has held-out documents, and number
+    the units of documents that belong together.
+
+    Raises:
+        SourceError: there is nothing to train on.
+    """
     rows = [_read(work, index) if shard is None else shard for index, shard in enumerate(work.shards)]
+    groups = _groups(work)
     sides: dict[int, np.ndarray] = {}
+    together: dict[int, np.ndarray] = {}
+    first = 0
     for kind in TEXT_KINDS:
         members = [index for index, file in enumerate(work.files) if file.kind == kind]
         keys = rows_of([rows[index].content_key for index in members], np.uint64)
         declared = rows_of([rows[index].declared for index in members], np.int8)
-        split = assign(keys, declared, work.recipe.data.holdout, work.recipe.train.seed)
+        links = [(np.arange(len(keys)), rows_of([groups[index] for index in members], np.int64))]
+        split = divide(keys, declared, work.recipe.data, work.recipe.train.seed, work.wanted, links=links)
+        unit = units(keys, links) + first
+        first += len(keys)
         ends = np.cumsum([rows[index].declared.size for index in members])
         sides.update(zip(members, np.split(split, ends[:-1]), strict=bool(members)))
-    if all(side.all() for side in sides.values()):
-        fix = 'declare less of it "split": "holdout", or add data'
+        together.update(zip(members, np.split(unit, ends[:-1]), strict=bool(members)))
+    if work.wanted is not Wanted.NEW and all(side.all() for side in sides.values()):
+        fix = 'declare less of it "split": "valid" or "test", or add data'
         raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
-    return [sides[index] for index in range(len(rows))]
+    work.sides = [sides[index] for index in range(len(rows))]
+    work.units = [together[index] for index in range(len(rows))]
+
+
+def _groups(work: _Work) -> list[np.ndarray]:
+    """Number of the group of every document, per file, (num_rows,) int64; -1 without one."""
+    named = [
+        [example.group for example in _read(work, index).examples] if shard is None else shard.groups
+        for index, shard in enumerate(work.shards)
+    ]
+    numbers = numbered([name for names in named for name in names])
+    return np.split(numbers, np.cumsum([len(names) for names in named])[:-1])
+
+
+def _split_settings(work: _Work) -> tuple[object, ...]:
+    """Everything besides the files that determines the split."""
+    data, seed = work.recipe.data, work.recipe.train.seed
+    if data.split_version == 1:
+        return data.holdout, seed
+    return data.holdout, seed, data.split_version, sha256(b"".join(side.tobytes() for side in work.sides))
 
 
 # --------------------------------------------------------------------------- tokenizer
@@ -363,7 +402,8 @@ def _tokenizer_path(work: _Work) -> Path:
 
 def _corpus_key(work: _Work) -> list[object]:
     """Everything that determines the examples and their split, as JSON."""
-    return [[file.key for file in work.files], work.recipe.data.holdout, work.recipe.train.seed]
+    data = work.recipe.data
+    return [[file.key for file in work.files], data.holdout, work.recipe.train.seed, data.split_version]
 
 
 # --------------------------------------------------------------------------- shards
@@ -382,7 +422,7 @@ def _originals(work: _Work, tokenizer: Tokenizer) -> list[Part]:
         shard = work.shards[index]
         if shard is None:
             shard = _store(work, key, _encode(work, index, _read(work, index), tokenizer))
-        parts.append(_part(file, shard, key, work.sides[index]))
+        parts.append(_part(file, shard, key, work.sides[index], work.units[index]))
     return parts
 
 
@@ -410,12 +450,13 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
                 copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), kept.size),
             )
             shard = _store(work, key, _encode(work, index, copies, tokenizer))
-        parts.append(_part(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8)))
+        unit = np.tile(work.units[index][work.sides[index] == Split.TRAIN], augment.multiplier)
+        parts.append(_part(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8), unit))
     return parts
 
 
-def _part(file: _File, shard: Shard, data_key: str, split: np.ndarray) -> Part:
-    return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split)
+def _part(file: _File, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> Part:
+    return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split, unit)
 
 
 def _open(work: _Work, index: int, data_key: str) -> Shard | None:
@@ -470,7 +511,7 @@ def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard
 
 def _leaks(work: _Work) -> LeakReport | None:
     """Compare the held-out originals with the training ones, once per corpus and split."""
-    if not any(side.any() for side in work.sides):
+    if work.wanted is Wanted.NEW or not any((side == Split.HOLDOUT).any() for side in work.sides):
         return None
     path = work.folder / "leaks" / f"{make_key('leaks', code_key(), _corpus_key(work))}.json"
     data, damage = read_sealed(path)

@@ -21,6 +21,7 @@ class Part:
         kind: index into TEXT_KINDS of `sources/read.py`.
         source: index into the weights of the corpus.
         split: (rows,) uint8 of `Split`.
+        unit: (rows,) int64, number of the unit of copies and group that a row belongs to; see `split.units`.
     """
 
     shard: Shard
@@ -29,6 +30,7 @@ class Part:
     kind: int
     source: int
     split: np.ndarray
+    unit: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +43,8 @@ class TokenSet:
         lengths: tokens, BOS and EOS included; a sequence of n tokens has n - 1 positions.
         kind: index into TEXT_KINDS of `sources/read.py`.
         source: index into `weights`.
-        split: TRAIN or HOLDOUT of `Split`.
+        split: of `Split`; documents of TEST are only evaluated.
+        unit: number of the unit of copies and group of each document; documents of different units are independent.
         copy: 0 for an original, otherwise the number of the augmented copy.
         num_targets: tokens that carry loss.
         target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
@@ -51,13 +54,14 @@ class TokenSet:
         documents: (num_documents,) int64, documents in the order of the sequences.
         first_document: (num_sequences + 1,) int64, start of each sequence in `documents`.
         file_hashes: (path, sha256) of every source file.
-        split_settings: holdout and seed.
+        split_settings: everything besides the files that determines the split, as JSON.
     """
 
     lengths: np.ndarray
     kind: np.ndarray
     source: np.ndarray
     split: np.ndarray
+    unit: np.ndarray
     copy: np.ndarray
     num_targets: np.ndarray
     target_chars: np.ndarray
@@ -69,7 +73,7 @@ class TokenSet:
     documents: np.ndarray
     first_document: np.ndarray
     file_hashes: tuple[tuple[str, str], ...]
-    split_settings: tuple[float, int]
+    split_settings: tuple[object, ...]
 
     def __len__(self) -> int:
         return self.lengths.size
@@ -132,6 +136,7 @@ class TokenSet:
             kind=kind.astype(np.uint8),
             source=source.astype(np.int16),
             split=split.astype(np.uint8),
+            unit=np.arange(first.size),
             copy=np.zeros(first.size, np.uint8),
             num_targets=total(self.num_targets),
             target_chars=total(self.target_chars),
@@ -240,7 +245,7 @@ def build_token_set(
     parts: Sequence[Part],
     weights: list[float],
     file_hashes: Sequence[tuple[str, str]],
-    split_settings: tuple[float, int],
+    split_settings: tuple[object, ...],
 ) -> TokenSet:
     """Make every row of the parts a sequence, in order."""
     shards = [part.shard for part in parts]
@@ -251,6 +256,7 @@ def build_token_set(
         kind=np.repeat(np.array([part.kind for part in parts], np.uint8), sizes),
         source=np.repeat(np.array([part.source for part in parts], np.int16), sizes),
         split=rows_of([part.split for part in parts], np.uint8),
+        unit=rows_of([part.unit for part in parts], np.int64),
         copy=rows_of([shard.copy for shard in shards], np.uint8),
         num_targets=rows_of([shard.num_targets for shard in shards], np.int32),
         target_chars=rows_of([shard.target_chars for shard in shards], np.int32),

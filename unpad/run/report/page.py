@@ -21,7 +21,7 @@ from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run.report import attention, samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
-from unpad.run.report.section import NO_SECTION, FamilySection, family_section, readings_section
+from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 
 MAX_ROWS = 200  # rows of a table; its title names the number left out
@@ -77,9 +77,9 @@ def _tiles(run: RunHistory, perplexity: bool) -> str:
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
     held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
     best = min(held, key=lambda row: float(row["loss"]), default=None)
-    note = f"best of {len(held)}, step {best['step']:,}" if best else "not evaluated yet"
+    note = f"best of {len(held)} checks of valid, step {best['step']:,}" if best else "not evaluated yet"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
-    exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the loss per target")
+    exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [
         ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
         ("Real tokens trained", short(tokens), f"{short(train['targets'].sum())} of them targets"),
@@ -184,13 +184,14 @@ def _evaluations(run: RunHistory, perplexity: bool) -> str:
         ]
         for index, row in enumerate(run.evaluations)
     ]
-    return _table("Held-out evaluations", heads, rows, 1)
+    return _table("Held-out evaluations of the part valid", heads, rows, 1)
 
 
 def _evaluation(folder: Path, section: FamilySection) -> str:
     """Draw the evaluation of a run, or announce what `unpad eval` would add."""
     try:
-        return section.draw(json.loads((folder / EVALUATION).read_text(encoding="utf-8")))
+        found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        return section.draw(found) + part_note(found)
     except (OSError, ValueError, KeyError):  # KeyError: an earlier version wrote it
         if not section.adds:
             return ""

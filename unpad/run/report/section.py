@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,16 @@ def family_section(family: str) -> FamilySection:
         return NO_SECTION
     section: FamilySection = import_module(f"unpad.run.report.{family}").SECTION
     return section
+
+
+def part_note(found: dict[str, Any]) -> str:
+    """HTML that names the part of the data that `evaluation.json` measures; empty for one of an earlier version."""
+    if "part" not in found:
+        return ""
+    note = f"These figures are of the part {found['part']}"
+    if found["best_of"]:
+        note += f", by which the weights were chosen: they are the best of {found['best_of']} checks of the same rows"
+    return f"<p class=none>{escape(note)}.</p>"
 
 
 def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> str:

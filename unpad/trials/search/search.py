@@ -223,7 +223,7 @@ def _run_trial(search: Search, trial: Trial) -> None:
     try:
         with progress(folder.name):
             train(search.recipe, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
-            metrics = {name: metric.value for name, metric in evaluate_run(str(folder))[0].items()}
+            metrics = {name: metric.value for name, metric in evaluate_run(str(folder), part="valid")[0].items()}
     except Stopped:
         _say(search, trial.number)
         return
