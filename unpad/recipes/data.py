@@ -174,8 +174,14 @@ class DataSettings(Section):
     """Sources by kind of data, the held-out share, and the handling of bad rows."""
 
     text: Sources = Field([], description="Plain text, or rows with `text`.")
-    chat: Sources = Field([], description="Conversations: rows with `messages` or `conversations`, or strings.")
-    images: Sources = Field([], description="A folder per class, a JSONL manifest, or parquet with bytes.")
+    chat: Sources = Field(
+        [],
+        description="Conversations: rows with `messages`, `conversations`, `instruction` and `output`, or `prompt` and "
+        "`completion`; or strings.",
+    )
+    images: Sources = Field(
+        [], description="A folder per class, a manifest in JSON lines or CSV, or parquet with bytes."
+    )
     vqa: Sources = Field([], description="JSONL of image, question and answer, or of image and caption.")
     events: Annotated[list[EventSource], BeforeValidator(as_sources)] = Field(
         [], description="Tables of patients' events, joined by the patients' ids."

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.event_tables import FIRST_ID, opened, put
 from unpad.data.histories.event_rows import EventTable, read_source
 from unpad.data.histories.tables import TableFile, open_table
+from unpad.data.notes import notes
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings, EventSource
+from unpad.recipes.recipe import Recipe
 
 A, B = FIRST_ID, FIRST_ID + 1
 DAY = 86_400
@@ -150,3 +153,22 @@ def test_a_quote_without_its_end_never_swallows_rows(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="would take along 3 lines") as caught:
         read(csv_of(tmp_path, *lines, header="id,time,code,value,note"), unit="days")
     assert caught.value.where.endswith("a.csv:3")
+
+
+def test_a_name_of_a_column_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"texts": ["a"]}), path, compression="none", store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"texts", b"te\xffts"))
+    with pytest.raises(SourceError, match="E_UTF8"):
+        read(path)
+
+
+def test_a_run_of_patients_says_that_none_is_held_out(tmp_path: Path) -> None:
+    put(tmp_path / "splits.parquet", pa.table({"id": [A, B], "split": ["train", "train"]}))
+    path = csv_of(tmp_path, f"{A},1,a,1", f"{B},1,a,1")
+    source = {"path": str(path), "unit": "days"}
+    data = opened(source, events={"split": str(tmp_path / "splits.parquet")})
+    recipe = Recipe(data={"events": source}, model={"kind": "set_sequence"})
+    (note,) = notes(recipe, data)
+    assert note.startswith("note: nothing of data.events is held out, of 2 patients")
+    assert notes(Recipe(data={"events": source, "holdout": 0}, model={"kind": "set_sequence"}), data) == []

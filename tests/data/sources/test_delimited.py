@@ -73,7 +73,7 @@ def test_columns_of_csv_hold_conversations(tmp_path: Path) -> None:
 
 def test_a_csv_file_may_be_the_manifest_of_images(tmp_path: Path) -> None:
     Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
-    (tmp_path / "a.csv").write_text("image,label,split\na.png,cat,val\ngone.png,dog,\n")
+    (tmp_path / "a.csv").write_text("image,label,split,width\na.png,cat,val,9\ngone.png,dog,,\n")
     (file,) = expand([Source(path=str(tmp_path / "a.csv"))], Path)
     used, bad = read_all(file, DataSettings())
     assert [(image.label, image.split) for image in used] == [("cat", "holdout")]

@@ -302,6 +302,8 @@ def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[Found | BadRo
                 raise RowFault("E_NOT_OBJECT", f"the row is {type_name(row)}, expected an object")
             if name not in row:
                 raise missing((name,), list(row))
+            if file.format == "csv":
+                row |= {side: int(row[side]) for side in ("width", "height") if row.get(side, "").isdecimal()}
             path = folder / checked_path(require_text(row[name], f'"{name}"'))
             yield Found(where, _label(row), path, root, declared_split(row), _declared(row), group=declared_group(row))
         except RowFault as fault:
