@@ -233,7 +233,7 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     few = preview(str(tmp_path / "recipe.yaml"), ["plan.max_tokens=3", "plan.overflow=drop"])
     long = few.stages[0].lengths > 3
-    dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events  \S*people.parquet:"
+    dropped = rf"dropped +too_long +{long.sum()} patients with {lengths[long].sum()} events\s+\S*people.parquet:"
     assert re.search(dropped, shown(few)), shown(few)
     (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")][:1]
     assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]
