@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 
 from tests.helpers.toy import run, write_toy
 from unpad.inference.loaded import load
-from unpad.run.report.history import LOG, OLD_LOG, log_file, read_log
+from unpad.run.report.history import LOG, OLD_LOG, log_file, read_log, run_state
 from unpad.run.report.page import write_report
 from unpad.run.summary import describe_runs
+from unpad.storage import LOCK, RunLock
 
 
 def test_the_log_of_a_new_run_is_log_jsonl(tmp_path: Path) -> None:
@@ -38,6 +40,17 @@ def test_a_run_of_an_earlier_version_opens_resumes_reports_and_is_listed(
     assert 'class="state finished"' in page
     assert "at step 4" in page
     assert describe_runs()[1].split()[:2] == ["earlier", "finished"]
+
+
+def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tmp_path: Path) -> None:
+    log = [{"kind": "started"}]
+    assert run_state(tmp_path, log) == "killed", "before there is a lock"
+    with RunLock(tmp_path):
+        assert run_state(tmp_path, log) == "running"
+        assert run_state(tmp_path, [*log, {"kind": "finished"}]) == "finished"
+    with (tmp_path / LOCK).open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)  # another reader of the state
+        assert run_state(tmp_path, log) == "killed"
 
 
 def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(

@@ -183,10 +183,10 @@ def test_a_run_that_is_not_evaluated_says_so(tmp_path: Path) -> None:
 
 def test_long_runs_are_thinned_without_losing_a_spike() -> None:
     x, y = np.arange(1, 100_001, dtype=float), np.random.default_rng(0).normal(size=100_000)
-    y[77_777], y[5] = 50.0, math.nan
+    y[77_777], y[33_333], y[5] = 50.0, -40.0, math.nan
     tx, ty = thin(x, y)
     assert len(tx) <= MAX_POINTS
-    assert ty.max() == 50.0
+    assert (ty.min(), ty.max()) == (-40.0, 50.0)
     assert np.all(np.diff(tx) > 0)
     drawn = plot("Speed", [Curve("main", [(x, y)])])
     assert drawn.count("L") <= MAX_POINTS
@@ -208,8 +208,17 @@ def test_ticks_are_round_and_enclose_the_data(low: float, width: float, target: 
     assert len(set(tick_labels(marks))) == len(marks) or abs(low) > 1e3 * width  # no two marks read alike
 
 
+def test_ticks_begin_and_end_at_data_that_is_round() -> None:
+    """0.3 / 0.1 is less than 3 in floats."""
+    assert ticks(0.3, 0.8) == pytest.approx([0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+    assert ticks(-0.8, -0.3) == pytest.approx([-0.8, -0.7, -0.6, -0.5, -0.4, -0.3])
+
+
 @limits(deadline=None)
-@given(some.lists(some.floats(-10, 10) | some.just(math.nan), min_size=1, max_size=30), some.integers(1, 9))
+@given(
+    some.lists(some.floats(-10, 10) | some.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=30),
+    some.integers(1, 9),
+)
 def test_running_mean_equals_the_mean_of_its_neighbours(values: list[float], width: int) -> None:
     y, w = np.array(values), np.arange(1.0, len(values) + 1)
     got = running_mean(y, w, width | 1)

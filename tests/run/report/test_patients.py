@@ -109,3 +109,27 @@ def test_curves_say_what_chance_would_do() -> None:
     assert page.count("chance</span>") == 2
     assert "patient 1" in page
     assert "highest and the one of lowest probability" in page
+
+
+def test_chance_of_precision_is_the_share_of_patients_with_the_outcome() -> None:
+    """A model as good as chance is drawn on the line of chance; patients of unknown outcome do not count."""
+    share = COUNTS["with_outcome"] / (COUNTS["with_outcome"] + COUNTS["without_outcome"])
+    curve = [[0.0, 0.0], [1.0, 1.0]]
+    page = section({"counts": COUNTS, "roc": curve, "precision_recall": [[0.0, share], [1.0, share]]})
+    figure = page.split("<figure")[2]
+    heights = [
+        set(re.findall(r"[ML][\d.]+ ([\d.]+)", line)) for line in re.findall(r'<path class="\w+" d="([^"]*)"', figure)
+    ]
+    assert len(heights) == 2
+    assert heights[0] == heights[1]
+    assert len(heights[0]) == 1
+
+
+def test_the_heaviest_set_has_the_whole_height_and_a_value_of_the_mean_is_a_value() -> None:
+    drawn = course(
+        "p", one_patient(attention=[0.1, 0.4, 0.2], events=[[0, "age", 0.0], [1, "age", 0.3], [2, "age", None]])
+    )
+    tops = [float(y) for y in re.findall(r'class=weight d="M[\d.]+ 120V([\d.]+)', drawn)]
+    assert tops == [pytest.approx(10 + 110 * (1 - weight), abs=0.06) for weight in (0.25, 1.0, 0.5)]
+    assert re.findall(r"<circle class=(\w+)", drawn) == ["low", "high", "bare"]
+    assert "+0.00 standard deviations" in drawn
