@@ -59,6 +59,13 @@ def test_the_three_trainings_return_the_epochs_they_ran(tmp_path: Path) -> None:
     assert updates["c"] < updates["a"]
 
 
+def test_batches_of_the_batched_training_have_like_lengths(tmp_path: Path) -> None:
+    unpad.train_monitored_batch(TEXTS, 1, 1e-3, 30, 4, out=tmp_path / "buckets")
+    unpad.train_texts(TEXTS, 1, 1e-3, out=tmp_path / "random", batch_size=4)
+    plans = [unpad.load(tmp_path / name).recipe.plan for name in ("buckets", "random")]
+    assert [(plan.strategy, plan.batch_size) for plan in plans] == [("bucket", 4), ("dynamic", 4)]
+
+
 def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path) -> None:
     """At this rate nothing improves after the first checks, so patience 2 ends the run and the count says when."""
     epochs = unpad.train_monitored(TEXTS, 50, 1.0, 2, 4, out=tmp_path / "run")

@@ -350,6 +350,16 @@ def test_a_refused_system_text_is_shown_and_changes_nothing(trained: Trained) ->
     assert "你好，我在。" in shown
 
 
+def test_a_reply_may_be_longer_than_the_context_and_half_of_it_is_the_questions(trained: Trained) -> None:
+    model, tokenizer = trained
+    settings = GenerateSettings(max_new_tokens=1000, temperature=0.0)
+    conversation = Conversation(model, tokenizer, TEMPLATE, settings)
+    assert "".join(conversation.reply("你好")) == "你好，我在。"
+    question = "你好" * 10  # about a third of the context of 64
+    assert "".join(conversation.reply(question))
+    assert conversation.num_forgotten == 0
+
+
 def test_every_reply_draws_with_the_next_seed_unless_one_is_given(trained: Trained) -> None:
     drawn = GenerateSettings(max_new_tokens=12, temperature=5.0, seed=3)
     advancing = run(trained, ["你好"] * 4, interactive=False, settings=drawn).split("\n")[:4]

@@ -175,6 +175,32 @@ def test_a_causal_mask_that_is_open_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert "a token never changes an earlier output" in failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
 
 
+def test_a_sequence_that_does_not_see_its_own_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Isolation from oneself: every comparison with the truth would hold."""
+    right = Decoder._embed
+    monkeypatch.setattr(Decoder, "_embed", lambda own, batch: right(own, batch) * 0)
+    names = failed(prove(tiny_model(torch.float32, tied=False), random_batch(LENGTHS)))
+    assert names == ["fp32 sequences are isolated, bit for bit"]
+
+
+def test_counts_that_are_off_where_every_mean_is_right_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, count_targets = Decoder.losses, Decoder.count_targets
+
+    def times(batch: RaggedBatch) -> int:
+        return 2 if batch.num_seqs > 1 else 1
+
+    def twice(own: Decoder, batch: RaggedBatch, *rest: Any) -> Terms:
+        return {name: (s * times(batch), n * times(batch)) for name, (s, n) in losses(own, batch, *rest).items()}
+
+    def counted_twice(own: Decoder, batch: RaggedBatch) -> dict[str, int]:
+        return {name: n * times(batch) for name, n in count_targets(own, batch).items()}
+
+    monkeypatch.setattr(Decoder, "losses", twice)
+    monkeypatch.setattr(Decoder, "count_targets", counted_twice)
+    names = failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
+    assert {"packed = alone", "padded left = alone"} <= set(names)
+
+
 # --------------------------------------------------------------------------- exceptions, and names of kernels
 
 

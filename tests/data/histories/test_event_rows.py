@@ -99,6 +99,10 @@ CASES = [
          lambda p: ([long(p, ROWS), {"path": labels(p, [A, B], [1, 0])["path"], "static": ["dead"]}],
                     {"labels": labels(p, [A, B], [1, 0])}),
          "E_LEAK", "static", "remove it"),
+    Case("EV-06 time of the outcome among the facts",
+         lambda p: ([long(p, ROWS), {"path": labels(p, [A, B], [1, 0], at=[50.0, 60.0])["path"], "static": ["at"]}],
+                    {"labels": {**labels(p, [A, B], [1, 0], at=[50.0, 60.0]), "time": "at"}}),
+         "E_LEAK", "static", "remove it"),
     Case("EV-07 exact duplicate", lambda p: (long(p, [*ROWS, ROWS[0]]), {"duplicates": "error"}),
          "E_DUPLICATE", "long.parquet:5", "events.duplicates"),
     Case("EV-08 unknown code",
@@ -197,6 +201,16 @@ def test_bad_rows_are_set_aside_up_to_the_limit_and_patients_stay(tmp_path: Path
     ]
     assert data.table.positions.tolist() == [1, 1]
     assert data.lines()[0].startswith("5 rows read, 3 quarantined; 2 events = 2 used")
+
+
+def test_an_event_after_the_outcome_that_is_set_aside_moves_no_landmark(tmp_path: Path) -> None:
+    """Without events.landmark it is a patient's last event, here that before the outcome at minute 20."""
+    source, known = long(tmp_path, ROWS), {**labels(tmp_path, [A, B], [1, 0], at=[20.0, 20.0]), "time": "at"}
+    loose = {"events": source, "on_bad_row": "quarantine", "max_bad": 0.5, "holdout": 0}
+    data = opened(source, data=loose, events={"labels": known})
+    assert [row.code for row in data.report.bad] == ["E_LEAK"]
+    minutes = dict(zip(data.ids.tolist(), (data.cohort.landmark * 1440).tolist(), strict=True))
+    assert minutes == pytest.approx({A: 0.0, B: 20.0})
 
 
 def test_an_id_is_the_same_in_every_type(tmp_path: Path) -> None:
