@@ -59,13 +59,18 @@ def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: 
     told = unpad("eval", tmp_path / "run0")
     assert "warning: " in told.out
     for name in ("bits_per_char", "bits_per_byte"):
-        (line,) = [line for line in told.out.splitlines() if line.startswith(name)]
-        assert line.split()[1] == "-"
-        assert "are lost to unknown tokens" in line
+        found = told.out.partition(f"\n{name} ")[2].split(maxsplit=12)
+        assert found[0] == "-"
+        assert "are lost to unknown tokens" in " ".join(found)
     metrics = json.loads(unpad("eval", tmp_path / "run0", "--json").out)
     assert metrics["bits_per_char"]["value"] is None
     assert "lost to unknown tokens" in metrics["bits_per_char"]["reason"]
     assert metrics["loss"]["value"] > 0
+    page = (tmp_path / "run0" / "report.html").read_text(encoding="utf-8")
+    assert page.count("of the characters are lost to unknown tokens") >= 2, "where the interval would be"
+    compared = unpad("compare", tmp_path / "run0", tmp_path / "run1")
+    assert compared.code == 0
+    assert "bits per char there" in compared.out
 
 
 def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps() -> None:
@@ -76,7 +81,7 @@ def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps() 
     assert little == whole
     assert {name for name, metric in much.items() if isinstance(metric, Refused)} == {"bits_per_char", "bits_per_byte"}
     assert much["loss"] == whole["loss"]
-    assert any("-" in line and "1.1% of the characters" in line for line in metric_lines(much))
+    assert "1.1% of the characters are lost to unknown tokens" in " ".join("".join(metric_lines(much)).split())
 
 
 def test_training_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def _keep(loaded: LoadedRun, data: Data, found: Evaluation, part: str, best_of: 
     if found.drawn is not None:
         drawn = json.dumps({**found.drawn, "part": part, "best_of": best_of}, ensure_ascii=False)
         write_atomic(loaded.folder / EVALUATION, drawn, private=data.private)
-    kept = {name: vars(metric) for name, metric in found.metrics.items()}
+    kept = {name: metric.to_json() for name, metric in found.metrics.items()}
     try:
         keep_evaluation(loaded.folder, loaded.step, kept, found.lines)
         write_report(loaded.folder)

@@ -96,6 +96,11 @@ def _differences(recipes: list[Recipe]) -> dict[str, list[str]]:
     return table
 
 
+def _number(value: Any) -> str:
+    """A measured value; "-" for one that the data does not allow."""
+    return "-" if value is None else f"{float(value):.4f}"
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -122,10 +127,10 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
     }
     if best is not None:
         column |= {"held-out loss, best check": f"{float(best['loss']):.4f}", "at step": f"{best['step']:,}"}
-        column |= {f"{name.replace('_', ' ')} there": f"{float(value):.4f}" for name, value in best["values"].items()}
+        column |= {f"{name.replace('_', ' ')} there": _number(value) for name, value in best["values"].items()}
     evaluation = newest_evaluation(folder)
     for name, metric in (evaluation or {"metrics": {}})["metrics"].items():
-        column[f"eval {name}"] = f"{float(metric['value']):.4f}"
+        column[f"eval {name}"] = _number(metric["value"])
     if busy:
         column |= {
             "tokens per second": short(float(np.median(timing["tokens_per_second"]))),

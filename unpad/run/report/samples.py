@@ -72,7 +72,7 @@ def _evaluation(found: dict[str, Any] | None) -> str:
         return ""
     rows = "".join(
         f"<tr><td class=l>{escape(name.replace('_', ' '))}</td><td>{_number(metric['value'])}</td>"
-        f"<td>{_number(metric['low'])} to {_number(metric['high'])}</td><td>{metric['num']:,}</td></tr>"
+        f"<td>{_interval(metric)}</td><td>{metric['num']:,}</td></tr>"
         for name, metric in found["metrics"].items()
     )
     head = "<tr><th class=l>Metric</th><th>Value</th><th>95 % interval, or extremes</th><th>Of</th></tr>"
@@ -82,8 +82,14 @@ def _evaluation(found: dict[str, Any] | None) -> str:
     return f"<h2>Evaluation <small>{note}</small></h2><div class=box><table>{head}{rows}</table></div>{lines}"
 
 
+def _interval(metric: dict[str, Any]) -> str:
+    """Bounds of a metric, or the reason why there is none."""
+    reason = metric.get("reason")
+    return escape(reason) if reason else f"{_number(metric['low'])} to {_number(metric['high'])}"
+
+
 def _number(value: Any) -> str:
-    return "-" if math.isnan(float(value)) else f"{float(value):.4f}"
+    return "-" if value is None or math.isnan(float(value)) else f"{float(value):.4f}"
 
 
 def _samples(kept: list[dict[str, Any]]) -> str:
