@@ -19,6 +19,7 @@ from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
 from unpad.data.sources.jsonlines import count_blank_lines
 from unpad.data.sources.rows import reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
+from unpad.progress import counted
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -194,7 +195,7 @@ def _check_files(files: Sequence[tuple[str, SourceFile]], data: DataSettings, se
         characters: list[int] = []
         num_used = num_keys = num_repeated = 0
         with reading(file.path):
-            for row in reader.check(file, data):
+            for row in counted(reader.check(file, data), f"reading {file.path.name}", unit="rows"):
                 if isinstance(row, BadRow):
                     bad.append(row)
                     continue

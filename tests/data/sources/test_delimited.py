@@ -89,3 +89,11 @@ def test_json_and_csv_of_the_same_rows_give_the_same_examples(tmp_path: Path) ->
     read = [read_file("text", file, DataSettings())[0] for file in expand([Source(path=str(tmp_path))], Path)]
     lines, cells = ([(example.turns, example.group) for example in one] for one in read)
     assert lines == cells
+
+
+def test_questions_about_images_may_be_in_csv(tmp_path: Path) -> None:
+    Image.new("RGB", (9, 8)).save(tmp_path / "a.png")
+    (tmp_path / "a.csv").write_text("image,question,answer,caption\na.png,what?,cat,\na.png,,,a cat\na.png,what?,,\n")
+    report = check(tmp_path / "a.csv")
+    assert [(file.kind, file.num_used) for file in report.files] == [("vqa", 2)]
+    assert [row.code for row in report.bad] == ["E_NULL"]

@@ -77,9 +77,10 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
         SourceError: the file cannot be opened or read.
     """
     folder = file.path.parent
+    wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
     with reading(file.path):
         rows = list(
-            counted(examples(file, data, FIELDS, partial(_row, folder)), f"reading {file.path.name}", unit="rows")
+            counted(examples(file, data, wanted, partial(_row, folder)), f"reading {file.path.name}", unit="rows")
         )
     root = os.path.realpath(folder)
     paths = list(dict.fromkeys(path for row in rows if isinstance(row, _Row) for path in row.paths))
