@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tests.helpers.shell import Shell
-from tests.helpers.toy import write_toy
+from tests.helpers.toy import run, write_toy
+from unpad.data.text import TextData
 from unpad.errors import OutOfMemoryError, is_memory_error, needs_memory
+from unpad.run import checkpoint
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +59,26 @@ def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path, verb: str, roo
     assert done.stderr.startswith("OutOfMemoryError: ")
     assert "  do: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    recipe = write_toy(tmp_path / "toy")
+
+    def nothing_left(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TextData, "load", nothing_left)
+        with pytest.raises(OutOfMemoryError, match="the next batch") as caught:
+            run(recipe, tmp_path / "a")
+    assert caught.value.fix == "lower plan.tokens_per_step"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_reserve", lambda num_bytes: torch.empty(num_bytes << 40))
+        with pytest.raises(OutOfMemoryError, match="a copy of weights and optimizer"):
+            run(recipe, tmp_path / "b")
+    assert not list((tmp_path / "b/checkpoints").glob("*"))
+    run(recipe, tmp_path / "b", "train.max_steps=3", resume=True)
 
 
 def test_only_errors_of_memory_are_converted() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
-from unpad.errors import CheckpointError
+from unpad.errors import CheckpointError, SourceError
 from unpad.run.report.history import missing_steps
+from unpad.run.report.page import write_report
 
 pytestmark = pytest.mark.slow
 
@@ -104,3 +105,17 @@ def test_missing_steps_are_runs_of_whole_numbers() -> None:
     assert missing_steps([3, 1, 2], 3) == []
     assert missing_steps([], 2) == [(1, 2)]
     assert missing_steps([], 0) == []
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "timing.jsonl", "log.jsonl", "evaluation.json", "evaluations.jsonl"])
+@pytest.mark.parametrize("text", ["{}", "5", "[[[]]]", '{"step": "one", "kind": 3, "time": 5}', "[" * 100_000])
+def test_a_page_of_damaged_files_is_drawn_or_refused_by_place(tmp_path: Path, file: str, text: str) -> None:
+    recipe = write_toy(tmp_path, **SIX_STEPS)
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    (tmp_path / "run" / file).write_text(text + "\n", encoding="utf-8")
+    refused: list[str] = []
+    try:
+        write_report(tmp_path / "run")
+    except SourceError as error:
+        refused.append(error.where)
+    assert refused in ([], [f"{tmp_path / 'run' / file}:1"])

@@ -10,6 +10,7 @@ from unpad.data.tokens.token_set import TokenSet
 from unpad.evaluation.metrics import Metric, mean_of
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
+from unpad.progress import progress
 
 MAX_QUESTIONS = 400
 
@@ -28,10 +29,10 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Reply]
     """Answer the first question of each conversation greedily and look for its keywords."""
     prompts = [question(tokens, int(i)) for i in seq_ids]
     settings = run.recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1})
+    with progress(f"answering {len(prompts):,} questions"):
+        completions = complete(run.generator, run.tokenizer, prompts, settings)
     replies = []
-    for i, prompt, made in zip(
-        seq_ids, prompts, complete(run.generator, run.tokenizer, prompts, settings), strict=True
-    ):
+    for i, prompt, made in zip(seq_ids, prompts, completions, strict=True):
         keywords = tokens.keywords(int(i))
         right = all(word in made.text for word in keywords)
         replies.append(Reply(run.tokenizer.decode(prompt), made.text, keywords, right))

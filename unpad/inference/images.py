@@ -26,6 +26,7 @@ from unpad.inference.loaded import LoadedRun
 from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.progress import counted
 from unpad.run.report.kept_patches import Kept, refuse_unshowable
 
 
@@ -104,7 +105,7 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
     waiting: list[_Read] = []
     results: dict[Path, Answer] = {}
     tokens = 0
-    for path in paths:
+    for path in counted(paths, "classifying", len(paths), "images"):
         try:
             image = _read(run, path)
         except (ImageError, OSError) as error:

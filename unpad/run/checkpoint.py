@@ -23,13 +23,14 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from unpad import storage
-from unpad.errors import CheckpointError, NonFiniteError, is_memory_error
+from unpad.errors import CheckpointError, NonFiniteError, is_memory_error, needs_memory
 from unpad.storage import check_space
 
 __all__ = ["State", "load", "load_newest", "save", "save_named"]
 
 MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
 STATE_FORMAT = 1
+SAVE_FIX = "lower the sizes of the model section, or plan.tokens_per_micro, and resume from the checkpoint before"
 PREFIX = "model."  # of the names of a model's tensors among those of a checkpoint
 WEIGHTS = [PREFIX + "*"]  # pattern of those names
 _STEP_FOLDER = re.compile(r"(\.old-)?(step-(\d{8,18}))")
@@ -142,7 +143,16 @@ def _to_files(state: State) -> dict[str, bytes]:
             where=f"step {state.step}",
             fix="resume from the checkpoint before",
         ) from None
-    return {**{name: tensors_to_bytes(part) for name, part in parts.items()}, STATE: (text + "\n").encode()}
+    with needs_memory("a copy of weights and optimizer, which a checkpoint is written from,", SAVE_FIX):
+        # The library that serializes ends the process where memory ends: ask for as much before it does.
+        size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
+        _reserve(2 * size)
+        return {**{name: tensors_to_bytes(part) for name, part in parts.items()}, STATE: (text + "\n").encode()}
+
+
+def _reserve(num_bytes: int) -> None:
+    """Raise torch's error for memory unless so much can be had; nothing is written into it."""
+    torch.empty(num_bytes, dtype=torch.uint8)
 
 
 # --------------------------------------------------------------------------- load

@@ -396,7 +396,7 @@ def _epoch_steps(run: RunContext, plan: Plan) -> Iterator[tuple[float, list[Ragg
     with closing(steps):
         while True:
             began = time.perf_counter()
-            with run.timers("wait"):
+            with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
                 micros = next(steps, None)
             if micros is None:
                 return

@@ -192,7 +192,8 @@ def _evaluation(folder: Path, section: FamilySection) -> str:
     try:
         found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
         return section.draw(found) + part_note(found)
-    except (OSError, ValueError, KeyError):  # KeyError: an earlier version wrote it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        # It is missing, damaged, or of an earlier version.
         if not section.adds:
             return ""
         hint = f"unpad eval {folder.resolve().name} adds {section.adds}."
