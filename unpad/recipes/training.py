@@ -291,4 +291,10 @@ class GenerateSettings(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="Precision of the model; auto: as in training."
     )
-    seed: int = Field(0, ge=0, lt=2**31, description="Seed of sampling.")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**31,
+        description="Seed of sampling; on the command line the next prompt or reply draws with the seed after it, "
+        "unless `seed=` is given.",
+    )
