@@ -14,6 +14,7 @@ from unpad.recipes import file as recipe_file
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe, parse_recipe
 from unpad.recipes.find import recipe_names
+from unpad.recipes.recipe import Recipe
 
 TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
 
@@ -253,3 +254,16 @@ def test_a_file_here_needs_no_folder_in_its_name(name: str, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text("train: {seed: 7}\n", encoding="utf-8")
     assert load_recipe(name).train.seed == 7
+
+
+def test_no_other_field_may_change_on_resume() -> None:
+    schema = Recipe.model_json_schema()
+    sections = {name: schema["$defs"].get(one.get("$ref", "").rpartition("/")[2], {}) for name, one in
+                schema["properties"].items()}  # fmt: skip
+    keys = {f"{name}.{field}" for name, section in sections.items() for field in section.get("properties", {})}
+    assert {"plan.tokens_per_step", "optim.lr", "train.seed", "data.holdout"} <= keys
+    allowed = {key for key in keys if may_change_on_resume(key)}
+    assert {key for key in allowed if not key.startswith("generate.")} == {
+        "train.max_steps", "train.max_epochs", "train.log_every", "train.eval_every", "train.grad_norm_warning",
+        "train.allocator", "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.keep",
+    }  # fmt: skip
