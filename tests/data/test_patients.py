@@ -582,3 +582,14 @@ def test_the_study_has_the_people_that_it_should() -> None:
     assert int(data.sets.has_no_time.sum()) == 1_799, "with neither measurement nor diagnosis"
     assert data.codes[1:3] == ("chol", "hdl")
     assert len(data.code) + sum(data.report.counts.values()) == 400_123 + 34_340 + 2 * 17_549
+
+
+def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refused(tmp_path: Path) -> None:
+    rows = [(patient, minute, "x", 1.0) for patient in (A, B) for minute in (0, 10, 20)]
+    labels = put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [20.0, 20.0]}))
+    asked = {"labels": {"path": str(labels), "label": "dead", "time": "at"}}
+    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+    assert data.table.positions.tolist() == [3, 3]
+    put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [19.0, 20.0]}))
+    with pytest.raises(SourceError, match="E_LEAK"):
+        opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -12,7 +13,8 @@ import torch
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.errors import RecipeError
 from unpad.evaluation import images, patients, sets, text, vqa_kept
-from unpad.evaluation.metrics import known_metrics
+from unpad.evaluation.binary import mean, measured
+from unpad.evaluation.metrics import known_metrics, mean_of
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
 from unpad.trials.search.metric import direction
@@ -92,3 +94,35 @@ def test_a_metric_of_another_family_or_without_a_direction_is_refused_with_those
         assert "keywords_NAME" in caught.value.fix
     with pytest.raises(RecipeError, match="better is not known"):
         direction("prevalence", "patients")
+
+
+def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share() -> None:
+    values = np.random.default_rng(0).normal(3, 0.5, 4000)
+    error = values.std() / math.sqrt(len(values))
+    for metric in (mean_of(values), measured(lambda w: mean(values, w), len(values))):
+        reach = (metric.high - metric.low) / 2 / error  # 1.645 of 90 %, 1.96 of 95 %, 2.576 of 99 %
+        assert reach == pytest.approx(1.96, abs=0.12)
+
+
+@pytest.mark.parametrize(("num", "limit"), [(1, 0.025), (10, 0.6915), (15, 0.7820), (50, 0.9289), (100, 0.9638)])
+def test_all_or_none_right_has_the_exact_interval(num: int, limit: float) -> None:
+    # Limits of Clopper and Pearson for n of n, as tables have them.
+    right = mean_of(np.ones(num), share=True)
+    assert (right.value, right.high) == (1, 1)
+    assert right.low == pytest.approx(limit, abs=1e-4)
+    wrong = mean_of(np.zeros(num), share=True)
+    assert (wrong.value, wrong.low) == (0, 0)
+    assert wrong.high == pytest.approx(1 - limit, abs=1e-4)
+    some = measured(lambda w: mean(np.ones(num), w), num, share=True)
+    assert some.low == pytest.approx(limit, abs=1e-4)
+
+
+def test_intervals_count_groups_and_not_their_members() -> None:
+    values = np.random.default_rng(0).normal(size=100)
+    groups = np.arange(100)
+    alone, copied = mean_of(values, groups), mean_of(np.repeat(values, 20), np.repeat(groups, 20))
+    assert (copied.value, copied.low, copied.high) == pytest.approx((alone.value, alone.low, alone.high))
+    assert (alone.num, alone.num_groups, copied.num, copied.num_groups) == (100, None, 2000, 100)
+    assert mean_of(np.repeat(values, 20)).high < alone.high
+    right = mean_of(np.ones(60), np.repeat(np.arange(15), 4), share=True)
+    assert right.low == pytest.approx(0.7820, abs=1e-4)

@@ -194,6 +194,11 @@ class DataSettings(Section):
         description="Share of the rows without a `split` of their own that is held out: round(holdout x rows), in "
         "every class its share, groups whole, chosen by content and seed.",
     )
+    near_duplicates: Literal["report", "together", "refuse"] = Field(
+        "report",
+        description="Texts and conversations that are alike; report: count and name those on both sides of the split; "
+        "together: keep them on one side, unless rows declare theirs; refuse: end if some are on both sides.",
+    )
     split_version: Literal[1, 2] = Field(
         2, description="Rule of the split; 1: that of runs of earlier versions, about the share, without groups."
     )

@@ -472,8 +472,33 @@ def test_leaks_are_reported_with_their_places(folder: Path) -> None:
         _, _, report = prepare(make_recipe(folder, data={"text": "leak.jsonl", "chat": [], "holdout": 0.0}))
         assert report.leaks is not None
         assert report.leaks.num_near == 1
-        assert report.leak_places == [f"{folder / 'leak.jsonl'}:2"]
-        assert any("leak.jsonl:2" in line for line in report.lines())
+        assert report.leak_places == [(f"{folder / 'leak.jsonl'}:2", f"{folder / 'leak.jsonl'}:1")]
+        assert any("leak.jsonl:2" in line and "leak.jsonl:1" in line for line in report.lines())
+    with pytest.raises(SourceError, match=r"E_LEAK 1 held-out documents .*leak\.jsonl:1"):
+        prepare(make_recipe(folder, data={
+            "text": "leak.jsonl", "chat": [], "holdout": 0.0, "near_duplicates": "refuse",
+        }))  # fmt: skip
+
+
+def test_near_duplicates_stay_together_on_request_and_groups_always_do(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    texts = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 40))) for _ in range(20)]
+    rows = [{"text": text} for text in texts] + [{"text": text[:36] + "完全不同"} for text in texts]
+    rows += [{"text": texts[n // 2][n % 2 * 9 :][:3] + str(n), "group": f"g{n // 2}"} for n in range(12)]
+    (folder / "alike.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"text": "alike.jsonl", "chat": [], "holdout": 0.25}
+    apart, _, report = prepare(make_recipe(folder, data=data))
+    assert report.leaks is not None
+    assert report.leaks.num_near > 0
+    for _ in range(2):  # the second time from the cache
+        tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
+        assert report.leaks is not None
+        assert (report.leaks.num_near, report.leaks.num_exact, report.leaks.num_groups) == (0, 0, 0)
+        assert np.array_equal(tokens.split[:20], tokens.split[20:40])
+        assert np.array_equal(tokens.split[40::2], tokens.split[41::2])
+        assert int((tokens.split == Split.HOLDOUT).sum()) == 12, "of 13: all units have two documents"
+        assert tokens.fingerprint() != apart.fingerprint()
+    assert np.array_equal(apart.split[40::2], apart.split[41::2])
 
 
 def test_sources_are_numbered_texts_first_and_hashed(folder: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import SourceFile, expand, unreadable
-from unpad.data.sources.leaks import LeakReport, report
+from unpad.data.sources.leaks import Leak, LeakReport, near_pairs, report
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import TEXT_KINDS, read_file
 from unpad.data.sources.split import Split, Wanted, content_key, declared_splits, divide, numbered, units
@@ -61,7 +61,7 @@ class CorpusReport:
         lossy_template: strings of the conversations' template of which it loses characters.
         num_system: system turns of training conversations.
         leaks: None without held-out documents.
-        leak_places: places of the worst leaks of the report, in its order.
+        leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
         events: damaged files that were rebuilt.
         seconds: per stage; the stages add up to the whole.
     """
@@ -85,7 +85,7 @@ class CorpusReport:
     encoded_documents: int
     bad_rows: list[BadRow]
     leaks: LeakReport | None
-    leak_places: list[str]
+    leak_places: list[tuple[str, str]]
     events: list[str]
     seconds: dict[str, float]
 
@@ -109,9 +109,9 @@ class CorpusReport:
             what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
             lines.append(f"{what}; set data.template to strings that it can spell")
         if self.leaks is not None:
-            lines.append(self.leaks.lines()[0])
-            for place, (_, share) in zip(self.leak_places, self.leaks.worst, strict=True):
-                lines.append(f"  {place}: {share:.0%} of it occurs in training")
+            lines.append(self.leaks.head())
+            for leak, (place, source) in zip(self.leaks.worst, self.leak_places, strict=True):
+                lines.append(leak.describe(place, source))
         return lines + self.events
 
 
@@ -209,7 +209,9 @@ def prepare(
         tokens = build_token_set(parts, weights, hashes, _split_settings(work))
     with work.stage("leaks"):
         leaks = _leaks(work)
-        leak_places = [tokens.where(document) for document, _ in leaks.worst] if leaks else []
+        leak_places = _leak_places(leaks, tokens)
+        if leaks is not None and leak_places and recipe.data.near_duplicates == "refuse":
+            raise _refused(leaks, leak_places)
     return tokens, tokenizer, _report(work, tokens, tokenizer, rows_used, bad, leaks, leak_places)
 
 
@@ -220,7 +222,7 @@ def _report(
     rows_used: int,
     bad: list[BadRow],
     leaks: LeakReport | None,
-    leak_places: list[str],
+    leak_places: list[tuple[str, str]],
 ) -> CorpusReport:
     originals = tokens.copy == 0
     assert int(originals.sum()) == rows_used, "a row vanished"
@@ -334,6 +336,9 @@ def _split(work: _Work) -> None:
         keys = rows_of([rows[index].content_key for index in members], np.uint64)
         declared = rows_of([rows[index].declared for index in members], np.int8)
         links = [(np.arange(len(keys)), rows_of([groups[index] for index in members], np.int64))]
+        if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
+            examples = [example for index in members for example in _read(work, index).examples]
+            links.append(near_pairs([_text(example) for example in examples], work.recipe.train.seed))
         split = divide(keys, declared, work.recipe.data, work.recipe.train.seed, work.wanted, links=links)
         unit = units(keys, links) + first
         first += len(keys)
@@ -403,7 +408,8 @@ def _tokenizer_path(work: _Work) -> Path:
 def _corpus_key(work: _Work) -> list[object]:
     """Everything that determines the examples and their split, as JSON."""
     data = work.recipe.data
-    return [[file.key for file in work.files], data.holdout, work.recipe.train.seed, data.split_version]
+    rule = [data.split_version, data.near_duplicates == "together"]
+    return [[file.key for file in work.files], data.holdout, work.recipe.train.seed, *rule]
 
 
 # --------------------------------------------------------------------------- shards
@@ -519,11 +525,30 @@ def _leaks(work: _Work) -> LeakReport | None:
         work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
     if data is not None:
         values = json.loads(data)
-        return LeakReport(**{**values, "worst": [(document, share) for document, share in values["worst"]]})
+        return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
     examples = [example for index in range(len(work.files)) for example in _read(work, index).examples]
-    texts = ["\n".join(turn.content for turn in example.turns) for example in examples]
+    texts = [_text(example) for example in examples]
     groups = [example.group for example in examples]
     with progress("looking for held-out texts in training"):
         leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed)
     write_sealed(path, json.dumps(asdict(leaks)).encode())
     return leaks
+
+
+def _text(example: Example) -> str:
+    """Text of a document as it is compared with others."""
+    return "\n".join(turn.content for turn in example.turns)
+
+
+def _leak_places(leaks: LeakReport | None, tokens: TokenSet) -> list[tuple[str, str]]:
+    """Places of the worst leaks and of the training documents that they occur in, "" for one that is spread."""
+    found = leaks.worst if leaks else []
+    return [(tokens.where(leak.document), tokens.where(leak.source) if leak.source >= 0 else "") for leak in found]
+
+
+def _refused(leaks: LeakReport, places: list[tuple[str, str]]) -> SourceError:
+    number = leaks.num_exact + leaks.num_near
+    first = leaks.worst[0].describe(*places[0]).strip()
+    fix = "set data.near_duplicates to together or report, or declare the parts of these rows with split"
+    what = f"E_LEAK {number:,} held-out documents are near-duplicates of training ones, such as {first}"
+    return SourceError(what, where="data.near_duplicates", fix=fix)
