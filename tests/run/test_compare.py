@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from tests.helpers.shell import Shell
 from tests.helpers.toy import rows, run, write_toy
 from unpad.run.report.page import write_report
-from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_samples
+from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation, keep_samples
 from unpad.run.summary import summarize
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,7 @@ def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell
     assert lines["steps"] == ["9", "6"]
     best = [f"{min(row['loss'] for row in rows(folder, 'eval')):.4f}" for folder in two]
     assert lines["held-out loss, best check"] == best
-    assert lines["eval loss"][1] == "-"
+    assert lines["eval loss (valid)"][1] == "-"
     assert max(cell_len(line) for line in shown.out.splitlines()) <= 80
     page = Path("both.html").read_text(encoding="utf-8")
     words = Checker(page).words
@@ -149,3 +149,24 @@ def test_replies_are_text_and_no_page(two: list[Path]) -> None:
     page = write_report(two[0]).read_text(encoding="utf-8")
     assert "<script>" not in page
     assert "<script>答</script>" in "".join(Checker(page).words)
+
+
+def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason(unpad: Shell, two: list[Path]) -> None:
+    refused = dict.fromkeys(("value", "low", "high", "best_of")) | {"num": 3, "part": "test", "reason": "it is <lossy>"}
+    plain = {"value": 1.5, "low": 1.0, "high": float("nan"), "num": 3, "part": "valid", "best_of": 4}
+    keep_evaluation(two[0], 9, {"bits_per_char": refused, "loss": plain}, [])
+    page = write_report(two[0]).read_text(encoding="utf-8")
+    assert "it is &lt;lossy&gt;" in page
+    assert "valid, best of 4 evaluations" in page
+    out = unpad("compare", "fast", "slow").out
+    assert re.search(r"eval bits_per_char \(test\) +- +-", out)
+    assert re.search(r"eval loss \(valid\) +1.5000 +-", out)
+
+
+@pytest.mark.parametrize(
+    "metrics", [5, {"loss": 3}, {"loss": {}}, {"loss": {"value": "x", "low": 1, "high": 1, "num": 1}}]
+)
+def test_a_damaged_evaluation_leaves_the_rest_of_the_page(unpad: Shell, two: list[Path], metrics: object) -> None:
+    (two[0] / EVALUATIONS).write_text(json.dumps({"time": "2026", "step": 1, "metrics": metrics}) + "\n")
+    assert "Held-out perplexity" in write_report(two[0]).read_text(encoding="utf-8")
+    assert unpad("compare", "fast", "slow").code == 0

@@ -130,7 +130,8 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
         column |= {f"{name.replace('_', ' ')} there": _number(value) for name, value in best["values"].items()}
     evaluation = newest_evaluation(folder)
     for name, metric in (evaluation or {"metrics": {}})["metrics"].items():
-        column[f"eval {name}"] = _number(metric["value"])
+        part = f" ({metric['part']})" if metric.get("part") else ""
+        column[f"eval {name}{part}"] = _number(metric["value"])
     if busy:
         column |= {
             "tokens per second": short(float(np.median(timing["tokens_per_second"]))),

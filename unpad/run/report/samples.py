@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -50,21 +51,38 @@ def _append(path: Path, record: dict[str, Any]) -> None:
 
 def newest_evaluation(folder: Path) -> dict[str, Any] | None:
     """The newest evaluation that the run keeps; None without one."""
-    kept = _read(folder / EVALUATIONS, ("time", "step", "metrics"))
+    kept = _read(folder / EVALUATIONS, _is_evaluation)
     return kept[-1] if kept else None
 
 
-def _read(path: Path, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def _is_evaluation(row: dict[str, Any]) -> bool:
+    metrics = row.get("metrics")
+    if not isinstance(row.get("time"), str) or type(row.get("step")) is not int or not isinstance(metrics, dict):
+        return False
+    return all(isinstance(one, dict) and type(one.get("num")) is int and _has_values(one) for one in metrics.values())
+
+
+def _has_values(metric: dict[str, Any]) -> bool:
+    """Whether value and bounds are numbers, or null for a metric that the data does not allow."""
+    values = [metric.get(name, "") for name in ("value", "low", "high")]
+    return all(one is None or isinstance(one, int | float) or one in ("nan", "inf", "-inf") for one in values)
+
+
+def _is_sample(row: dict[str, Any]) -> bool:
+    return type(row.get("step")) is int and all(isinstance(row.get(name), str) for name in ("prompt", "reply"))
+
+
+def _read(path: Path, fits: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     """Rows of a file that an evaluation may have left; a damaged file is as good as none."""
     try:
-        return list(read_rows(path, lambda row: all(name in row for name in names)))
+        return list(read_rows(path, fits))
     except (SourceError, OSError):
         return []
 
 
 def draw(folder: Path) -> str:
     """Tables of the newest evaluation and of the newest replies; empty without them."""
-    return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, ("step", "prompt", "reply")))
+    return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, _is_sample))
 
 
 def _evaluation(found: dict[str, Any] | None) -> str:
@@ -72,10 +90,11 @@ def _evaluation(found: dict[str, Any] | None) -> str:
         return ""
     rows = "".join(
         f"<tr><td class=l>{escape(name.replace('_', ' '))}</td><td>{_number(metric['value'])}</td>"
-        f"<td>{_interval(metric)}</td><td>{metric['num']:,}</td></tr>"
+        f"<td>{_interval(metric)}</td><td>{metric['num']:,}</td><td class=l>{escape(_part(metric))}</td></tr>"
         for name, metric in found["metrics"].items()
     )
-    head = "<tr><th class=l>Metric</th><th>Value</th><th>95 % interval, or extremes</th><th>Of</th></tr>"
+    head = "<tr><th class=l>Metric</th><th>Value</th><th>95 % interval, or extremes</th><th>Of</th>"
+    head += "<th class=l>Part</th></tr>"
     note = escape(f"of step {found['step']:,}, on {found['time'][:16].replace('T', ' ')}")
     shown = "\n".join(escape(line) for line in found.get("lines", []))
     lines = f"<div class=box><pre>{shown}</pre></div>" if shown else ""
@@ -86,6 +105,12 @@ def _interval(metric: dict[str, Any]) -> str:
     """Bounds of a metric, or the reason why there is none."""
     reason = metric.get("reason")
     return escape(reason) if reason else f"{_number(metric['low'])} to {_number(metric['high'])}"
+
+
+def _part(metric: dict[str, Any]) -> str:
+    """The part of the data that a metric is of; entries of earlier versions name none."""
+    best_of = f", best of {metric['best_of']} evaluations" if metric.get("best_of") else ""
+    return f"{metric.get('part') or ''}{best_of}"
 
 
 def _number(value: Any) -> str:
