@@ -21,6 +21,7 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
+from unpad.data.alike_pictures import describe_alike
 from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.decode import NOTES, ImageError, decode
@@ -181,6 +182,7 @@ class ImageData(Data):
             + _describe_unknown(self.unknown_classes),
             f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
             *describe_groups(self.table.group, self.shared_groups, "images"),
+            *describe_alike(self.examples, self.table.split == Split.HOLDOUT, self.table.split == Split.TRAIN),
             f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]

@@ -21,6 +21,7 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
+from unpad.data.alike_pictures import describe_alike
 from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_image_cuts
 from unpad.data.pixels.augment import augment
@@ -180,12 +181,20 @@ class VqaData(Data):
             f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
             *describe_groups(self.table.group, self.shared_groups, "rows"),
+            *describe_alike(self.images, self._shown(Split.HOLDOUT), self._shown(Split.TRAIN)),
             f"{int(self.table.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
         return lines + [f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+
+    def _shown(self, part: Split) -> np.ndarray:
+        """Images that a row of a part shows, (num_images,) bool."""
+        shown = np.zeros(len(self.images), np.bool_)
+        for row in np.flatnonzero(self.table.split == part).tolist():
+            shown[list(self.examples[row].images)] = True
+        return shown
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
