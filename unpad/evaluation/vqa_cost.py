@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import PARTS, Split
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.evaluation.metrics import Extremes, Metric
@@ -44,7 +44,7 @@ class Cost:
 
 
 def evaluate_cost(run: str) -> dict[str, Metric]:
-    """Measure a run on held-out questions with images.
+    """Measure a run on questions with images of the part valid.
 
     Every mode that decodes reads the same prompts in turn, round after round, so that other load of the machine affects
     all alike. Each `prefill_milliseconds_MODE` includes tower, projector and merging, and `decode_milliseconds_MODE` is
@@ -76,7 +76,7 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
         }
         for key, values in columns.items():
             metrics[f"{key}_{mode}"] = Extremes(float(np.median(values)), min(values), max(values), len(ids))
-    return metrics
+    return {name: replace(metric, part=PARTS[Split.HOLDOUT]) for name, metric in metrics.items()}
 
 
 def measure(
