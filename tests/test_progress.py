@@ -70,10 +70,12 @@ def test_without_a_terminal_nothing_is_written(capfd: pytest.CaptureFixture[str]
 # --------------------------------------------------------------------------- verbs
 
 
-def on_terminal(folder: Path, *words: str, stop_at: str = "", term: str = "xterm") -> tuple[int, str, str]:
+def on_terminal(
+    folder: Path, *words: str, stop_at: str = "", term: str = "xterm", no_color: str = ""
+) -> tuple[int, str, str]:
     """Run a verb with standard error on a terminal; Ctrl-C when `stop_at` is shown. Exit code, output, terminal."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": "1"}
+    environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": no_color}
     command = [sys.executable, "-c", "from unpad.cli import main; main()", *words]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
@@ -118,8 +120,9 @@ def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path: Pa
     assert "\x1b" not in out
 
 
-def test_a_terminal_that_cannot_move_its_cursor_is_left_alone(tmp_path: Path) -> None:
-    code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), term="dumb")
+@pytest.mark.parametrize("given", [{"term": "dumb"}, {"no_color": "1"}])
+def test_a_terminal_without_control_sequences_is_left_alone(tmp_path: Path, given: dict[str, str]) -> None:
+    code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), **given)
     assert (code, shown) == (0, "")
 
 
