@@ -71,6 +71,12 @@ def test_a_run_of_texts_shows_the_maps_of_one_held_out_text(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+def test_maps_keep_to_the_context_of_the_model(tmp_path: Path) -> None:
+    run(write_toy(tmp_path / "toy"), tmp_path / "run", "model.context=8", "train.max_steps=2")
+    assert len(json.loads((tmp_path / "run" / ATTENTION).read_text(encoding="utf-8"))["tokens"]) == 8
+
+
+@pytest.mark.slow
 def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path: Path) -> None:
     for index in range(12):
         folder = tmp_path / "pictures" / ("dark" if index % 2 else "bright")

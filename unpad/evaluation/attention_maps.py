@@ -41,7 +41,7 @@ def attention_maps(model: Model, data: Data, device: torch.device) -> dict[str, 
         return None
     stop = int(data.table.positions[chosen])
     is_text = isinstance(data, TextData)
-    batch = data.alone(chosen, 0, min(stop, MOST_TOKENS) if is_text else stop, 0).to(device)
+    batch = data.alone(chosen, 0, min(stop, MOST_TOKENS, model.config.longest) if is_text else stop, 0).to(device)
     weights = attention_weights(model, batch)
     if not weights or weights[0].shape[-1] != batch.total_tokens:
         return None

@@ -225,10 +225,10 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
                 trained.append(stage)
             state = None
             progress.next_stage()
-    if trained and progress.step > start:
-        _keep_samples(run, trained[-1].kinds)
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
+    if trained and progress.step > start:
+        _keep_samples(run, trained[-1].kinds)
     timings = timers.summary(time.perf_counter() - began)
     monitor.log("timers", rows=timings)
     monitor.log("finished", step=progress.step, heldout_loss=heldout)
