@@ -267,9 +267,7 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
     from unpad.evaluation import vqa
     from unpad.evaluation.run import evaluate_run
 
-    # Rule 1 keeps the rows that this certificate has held for: on some others fp32 removal is not isolated to the bit.
-    rows = {"data": {"split_version": 1}, "train": {"max_epochs": 2, "threads": 1}}
-    recipe = recipe_of(write_questions(tmp_path / "pictures"), **rows)
+    recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 2, "threads": 1})
     name = write_recipe(tmp_path / "r.yaml", recipe.model_copy(update={"model": {**SMALL, **settings}}))
     train(name, tmp_path / "run", [], console=quiet())
     seen: list[str] = []
