@@ -90,7 +90,7 @@ def _pattern(line: str) -> str:
     line = re.sub(r"\s+# .*", "", line)
     if line.strip() == "...":
         return r"(?:.*\n)*?"
-    return ".*".join(re.escape(_plain(part)) for part in line.split("...")) + r" *\n"
+    return ".*".join(re.escape(_plain(part)) for part in re.split(r" ?\.\.\.", line)) + r" *\n"
 
 
 def _plain(line: str) -> str:
