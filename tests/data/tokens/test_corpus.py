@@ -17,7 +17,7 @@ from tests.helpers.tokenizers import dropping_bpe, word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.read import read_file
 from unpad.data.sources.split import Split
-from unpad.data.tokens import corpus
+from unpad.data.tokens import corpus, corpus_files
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
@@ -165,7 +165,7 @@ def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
     assert sum(text in given for text in tokenizer.texts) == len(given)
     assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (0, 3, 70)
     tokenizer.texts.clear()
-    monkeypatch.setattr(corpus, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
+    monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
     warm, _, report = prepare(recipe, tokenizer=tokenizer)
     assert tokenizer.texts == []
     assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (3, 0, 0)
@@ -176,7 +176,7 @@ def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
 
 def test_a_warm_start_neither_reads_nor_trains_a_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cold, first, cold_report = prepare(make_recipe(folder))
-    monkeypatch.setattr(corpus, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
+    monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
     monkeypatch.setattr(corpus, "train_tokenizer", lambda *_: pytest.fail("a warm start trains no tokenizer"))
     warm, second, report = prepare(make_recipe(folder))
     assert second.to_bytes() == first.to_bytes()
@@ -383,7 +383,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(folder: Path, monkeypat
         arguments[1].path.write_text('["另一句。"]')
         return rows
 
-    monkeypatch.setattr(corpus, "read_file", read_and_touch)
+    monkeypatch.setattr(corpus_files, "read_file", read_and_touch)
     with pytest.raises(SourceError, match="changed while it was read"):
         prepare(make_recipe(folder, data={"chat": []}))
 

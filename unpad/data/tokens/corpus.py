@@ -6,24 +6,17 @@ split), and then encoded. No file is encoded twice, and a warm start reads no ro
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow, Example, count_bad
-from unpad.data.sources.files import SourceFile, expand, unreadable
-from unpad.data.sources.leaks import Leak, LeakReport, near_pairs, report
+from unpad.data.sources.example import BadRow, count_bad
+from unpad.data.sources.leaks import LeakReport, near_pairs
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import TEXT_KINDS, read_file
-from unpad.data.sources.split import Split, Wanted, content_key, declared_splits, divide, numbered, units
+from unpad.data.sources.read import TEXT_KINDS
+from unpad.data.sources.split import Split, Wanted, divide, numbered, units
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (  # fmt: skip
     Shard,
@@ -36,133 +29,20 @@ from unpad.data.tokens.cache import (  # fmt: skip
     write_sealed,
     write_shard,
 )
+from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
+from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, refused_leaks, text_of
+from unpad.data.tokens.corpus_report import CorpusReport
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
-from unpad.progress import counted, progress
+from unpad.progress import counted
 from unpad.recipes.recipe import Recipe
-from unpad.storage import cache_folder, sha256, sha256_file
+from unpad.storage import cache_folder, sha256
 
 __all__ = ["CorpusReport", "TokenSet", "prepare"]
-
-
-@dataclass(frozen=True)
-class CorpusReport:
-    """Report of `prepare`: rows read, used and quarantined, documents encoded, and leaks.
-
-    Args:
-        rows_read: rows_used + rows_quarantined.
-        encoded_documents: documents encoded this time, augmented copies included.
-        tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
-        may_lose: whether the tokenizer is one of a file, which may lack characters.
-        lossy_template: strings of the conversations' template of which it loses characters.
-        num_system: system turns of training conversations.
-        leaks: None without held-out documents.
-        leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
-        events: damaged files that were rebuilt.
-        seconds: per stage; the stages add up to the whole.
-    """
-
-    rows_read: int
-    rows_used: int
-    rows_quarantined: int
-    num_files: int
-    num_train: int
-    num_holdout: int
-    num_test: int
-    num_copies: int
-    tokens: int
-    characters: int
-    lost: LostCharacters
-    may_lose: bool
-    lossy_template: tuple[str, ...]
-    num_system: int
-    cache_hits: int
-    cache_misses: int
-    encoded_documents: int
-    bad_rows: list[BadRow]
-    leaks: LeakReport | None
-    leak_places: list[tuple[str, str]]
-    events: list[str]
-    seconds: dict[str, float]
-
-    def lines(self) -> list[str]:
-        """The report as text; bad rows are named in `bad_rows`, not here."""
-        copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
-        lines = [
-            f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
-            f" + {self.rows_quarantined:,} quarantined",
-            f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out"
-            + (f", {self.num_test:,} of the test part for `unpad eval` alone" if self.num_test else "")
-            + f"; {self.tokens:,} tokens,"
-            f" {self.characters / max(self.tokens, 1):.2f} characters each",
-            f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
-            f" encoded, {sum(self.seconds.values()):.2f} s",
-        ]
-        if self.lost.lost or self.may_lose:
-            lines += self.lost.lines()
-        if self.lossy_template:
-            names = ", ".join(f'"{text}"' for text in self.lossy_template)
-            what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
-            lines.append(f"{what}; set data.template to strings that it can spell")
-        if self.leaks is not None:
-            lines.append(self.leaks.head())
-            for leak, (place, source) in zip(self.leaks.worst, self.leak_places, strict=True):
-                lines.append(leak.describe(place, source))
-        return lines + self.events
-
-
-@dataclass(frozen=True)
-class _File:
-    """A source file; `key` is the hash of everything that determines its examples."""
-
-    kind: str
-    file: SourceFile
-    source: int
-    sha256: str
-    key: str
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows of a file; content_key, declared and copy are columns of a Shard."""
-
-    examples: list[Example]
-    bad: list[BadRow]
-    content_key: np.ndarray
-    declared: np.ndarray
-    copy: np.ndarray
-
-
-@dataclass
-class _Work:
-    """State of `prepare`; `shards` has the originals of each file, None until opened or built."""
-
-    recipe: Recipe
-    folder: Path
-    wanted: Wanted
-    files: list[_File] = field(default_factory=list)
-    read: dict[int, _Rows] = field(default_factory=dict)
-    shards: list[Shard | None] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    sides: list[np.ndarray] = field(default_factory=list)
-    units: list[np.ndarray] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-    hits: int = 0
-    misses: int = 0
-    encoded: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def prepare(
@@ -186,16 +66,16 @@ def prepare(
         RecipeError: the tokenizer file is missing.
         DiskError: the cache cannot be written.
     """
-    work = _Work(recipe, cache or cache_folder(), wanted)
+    work = Work(recipe, cache or cache_folder(), wanted)
     with work.stage("hash"):
-        work.files = _list_files(recipe, kinds)
+        work.files = list_files(recipe, kinds)
         work.shards = [None] * len(work.files)
     with work.stage("open"):
         tokenizer = tokenizer or _stored_tokenizer(work)
         if tokenizer is not None:
             _open_originals(work, tokenizer)
     with work.stage("read"):
-        bad, rows_used = _judge_rows(work)
+        bad, rows_used = judge_rows(work)
         _split(work)
     if tokenizer is None:
         with work.stage("tokenizer"):
@@ -208,21 +88,21 @@ def prepare(
         hashes = [(str(file.file.path), file.sha256) for file in work.files]
         tokens = build_token_set(parts, weights, hashes, _split_settings(work))
     with work.stage("leaks"):
-        leaks = _leaks(work)
-        leak_places = _leak_places(leaks, tokens)
-        if leaks is not None and leak_places and recipe.data.near_duplicates == "refuse":
-            raise _refused(leaks, leak_places)
-    return tokens, tokenizer, _report(work, tokens, tokenizer, rows_used, bad, leaks, leak_places)
+        leaks = find_leaks(work)
+        places = leak_places(leaks, tokens)
+        if leaks is not None and places and recipe.data.near_duplicates == "refuse":
+            raise refused_leaks(leaks, places)
+    return tokens, tokenizer, _report(work, tokens, tokenizer, rows_used, bad, leaks, places)
 
 
 def _report(
-    work: _Work,
+    work: Work,
     tokens: TokenSet,
     tokenizer: Tokenizer,
     rows_used: int,
     bad: list[BadRow],
     leaks: LeakReport | None,
-    leak_places: list[tuple[str, str]],
+    places: list[tuple[str, str]],
 ) -> CorpusReport:
     originals = tokens.copy == 0
     assert int(originals.sum()) == rows_used, "a row vanished"
@@ -251,82 +131,23 @@ def _report(
         encoded_documents=work.encoded,
         bad_rows=bad,
         leaks=leaks,
-        leak_places=leak_places,
+        leak_places=places,
         events=work.events,
         seconds=work.seconds,
     )
 
 
-# --------------------------------------------------------------------------- files and rows
+# --------------------------------------------------------------------------- split
 
 
-def _list_files(recipe: Recipe, kinds: Sequence[str]) -> list[_File]:
-    data = recipe.data
-    files = []
-    for kind in kinds:
-        first = sum(len(getattr(data, before)) for before in TEXT_KINDS[: TEXT_KINDS.index(kind)])
-        for file in expand(getattr(data, kind), partial(resolve_path, data)):
-            digest = _hash(file.path)
-            key = make_key(digest, kind, file.format, file.field, data.separator if file.format == "text" else None)
-            files.append(_File(kind, file, first + file.source, digest, key))
-    if not files:
-        raise SourceError(
-            "the recipe names no data", where="data", fix=f"set {' or '.join(f'data.{k}' for k in kinds)}"
-        )
-    return files
-
-
-def _hash(path: Path) -> str:
-    try:
-        return sha256_file(path)
-    except OSError as error:
-        raise unreadable(error, str(path.absolute())) from None
-
-
-def _read(work: _Work, index: int) -> _Rows:
-    """Read a file, once.
-
-    Raises:
-        SourceError: the file changed since it was hashed.
-    """
-    if index not in work.read:
-        file = work.files[index]
-        examples, bad = read_file(file.kind, file.file, work.recipe.data)
-        if _hash(file.file.path) != file.sha256:
-            where = str(file.file.path.absolute())
-            raise SourceError("the file changed while it was read", where=where, fix="start again when it is complete")
-        work.read[index] = _Rows(
-            examples,
-            bad,
-            content_key=np.array([content_key(example) for example in examples], np.uint64),
-            declared=declared_splits(example.split for example in examples),
-            copy=np.zeros(len(examples), np.uint8),
-        )
-    return work.read[index]
-
-
-def _judge_rows(work: _Work) -> tuple[list[BadRow], int]:
-    """Read the files without a shard and judge the rows of all files together: (bad rows, number of good ones)."""
-    bad: list[BadRow] = []
-    used = dict.fromkeys((file.kind for file in work.files), 0)
-    for index, (file, shard) in enumerate(zip(work.files, work.shards, strict=True)):
-        bad += _read(work, index).bad if shard is None else shard.bad_rows(str(file.file.path))
-        used[file.kind] += len(_read(work, index).examples) if shard is None else shard.num_rows
-    total = sum(used.values())
-    apply_policy(bad, total + count_bad(bad), work.recipe.data)
-    for kind, count in used.items():
-        refuse_empty(count, kind, [file.file for file in work.files if file.kind == kind])
-    return bad, total
-
-
-def _split(work: _Work) -> None:
+def _split(work: Work) -> None:
     """Give every document its part of the split, kind by kind, so that every kind has held-out documents, and number
     the units of documents that belong together.
 
     Raises:
         SourceError: there is nothing to train on.
     """
-    rows = [_read(work, index) if shard is None else shard for index, shard in enumerate(work.shards)]
+    rows = [work.rows(index) if shard is None else shard for index, shard in enumerate(work.shards)]
     groups = _groups(work)
     sides: dict[int, np.ndarray] = {}
     together: dict[int, np.ndarray] = {}
@@ -337,8 +158,8 @@ def _split(work: _Work) -> None:
         declared = rows_of([rows[index].declared for index in members], np.int8)
         links = [(np.arange(len(keys)), rows_of([groups[index] for index in members], np.int64))]
         if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
-            examples = [example for index in members for example in _read(work, index).examples]
-            links.append(near_pairs([_text(example) for example in examples], work.recipe.train.seed))
+            examples = [example for index in members for example in work.rows(index).examples]
+            links.append(near_pairs([text_of(example) for example in examples], work.recipe.train.seed))
         split = divide(keys, declared, work.recipe.data, work.recipe.train.seed, work.wanted, links=links)
         unit = units(keys, links) + first
         first += len(keys)
@@ -352,17 +173,17 @@ def _split(work: _Work) -> None:
     work.units = [together[index] for index in range(len(rows))]
 
 
-def _groups(work: _Work) -> list[np.ndarray]:
+def _groups(work: Work) -> list[np.ndarray]:
     """Number of the group of every document, per file, (num_rows,) int64; -1 without one."""
     named = [
-        [example.group for example in _read(work, index).examples] if shard is None else shard.groups
+        [example.group for example in work.rows(index).examples] if shard is None else shard.groups
         for index, shard in enumerate(work.shards)
     ]
     numbers = numbered([name for names in named for name in names])
     return np.split(numbers, np.cumsum([len(names) for names in named])[:-1])
 
 
-def _split_settings(work: _Work) -> tuple[object, ...]:
+def _split_settings(work: Work) -> tuple[object, ...]:
     """Everything besides the files that determines the split."""
     data, seed = work.recipe.data, work.recipe.train.seed
     if data.split_version == 1:
@@ -373,7 +194,7 @@ def _split_settings(work: _Work) -> tuple[object, ...]:
 # --------------------------------------------------------------------------- tokenizer
 
 
-def _stored_tokenizer(work: _Work) -> Tokenizer | None:
+def _stored_tokenizer(work: Work) -> Tokenizer | None:
     """Open the recipe's tokenizer file, or the tokenizer that was built from this corpus before."""
     if work.recipe.tokenizer.path is not None:
         return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
@@ -383,11 +204,11 @@ def _stored_tokenizer(work: _Work) -> Tokenizer | None:
     return load_tokenizer(data) if data is not None else None
 
 
-def _build_tokenizer(work: _Work) -> Tokenizer:
+def _build_tokenizer(work: Work) -> Tokenizer:
     texts = (
         turn.content
         for index in range(len(work.files))
-        for example, side in zip(_read(work, index).examples, work.sides[index].tolist(), strict=True)
+        for example, side in zip(work.rows(index).examples, work.sides[index].tolist(), strict=True)
         if side == Split.TRAIN
         for turn in example.turns
     )
@@ -399,40 +220,33 @@ def _build_tokenizer(work: _Work) -> Tokenizer:
     return load_tokenizer(stored)
 
 
-def _tokenizer_path(work: _Work) -> Path:
+def _tokenizer_path(work: Work) -> Path:
     settings = work.recipe.tokenizer.model_dump(mode="json")
-    key = make_key("tokenizer", code_key(), settings, reserved_texts(work.recipe.data.template), _corpus_key(work))
+    key = make_key("tokenizer", code_key(), settings, reserved_texts(work.recipe.data.template), corpus_key(work))
     return work.folder / "tokenizers" / f"{key}.json"
-
-
-def _corpus_key(work: _Work) -> list[object]:
-    """Everything that determines the examples and their split, as JSON."""
-    data = work.recipe.data
-    rule = [data.split_version, data.near_duplicates == "together"]
-    return [[file.key for file in work.files], data.holdout, work.recipe.train.seed, *rule]
 
 
 # --------------------------------------------------------------------------- shards
 
 
-def _open_originals(work: _Work, tokenizer: Tokenizer) -> None:
+def _open_originals(work: Work, tokenizer: Tokenizer) -> None:
     """Open the shards of this tokenizer in the cache."""
     settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json")]
     work.keys = [make_key("originals", file.key, settings) for file in work.files]
     work.shards = [_open(work, index, key) for index, key in enumerate(work.keys)]
 
 
-def _originals(work: _Work, tokenizer: Tokenizer) -> list[Part]:
+def _originals(work: Work, tokenizer: Tokenizer) -> list[Part]:
     parts = []
     for index, (file, key) in enumerate(zip(work.files, work.keys, strict=True)):
         shard = work.shards[index]
         if shard is None:
-            shard = _store(work, key, _encode(work, index, _read(work, index), tokenizer))
+            shard = _store(work, key, _encode(work, index, work.rows(index), tokenizer))
         parts.append(_part(file, shard, key, work.sides[index], work.units[index]))
     return parts
 
 
-def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
+def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
     """Build augmented copies of the training originals; held-out documents never have copies."""
     augment, seed = work.recipe.augment, work.recipe.train.seed
     if not augment.multiplier:
@@ -446,9 +260,9 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
         key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
         shard = _open(work, index, key)
         if shard is None:
-            rows, kept = _read(work, index), np.flatnonzero(work.sides[index] == Split.TRAIN)
+            rows, kept = work.rows(index), np.flatnonzero(work.sides[index] == Split.TRAIN)
             originals = [rows.examples[row] for row in kept]
-            copies = _Rows(
+            copies = Rows(
                 with_copies(originals, augment, segment, synonyms, seed)[len(originals) :],
                 bad=[],
                 content_key=np.tile(rows.content_key[kept], augment.multiplier),
@@ -461,11 +275,11 @@ def _copies(work: _Work, tokenizer: Tokenizer) -> list[Part]:
     return parts
 
 
-def _part(file: _File, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> Part:
+def _part(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> Part:
     return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split, unit)
 
 
-def _open(work: _Work, index: int, data_key: str) -> Shard | None:
+def _open(work: Work, index: int, data_key: str) -> Shard | None:
     shard, damage = open_shard(work.folder, make_key(code_key(), data_key))
     if damage:
         path = work.files[index].file.path
@@ -474,7 +288,7 @@ def _open(work: _Work, index: int, data_key: str) -> Shard | None:
     return shard
 
 
-def _store(work: _Work, data_key: str, shard: Shard) -> Shard:
+def _store(work: Work, data_key: str, shard: Shard) -> Shard:
     """Write a shard and open it like a later run: mapped, so that its memory can be released."""
     work.misses += 1
     work.encoded += shard.num_rows
@@ -483,7 +297,7 @@ def _store(work: _Work, data_key: str, shard: Shard) -> Shard:
     return open_shard(work.folder, key)[0] or shard
 
 
-def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard:
+def _encode(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Shard:
     examples, path = rows.examples, str(work.files[index].file.path)
     tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)
     with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]
@@ -510,45 +324,3 @@ def _encode(work: _Work, index: int, rows: _Rows, tokenizer: Tokenizer) -> Shard
         ),
         bad=pack_bad_rows(rows.bad, path),
     )
-
-
-# --------------------------------------------------------------------------- leaks
-
-
-def _leaks(work: _Work) -> LeakReport | None:
-    """Compare the held-out originals with the training ones, once per corpus and split."""
-    if work.wanted is Wanted.NEW or not any((side == Split.HOLDOUT).any() for side in work.sides):
-        return None
-    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), _corpus_key(work))}.json"
-    data, damage = read_sealed(path)
-    if damage:
-        work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
-    if data is not None:
-        values = json.loads(data)
-        return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
-    examples = [example for index in range(len(work.files)) for example in _read(work, index).examples]
-    texts = [_text(example) for example in examples]
-    groups = [example.group for example in examples]
-    with progress("looking for held-out texts in training"):
-        leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed)
-    write_sealed(path, json.dumps(asdict(leaks)).encode())
-    return leaks
-
-
-def _text(example: Example) -> str:
-    """Text of a document as it is compared with others."""
-    return "\n".join(turn.content for turn in example.turns)
-
-
-def _leak_places(leaks: LeakReport | None, tokens: TokenSet) -> list[tuple[str, str]]:
-    """Places of the worst leaks and of the training documents that they occur in, "" for one that is spread."""
-    found = leaks.worst if leaks else []
-    return [(tokens.where(leak.document), tokens.where(leak.source) if leak.source >= 0 else "") for leak in found]
-
-
-def _refused(leaks: LeakReport, places: list[tuple[str, str]]) -> SourceError:
-    number = leaks.num_exact + leaks.num_near
-    first = leaks.worst[0].describe(*places[0]).strip()
-    fix = "set data.near_duplicates to together or report, or declare the parts of these rows with split"
-    what = f"E_LEAK {number:,} held-out documents are near-duplicates of training ones, such as {first}"
-    return SourceError(what, where="data.near_duplicates", fix=fix)

@@ -1,0 +1,75 @@
+"""Report on the corpus of a recipe: rows, documents, tokens, lost characters and near-duplicates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.leaks import LeakReport
+from unpad.data.tokens.lost import LostCharacters
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """Report of `prepare`: rows read, used and quarantined, documents encoded, and leaks.
+
+    Args:
+        rows_read: rows_used + rows_quarantined.
+        encoded_documents: documents encoded this time, augmented copies included.
+        tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
+        may_lose: whether the tokenizer is one of a file, which may lack characters.
+        lossy_template: strings of the conversations' template of which it loses characters.
+        num_system: system turns of training conversations.
+        leaks: None without held-out documents.
+        leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
+        events: damaged files that were rebuilt.
+        seconds: per stage; the stages add up to the whole.
+    """
+
+    rows_read: int
+    rows_used: int
+    rows_quarantined: int
+    num_files: int
+    num_train: int
+    num_holdout: int
+    num_test: int
+    num_copies: int
+    tokens: int
+    characters: int
+    lost: LostCharacters
+    may_lose: bool
+    lossy_template: tuple[str, ...]
+    num_system: int
+    cache_hits: int
+    cache_misses: int
+    encoded_documents: int
+    bad_rows: list[BadRow]
+    leaks: LeakReport | None
+    leak_places: list[tuple[str, str]]
+    events: list[str]
+    seconds: dict[str, float]
+
+    def lines(self) -> list[str]:
+        """The report as text; bad rows are named in `bad_rows`, not here."""
+        copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
+        lines = [
+            f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
+            f" + {self.rows_quarantined:,} quarantined",
+            f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out"
+            + (f", {self.num_test:,} of the test part for `unpad eval` alone" if self.num_test else "")
+            + f"; {self.tokens:,} tokens,"
+            f" {self.characters / max(self.tokens, 1):.2f} characters each",
+            f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
+            f" encoded, {sum(self.seconds.values()):.2f} s",
+        ]
+        if self.lost.lost or self.may_lose:
+            lines += self.lost.lines()
+        if self.lossy_template:
+            names = ", ".join(f'"{text}"' for text in self.lossy_template)
+            what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
+            lines.append(f"{what}; set data.template to strings that it can spell")
+        if self.leaks is not None:
+            lines.append(self.leaks.head())
+            for leak, (place, source) in zip(self.leaks.worst, self.leak_places, strict=True):
+                lines.append(leak.describe(place, source))
+        return lines + self.events
