@@ -156,6 +156,13 @@ def test_a_mistyped_stage_or_field_of_a_stage_gets_the_nearest(override: str, wh
     assert fix in error.fix
 
 
+@pytest.mark.parametrize("key", ["data.text.2.weight", "stages.2.train.max_epochs"])
+def test_the_number_after_the_last_source_or_stage_is_refused(key: str, tmp_path: Path) -> None:
+    two = {"data": {"text": ["a.txt", "b.txt"]}, "stages": [{"name": "one"}, {"name": "two"}]}
+    assert load_recipe(written(tmp_path, two), [f"{key}=3".replace(".2.", ".1.")])
+    assert refusal(written(tmp_path, two), f"{key}=3").where == f"command line: {key}"
+
+
 def test_a_recipe_without_stages_says_so() -> None:
     error = refusal("images", "stages.tune.train.max_epochs=3")
     assert error.what == 'there is no stage "tune": the recipe has no stages'
@@ -182,6 +189,13 @@ def test_a_given_source_takes_the_place_of_all_packaged_ones() -> None:
     assert paths(load_recipe("zh_chat", ["data.text.0.path=mine"])) == {"text": ["mine"]}
     for named in (f"data.chat={chats}", "data.chat.0.weight=0.5"):
         assert paths(load_recipe("zh_chat", ["data.text=mine", named])) == {"text": ["mine"], "chat": [chats]}
+
+
+def test_a_packaged_source_written_as_a_section_stays_where_a_field_of_it_is_given(tmp_path: Path) -> None:
+    chats = "unpad:examples/zh/chat.jsonl"
+    recipe = written(tmp_path, {"data": {"text": "old.txt", "chat": {"path": chats}}})
+    assert paths(load_recipe(recipe, ["data.text=mine"])) == {"text": ["mine"]}
+    assert paths(load_recipe(recipe, ["data.text=mine", "data.chat.weight=2"])) == {"text": ["mine"], "chat": [chats]}
 
 
 @pytest.mark.parametrize("override", ["data.chat=[]", "data.chat=null", "data.text.0.weight=2", "data.holdout=0.1"])

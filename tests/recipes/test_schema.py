@@ -106,6 +106,7 @@ REFUSED = [
     "stages: [{name: a, plan: {cross_documents: true}}]",
     "stages: [{name: a, plan: {tokens: 3}}]",
     "stages: [{name: a, optim: {lr: 0}}]",
+    "optim: {weight_decay: -1e-2}",  # text for YAML, and below 0
     "stages: [{name: a, losses: {kl: much}}]",
     "stages: {name: a}",
     "losses: {kl: {start: 1}}",

@@ -101,6 +101,14 @@ def test_near_duplicates_are_tied_together() -> None:
     assert pairs == {frozenset((3, 7)), frozenset((4, 9))}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_text_and_a_beginning_of_it_are_tied_in_either_order(order: int) -> None:
+    texts = random_texts(3, 60)
+    texts = [texts[0], texts[1][:20], texts[1], texts[2]][::order]
+    rows, _ = near_pairs(texts, seed=0)
+    assert set(rows.tolist()) == {1, 2}
+
+
 def test_a_short_text_leaks_only_when_it_is_equal() -> None:
     texts = ["你好", "你好", "再见", "他说再见，然后走了，没有回头"]
     found = report(texts, np.array([1, 0, 1, 0], np.uint8), [""] * 4, seed=0)

@@ -48,6 +48,7 @@ def test_every_class_has_its_share_and_none_is_held_out_as_a_whole() -> None:
     assert np.bincount(classes[side == 1], minlength=4).tolist() == [10, 6, 4, 0]
     assert share_out(np.array([1, 1, 1]), 3).tolist() == [1, 1, 1]
     assert share_out(np.array([10, 1]), 10).tolist() == [9, 1]
+    assert share_out(np.array([1, 9]), 7).tolist() == [0, 7], "no class as a whole, though 0.7 is nearer to 1"
     assert assign(keys(4), undeclared(4), 0.9, 0, classes=np.arange(4)).sum() == 3
 
 
@@ -201,3 +202,17 @@ def test_the_key_is_of_roles_and_contents_only(other: tuple[Turn, ...]) -> None:
     assert key == content_key(Example("b:2", turns, "train", "group", ("word",)))
     assert 0 <= key < 2**64
     assert key != content_key(Example("a:1", other))
+
+
+@pytest.mark.parametrize(("sizes", "chosen"), [([3, 7], [False, True]), ([7, 3], [True, False])])
+def test_where_all_units_would_be_taken_the_one_whose_lack_is_nearest_to_the_total_stays(
+    sizes: list[int], chosen: list[bool]
+) -> None:
+    assert take_share(np.array(sizes), np.zeros(2, np.int64), 9, 1, 9).tolist() == chosen
+
+
+def test_groups_are_on_both_sides_whether_the_other_part_is_valid_or_test() -> None:
+    groups = numbered(["a", "a", "b", "b", "c", "c", "d", "d", "", ""])
+    train, valid, test = Split.TRAIN, Split.HOLDOUT, Split.TEST
+    side = np.array([train, test, valid, train, train, train, valid, test, train, test], np.uint8)
+    assert groups_on_both_sides(groups, side) == 2

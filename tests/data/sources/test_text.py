@@ -33,6 +33,7 @@ def documents(path: Path, content: bytes | None = None, field: str | None = None
         (b"a\rb\r\rc", "auto", [(":1", "a\nb"), (":4", "c")]),
         ("\ufeff甲\u2028乙\u0085".encode(), "auto", [(":1", "甲\u2028乙\u0085")]),
         (b"a\n\nb\n\xff\n\nc", "auto", [(":1", "a"), (":4", "E_UTF8"), (":6", "c")]),
+        (b"a\n\nb\n\xff\nc\nd\n\ne", "auto", [(":1", "a"), (":4", "E_UTF8"), (":8", "e")]),
         (b"a\n\nb\n\0\n\nc", "auto", [(":1", "a"), (":4", "E_CTRL"), (":6", "c")]),
         ("学习效率的提升".encode("gb18030"), "auto", [(":1", "E_ENCODING")]),
         (b"", "auto", []),
