@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from unpad.data.sources.images import ImageExample
 
 _SCALE = re.compile(r"@\d(\.\d)?x$")
-_SIZED = re.compile(r"(.*[^\d])(\d{1,4})(?:x(\d{1,4}))?")  # name_16, name-32x32
+_SIZED = re.compile(r"(.*?[^\d])(\d{1,4})(?:x(\d{1,4}))?")  # name_16, name-32x32
 _FOLDER = re.compile(r"\d{1,4}(x\d{1,4})?(@\dx?)?")  # 16, 32x32, 16x16@2x
 
 
