@@ -35,6 +35,11 @@ def test_columns_that_do_not_fit_follow_below_with_the_same_names() -> None:
     ]
 
 
+def test_columns_may_fill_the_width_to_the_last_cell() -> None:
+    assert text_table(["a", "b", "c"], [["x", "1", "2"]], width=7) == ["a  b  c", "x  1  2"]
+    assert len(text_table(["a", "b", "c"], [["x", "1", "2"]], width=6)) == 5
+
+
 def test_a_long_name_has_a_line_to_itself_and_a_short_row_blank_cells() -> None:
     long = "a-run-with-a-name-that-says-everything-about-it"
     assert len(long) > LONGEST_NAME

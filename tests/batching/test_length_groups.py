@@ -46,6 +46,14 @@ def test_many_groups_are_united_while_attention_stays_small():
     assert attention_cells(spread, united) <= MAX_CELL_RATIO * attention_cells(spread)
 
 
+def test_groups_are_no_wider_than_their_number_asks_for():
+    spread = np.arange(600, 0, -1)
+    wider = length_groups(spread, 0.25, max_groups=10**9)
+    assert len(wider) < len(length_groups(spread, max_groups=10**9))
+    assert length_groups(spread, max_groups=len(wider) - 1).tolist() == wider.tolist()
+    assert len(length_groups(spread, max_groups=len(wider) - 2)) < len(wider)
+
+
 @given(DESCENDING, st.integers(1, 8))
 @settings(deadline=None)
 def test_uniting_groups_never_makes_attention_explode(lengths, max_groups):

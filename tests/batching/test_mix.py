@@ -30,6 +30,13 @@ def test_the_share_depends_on_seed_and_epoch_only():
     assert len({tuple(ids) for ids in drawn}) == 3
 
 
+def test_the_share_is_drawn_from_a_stream_that_the_order_of_the_plan_does_not_use():
+    drawn = draw_sequences(np.zeros(200, np.int64), [0.5], seed=3, epoch=4)
+    plans = np.random.default_rng([3, 4])
+    share = int(100 + plans.random())
+    assert drawn.tolist() != sorted(plans.permutation(200)[:share].tolist())
+
+
 def test_a_single_sequence_of_half_weight_appears_in_about_half_of_the_epochs():
     assert 70 < sum(len(draw_sequences(np.array([0]), [0.5], seed=0, epoch=epoch)) for epoch in range(200)) < 130
 

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -176,6 +178,15 @@ def test_budget_holds_for_padded_tokens(lengths, limit):
     for start, stop, pad_to in zip(grouping.micro_offsets, grouping.micro_offsets[1:], grouping.pad_to, strict=False):
         assert pad_to == lengths[grouping.order[start:stop]].max()
         assert pad_to * (stop - start) <= limit or stop - start == 1
+
+
+def test_budget_mixes_neighbouring_batches_anew_in_every_epoch():
+    lengths, drawn = many(400), []
+    for epoch in range(2):
+        grouping = budget.group(lengths, PlanSettings(tokens_per_micro=2000), np.random.default_rng(epoch))
+        batches = [grouping.order[a:b] for a, b in pairwise(grouping.micro_offsets)]
+        drawn.append({frozenset(batch.tolist()) for batch in batches})
+    assert len(drawn[0] & drawn[1]) < len(drawn[0]) / 2
 
 
 def best_fit_one_by_one(lengths: np.ndarray, size: int) -> list[int]:

@@ -199,6 +199,17 @@ def test_a_saved_conversation_is_a_line_that_training_reads(trained: Trained, tm
     assert json.loads(line) == {"messages": [{"role": role, "content": content} for role, content in TALKS[1]]}
 
 
+def test_a_conversation_may_be_saved_again_by_another_spelling_of_the_path(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    talk = Conversation(*trained, TEMPLATE, SETTINGS)
+    "".join(talk.reply("你好"))
+    for path in (Path("talk.jsonl"), Path("talk.jsonl"), tmp_path / "talk.jsonl", Path("./talk.jsonl")):
+        talk.save(path)
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.jsonl"]
+
+
 def test_saving_never_replaces_a_file_of_something_else(trained: Trained, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("precious")

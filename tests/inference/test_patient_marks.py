@@ -19,7 +19,7 @@ from tests.helpers.event_tables import draw_rows, opened, put, table
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
 from unpad.data.histories.assemble import QUANTILES, load_codes
-from unpad.inference.patient_marks import mark_patients
+from unpad.inference.patient_marks import beyond, mark_patients
 from unpad.training.loop import train
 
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
@@ -128,13 +128,14 @@ def test_patients_without_events_before_the_landmark_are_marked_or_refused(
     refused = embedded(unpad, run, late)
     assert refused.code == 3
     assert "none of the 180 events can be read: all are after the landmark" in refused.err
-    both = pa.concat_tables([pq.read_table(late), pq.read_table(write(tmp_path / "on_time.parquet", 900, 30))])
+    on_time, after = write(tmp_path / "on_time.parquet", 900, 30), write(tmp_path / "after.parquet", 900, 5, shift=300)
+    both = pa.concat_tables([pq.read_table(path) for path in (late, on_time, after)])
     pq.write_table(both, tmp_path / "both.parquet")
     found = embedded(unpad, run, tmp_path / "both.parquet")
     assert found.code == 0
     what = "10 of 40 patients have no event to read, 10 of them because all are after the landmark (25.0%)"
     assert f"warning: {what}" in found.warnings
-    assert found.rows["after_landmark"] == [18] * 10 + [0] * 30
+    assert found.rows["after_landmark"] == [18] * 15 + [0] * 25, "five of them have other events too"
     assert found.rows["mark"] == ["no events before the landmark"] * 10 + [""] * 30
 
 
@@ -179,6 +180,16 @@ def test_a_run_that_records_no_values_says_so(unpad: Shell, run: Path, tmp_path:
     assert "does not record the values of training, so values of another unit go unnoticed" in found.out
     assert found.rows["outside_range"] == [None] * 40
     assert found.rows["mark"] == [""] * 40
+
+
+def test_values_are_unusual_beyond_the_middle_98_percent_on_both_sides(tmp_path: Path) -> None:
+    rows = [(person, float(person), "a", float(person)) for person in range(200)]
+    data = opened({"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "minutes"}, data={"holdout": 0})
+    for margin, unusual in ((0, []), (1, [0, 1, 198, 199])):
+        found = beyond(data, margin)
+        assert found is not None
+        values = data.values[found] * data.known.std[data.code[found]] + data.known.mean[data.code[found]]
+        assert np.sort(values).round().tolist() == unusual
 
 
 def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) -> None:

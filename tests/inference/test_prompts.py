@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.shell import Shell
+from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet, write_toy
+from unpad.data.tokens.tokenizer import open_tokenizer_file
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun, load
-from unpad.inference.prompts import count_system_turns, system_note
+from unpad.inference.prompts import count_system_turns, encode, system_note
+from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
 
 STEPS = ["train.max_steps=2", "train.eval_every=100"]
@@ -103,6 +106,15 @@ def test_a_run_trained_on_system_turns_and_one_that_does_not_say(
     assert "does not record" in unpad("chat", path, "--system", "简短", stdin="").err
     assert count_system_turns([{"kind": "data", "system_turns": 3}, {"kind": "data", "system_turns": 4}]) == 4
     assert system_note(4) == ""
+
+
+def test_what_is_lost_of_a_prompt_is_of_its_system_text_too(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(dropping_bpe("系统：用户助手你好"))
+    tokenizer = open_tokenizer_file(tmp_path / "tokenizer.json")
+    recipe = Recipe(**{"data": {"chat": "chats.jsonl"}})
+    for text, system, lost, total in (("你好", "", 0, 2), ("你好", "简短", 2, 4), ("短", "你好简短", 3, 5)):
+        found = encode(recipe, tokenizer, text, system).lost
+        assert (found.lost, found.total) == (lost, total)
 
 
 def test_runs_without_a_place_for_a_system_text_refuse_it(unpad: Shell, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.helpers.toy import events, write_toy
 from unpad.training import length
-from unpad.training.length import LastStep, StageLength
+from unpad.training.length import LastStep, RunLength, StageLength
 from unpad.training.loop import train
 from unpad.training.optim import Epochs
 
@@ -76,3 +76,12 @@ def test_known_epochs_replace_their_estimates() -> None:
         LastStep(14, False),
         LastStep(20, True),
     )
+
+
+def test_a_run_is_known_to_the_step_only_if_every_stage_before_its_end_is() -> None:
+    guessed = StageLength(Epochs((0,), (10,)), max_epochs=3, max_steps=None, planned={0: 10})
+    known = StageLength(Epochs((0,), (4,)), max_epochs=2, max_steps=None, planned={0: 4, 1: 5})
+    run = RunLength([guessed, None, known])
+    assert run.last(0, 0) == LastStep(39, False)
+    assert run.last(1, 30) == run.last(2, 30) == LastStep(39, True)
+    assert RunLength([known, guessed]).last(0, 0) == LastStep(39, False)

@@ -108,3 +108,13 @@ def test_the_pixels_given_are_left_alone() -> None:
     before = pixels.copy()
     prepare(pixels, (2, 2), 8, ImageSettings())[:] = 0
     np.testing.assert_array_equal(pixels, before)
+
+
+@pytest.mark.parametrize(("long", "short", "inside"), [(10, 3, 5), (10, 2, 3), (20, 3, 2), (100, 1, 1)])
+def test_letterbox_rounds_the_short_side_to_the_nearest_pixel(long: int, short: int, inside: int) -> None:
+    settings = ImageSettings(size="letterbox", square=16)
+    for shape in ((short, long, 3), (long, short, 3)):
+        patches = prepare(np.full(shape, 255, np.uint8), (1, 1), 16, settings)
+        covered = patches.reshape(3, 16, 16)[0] != 0  # (y, x)
+        assert covered.sum() == 16 * inside
+        assert sorted((int(covered.any(0).sum()), int(covered.any(1).sum()))) == [inside, 16]

@@ -137,6 +137,14 @@ def test_detail_grows_from_a_plain_colour_to_noise() -> None:
     assert 0.8 < measured[-1] <= 1
 
 
+def test_detail_is_the_same_of_a_picture_on_its_side() -> None:
+    upright = lines(8)
+    across = np.repeat(upright[:1], len(upright), 0)  # lines of one direction alone
+    assert detail(across) > 0.1
+    for pixels in (upright, across):
+        assert detail(pixels.transpose(1, 0, 2)) == pytest.approx(detail(pixels))
+
+
 def test_detail_is_of_the_picture_and_not_of_its_size() -> None:
     small = lines(16).repeat(4, 0).repeat(4, 1)
     assert detail(small) == pytest.approx(detail(lines(16)), rel=0.01)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.toy import run, write_toy
 from unpad.inference.loaded import load
-from unpad.run.report.history import LOG, OLD_LOG, log_file, read_log, run_state
+from unpad.run.report.history import LOG, OLD_LOG, describe_gaps, log_file, read_log, run_state
 from unpad.run.report.page import write_report
 from unpad.run.summary import describe_runs
 from unpad.storage import LOCK, RunLock
@@ -68,3 +68,10 @@ def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(
         assert "Held-out patients" not in page
     (folder / "recipe.yaml").unlink()
     assert "There is no recipe.yaml" in write_report(folder).read_text()
+
+
+def test_five_gaps_are_named_and_the_others_counted() -> None:
+    gaps = [(step, step + step % 2) for step in range(10, 70, 11)]
+    five = "metrics.jsonl lacks steps 10, 21 to 22, 32, 43 to 44, 54"
+    assert describe_gaps("metrics.jsonl", gaps[:5]).startswith(f"{five}: ")
+    assert describe_gaps("metrics.jsonl", gaps).startswith(f"{five} and 1 more gaps: ")

@@ -107,6 +107,15 @@ def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: P
     assert page.count("class=stage") == 7  # the boundary, in every plot
 
 
+@pytest.mark.parametrize(("title", "unit", "value"), [("Waiting for data", "ms per step", 20), ("Memory", "GB", 0.6)])
+def test_axes_hold_what_was_measured_in_their_unit(tmp_path: Path, title: str, unit: str, value: float) -> None:
+    page = write_report(run_directory(tmp_path / "run")).read_text()
+    figure = page.split(f"<b>{title}</b>")[1].split("</figure>")[0]
+    highest = float(re.findall(r"<text class=end[^>]*>([^<]+)<", figure)[-1])
+    assert unit in figure
+    assert value <= highest <= 2 * value
+
+
 def test_words_of_the_run_are_escaped(tmp_path: Path) -> None:
     folder = run_directory(tmp_path / "a&b<i>", stage="<b>x</b>")
     with (folder / "log.jsonl").open("a") as log:

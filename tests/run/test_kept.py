@@ -1,0 +1,22 @@
+"""Commands that use a run name it as the shell needs it where it stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from unpad.recipes.find import find_recipe
+from unpad.run.kept import what_next
+
+
+def test_a_run_under_runs_is_called_by_its_name_however_its_path_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("runs/mine"), Path("elsewhere/mine")):
+        folder.mkdir(parents=True)
+        (folder / "recipe.yaml").write_bytes(find_recipe("zh_chat").read_bytes())
+    for folder in (Path("runs/mine"), tmp_path / "runs" / "mine"):
+        assert what_next(folder) == ["next:  unpad chat mine", "       unpad eval mine", "       unpad report mine"]
+    assert what_next(Path("elsewhere/mine"))[0] == "next:  unpad chat elsewhere/mine"
