@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,9 @@ from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
 from tests.helpers.untrained_patients import CODES, Guess, draw
+from unpad.batching.batch import RaggedBatch
 from unpad.data.family import open_data
+from unpad.data.patients import EventData
 from unpad.evaluation.patients import summarise
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import predict
@@ -93,6 +96,32 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
     assert shown.out.startswith("evaluated: ")
     told = shown.out + (run / "evaluation.json").read_text() + (run / "report.html").read_text()
     assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]
+
+
+def test_own_patients_are_checked_planned_and_proven(
+    unpad: Shell, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = run.with_name("recipe.yaml")
+    checked = unpad("data", "check", recipe)
+    assert checked.code == 0, checked.out + checked.err
+    assert f"{PEOPLE} of {PEOPLE} rows usable" in checked.out
+    planned = unpad("plan", recipe, "--json")
+    assert planned.code == 0, planned.err
+    for strategy in json.loads(planned.out)["strategies"]:
+        assert strategy["ledger"]["sequences"]["whole"] == round(PEOPLE * 0.6), strategy["name"]
+    proven = unpad("prove", recipe)
+    assert proven.code == 0, proven.out
+    assert "FAIL" not in proven.out
+
+    def of_another_patient(batch: RaggedBatch) -> RaggedBatch:
+        assert batch.seq_labels is not None
+        return replace(batch, seq_labels=batch.seq_labels.roll(1))
+
+    load = EventData.load
+    monkeypatch.setattr(EventData, "load", lambda data, micro: of_another_patient(load(data, micro)))
+    faulty = unpad("prove", recipe)
+    assert faulty.code == 1
+    assert "FAIL  plan pack = alone" in faulty.out
 
 
 def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, run: Path, tmp_path: Path) -> None:
