@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from tests.data.test_images import micro_of, write_folder, write_recipe
 from tests.evaluation.test_metrics import undeclared
@@ -18,6 +20,7 @@ from tests.helpers.toy import events, quiet, rows, weights
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.family import open_data
+from unpad.data.sources.split import Wanted
 from unpad.data.vqa import VqaData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.models import model_config
@@ -127,6 +130,29 @@ def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(
     assert plain is not None
     assert plain.inputs_embeds is not None
     assert torch.equal(asked.inputs_embeds, plain.inputs_embeds), "what is asked is asked about the image as it is"
+
+
+def test_images_of_the_test_part_are_never_changed(tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "pictures")
+    lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+    file.write_text("".join(json.dumps(line | {"split": "test"}) + "\n" for line in lines), "utf-8")
+    tested, plain = (
+        open_data(recipe_of(file, images=images), None, Wanted.NEW) for images in ({"flip": 0.5, "shift": 0.2}, {})
+    )
+    assert isinstance(tested, VqaData)
+    assert isinstance(plain, VqaData)
+    ids = [0, 1, 5]
+    assert_equal(tested.load(micro_of(tested, ids)), plain.load(micro_of(plain, ids)))  # type: ignore[arg-type]
+
+
+def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Path) -> None:
+    file = write_questions(tmp_path / "pictures")
+    before = questions_of(recipe_of(file)).fingerprint()
+    moved = shutil.copytree(file.parent, tmp_path / "moved") / file.name
+    assert questions_of(recipe_of(moved)).fingerprint() == before
+    picture = sorted(moved.parent.rglob("*.png"))[0]
+    Image.fromarray(255 - np.asarray(Image.open(picture))).save(picture)
+    assert questions_of(recipe_of(moved)).fingerprint() != before
 
 
 def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,16 @@ def test_every_number_equals_a_recount_over_the_plans_of_training(
             real, computed = real + sum(tokens), computed + sum(cells)
         whole = next(row for row in result.to_json()["strategies"] if row["name"] == name)
         assert whole["pad_share"] == pytest.approx(1 - real / computed)
+
+
+def test_the_time_of_a_stage_is_that_of_the_tokens_of_all_its_epochs(made: tuple[Preview, str]) -> None:
+    for stage, epochs in zip(made[0].stages, (2, 3), strict=True):
+        for row in stage.rows:
+            timed = replace(
+                stage, trials={row.name: Trial(tokens=100, seconds=2.5, largest_tokens=0, peak_bytes=0, base_bytes=0)}
+            )
+            assert stage.epochs == epochs
+            assert timed.estimated_seconds(row) == pytest.approx(0.025 * row.padded_tokens * epochs)
 
 
 def test_ragged_plans_have_no_padding_and_padded_ones_have(made: tuple[Preview, str]) -> None:

@@ -115,6 +115,12 @@ def test_one_rectangle_of_one_colour_is_erased() -> None:
     assert 0.04 < np.mean(shares) < 0.09  # a quarter of each side
 
 
+def test_every_pixel_may_be_erased() -> None:
+    plain = np.full((8, 12, 3), 255, np.uint8)
+    hidden = sum((changed(plain, seed, erase=0.5) != 1).any(0).astype(int) for seed in range(200))
+    assert np.all(hidden > 0)
+
+
 def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
     rng = np.random.default_rng(3)
     patches = rng.uniform(-1, 1, (6, 4 * 64)).astype(np.float32)

@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
+import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from tests.helpers.shell import Shell
@@ -26,7 +27,7 @@ from unpad.run.report.history import read_rows
 from unpad.trials.search.journal import Journal, open_study
 from unpad.trials.search.metric import direction, judge
 from unpad.trials.search.prune_score import prune_score
-from unpad.trials.search.search import JOURNAL, search
+from unpad.trials.search.search import JOURNAL, Search, search
 from unpad.trials.search.space import Choice, Range, split_fields, written
 
 pytestmark = pytest.mark.slow
@@ -142,6 +143,20 @@ def test_trials_that_fall_behind_end_early(whole: Path) -> None:
         assert len(rows(folder, "eval")) == 2
         assert events(folder, "stopped")[0]["message"].startswith("stopped after an evaluation")
     assert all(len(t.intermediate_values) == 3 for t in judged)
+
+
+@pytest.mark.parametrize(
+    ("metric", "sign", "compared"), [("accuracy", -1, 2.0), ("perplexity", 1, 7.4), ("none", 1, 2.0)]
+)
+def test_trials_are_compared_by_the_metric_only_if_less_of_it_is_better(
+    tmp_path: Path, metric: str, sign: int, compared: float
+) -> None:
+    study = optuna.create_study()
+    trial, found = study.ask(), HeldOut(2.0, {"loss": 2.0, "accuracy": 0.9, "perplexity": 7.4}, 10)
+    search = Search("toy", tmp_path, {}, [], metric, sign, "tune", 0, study, quiet(), False)
+    assert not SEARCH._falls_behind(search, trial, "pretrain", 3, found)
+    assert not SEARCH._falls_behind(search, trial, "tune", 6, found)
+    assert study.get_trials()[0].intermediate_values == {1: compared}
 
 
 def test_a_trial_that_was_ended_early_can_be_trained_on(recipe: Path, tmp_path: Path) -> None:
