@@ -76,7 +76,9 @@ def on_terminal(
     """Run a verb with standard error on a terminal; Ctrl-C when `stop_at` is shown. Exit code, output, terminal."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": no_color}
-    command = [sys.executable, "-c", "from unpad.cli import main; main()", *words]
+    # A job in the background ignores Ctrl-C, and so would the processes that it starts.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command = [sys.executable, "-c", heed + "from unpad.cli import main; main()", *words]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown, stopped = b"", False
