@@ -206,6 +206,17 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [24, 24]
 
 
+def test_a_finished_stage_names_the_limit_that_ended_it(tmp_path: Path) -> None:
+    recipe = one_stage(tmp_path, train={"max_epochs": 1})
+    run(recipe, tmp_path / "run", "train.max_steps=100")
+    run(recipe, tmp_path / "run", "train.max_steps=200", resume=True)
+    run(recipe, tmp_path / "run", "train.max_epochs=2", "train.max_steps=6", resume=True)
+    told = [event["message"] for event in events(tmp_path / "run", "nothing_to_do")]
+    assert [message.partition("; ")[2] for message in told] == [
+        "raise train.max_epochs above 1 to continue", "raise train.max_steps above 6 to continue",
+    ]  # fmt: skip
+
+
 def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

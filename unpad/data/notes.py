@@ -22,7 +22,7 @@ def notes(recipe: Recipe, data: Data) -> list[str]:
         if rows.any() and not (table.split[rows] == Split.HOLDOUT).any():
             found.append(
                 f"note: nothing of data.{kind} is held out, of {int(rows.sum()):,} {unit}, so nothing says how good"
-                ' the model is on new data; add others, or declare "split": "holdout"'
+                ' the model is on new data; add others, or declare "split": "valid"'
             )
             if kind == "text" and int(rows.sum()) == 1:
                 files = expand(recipe.data.text, partial(resolve_path, recipe.data))

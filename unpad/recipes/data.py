@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Annotated, Any, Literal, get_origin
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from unpad.errors import nearest
 from unpad.recipes.section import Section
@@ -121,6 +122,14 @@ class EventSettings(Section):
         description="Time of the prediction, or a column of the table of labels; later events are not read. null: the "
         "last event of each patient.",
     )
+
+    @field_validator("landmark", mode="before")
+    @classmethod
+    def _landmark_is_no_date(cls, value: object) -> object:
+        if isinstance(value, date):
+            raise ValueError("one date for all is no landmark; give the labels a column of dates and name it")
+        return value
+
     unit: Literal["auto", "minutes", "hours", "days"] = Field(
         "auto",
         description="Unit of landmark, horizon, duration and window; auto: unit of the events, days for timestamps.",
@@ -244,8 +253,10 @@ class TokenizerSettings(Section):
 
     @model_validator(mode="after")
     def _path_with_file(self) -> TokenizerSettings:
-        if (self.kind == "file") != (self.path is not None):
-            raise ValueError("tokenizer.path belongs to tokenizer.kind=file, and only there")
+        if self.kind == "file" and self.path is None:
+            raise ValueError("tokenizer.kind=file needs tokenizer.path, a tokenizer.json")
+        if self.kind != "file" and self.path is not None:
+            raise ValueError("tokenizer.path needs tokenizer.kind=file")
         return self
 
 

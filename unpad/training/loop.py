@@ -254,7 +254,7 @@ def _has_work(run: RunContext, stage: StageSetup) -> bool:
     """Return whether a stage has data, epochs and steps left; log the reason if not."""
     progress, train = run.progress, stage.recipe.train
     if stage.train_ids.size == 0:
-        reason = "no data: " + " and ".join(f"data.{kind}" for kind in stage.kinds) + " hold nothing to train on"
+        reason = "no data to train on in " + " and ".join(f"data.{kind}" for kind in stage.kinds)
     elif train.max_epochs == 0:
         reason = "max_epochs is 0"
     elif train.max_steps is not None and progress.step >= train.max_steps and progress.stage_step == 0:
@@ -283,7 +283,7 @@ def _run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple
     frozen = freeze(run.setup.model, recipe.train.freeze)
     stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
     if _is_over(stage):
-        message = f"{name}: it ended at step {progress.step}; raise its epochs or steps to continue"
+        message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
         run.monitor.log("nothing_to_do", message=message, name=name)
     end, most = run.length.last(progress.stage, before), recipe.train.max_epochs
     run.monitor.stage(
@@ -383,6 +383,16 @@ def _is_over(stage: StageRun) -> bool:
         or (train.max_steps is not None and progress.step >= train.max_steps)
         or (train.patience is not None and progress.checks_without_progress >= train.patience)
     )
+
+
+def _what_ended(stage: StageRun) -> str:
+    """Name the limit that the stage has reached and the field that raises it."""
+    train, progress = stage.setup.recipe.train, stage.run.progress
+    if train.max_epochs is not None and progress.epoch >= train.max_epochs:
+        return f"raise train.max_epochs above {train.max_epochs} to continue"
+    if train.max_steps is not None and progress.step >= train.max_steps:
+        return f"raise train.max_steps above {train.max_steps} to continue"
+    return f"{progress.checks_without_progress} evaluations brought no progress (train.patience)"
 
 
 def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:

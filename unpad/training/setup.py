@@ -145,9 +145,12 @@ def check_stages(setup: Setup) -> None:
         with needs_memory("the optimizer", OPTIMIZER_FIX):
             make_optimizer(setup.model, recipe.optim)
         if recipe.train.patience is not None and stage.held_out_ids.size == 0:
-            fix = "set data.holdout above 0, or train.patience=null"
+            reasons = [line.removeprefix("note: ") for line in notes(setup.recipe, setup.data)]
+            fix = "; ".join(reasons or ["set data.holdout above 0"])
             raise RecipeError(
-                f"stage {stage.name} has patience but nothing is held out", where="train.patience", fix=fix
+                f"stage {stage.name} has patience but nothing is held out",
+                where="train.patience",
+                fix=f"{fix}; or set train.patience=null",
             )
         epochs = stage_epochs(stage, epoch_plan(stage, 0))
         if 0 in epochs.steps:

@@ -224,5 +224,8 @@ def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_
         assert outcome.code == 0, outcome.err
         assert advice in outcome.out
         assert "nothing of data.text is held out, of 1 sequences" in outcome.out
+    refused = unpad("train", *mine, "train.patience=2", "--out", tmp_path / "waits")
+    assert refused.code == 2
+    assert f"{advice.removeprefix('note: ')}; or set train.patience=null" in refused.err
     assert "note:" not in unpad("plan", *mine, 'data.separator="\n"').out
     assert "note:" not in unpad("plan", *mine, "data.holdout=0").out
