@@ -28,6 +28,7 @@ USUAL = {"temperature": (37.0, 0.5), "pulse": (80.0, 12.0), "lactate": (1.5, 0.4
 
 def write(path: Path, first: int, num: int = 40, factor: float = 1.0, shift: float = 0.0, **renamed: str) -> Path:
     """Measurements of patients before day 0, six of each kind; the values are `factor` times the usual ones."""
+    path.parent.mkdir(exist_ok=True)
     rng = np.random.default_rng(first)
     rows = [
         (person, -float(day) + shift, renamed.get(code, code), float(rng.normal(mean, sd)) * factor)
@@ -105,6 +106,28 @@ def test_values_of_another_unit_are_noticed(unpad: Shell, run: Path, tmp_path: P
         assert median == pytest.approx(88 * mean, rel=0.1)
     assert found.rows["outside_range"] == [18] * 40
     assert found.rows["mark"] == ["unusual values"] * 40
+
+
+def test_an_evaluation_of_new_patients_says_what_the_run_does_not_know(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    usual = write(tmp_path / "usual" / "tests.parquet", 500).parent
+    strange = write(tmp_path / "strange" / "tests.parquet", 500, factor=88, pulse="LOINC-pulse").parent
+    found = unpad("eval", run, "--data", usual)
+    assert (found.code, "warning: " in found.out) == (0, False), found.err
+    assert "40 patients: 40 to evaluate\n" in found.out
+    found = unpad("eval", run, "--data", strange)
+    assert found.code == 0
+    assert "warning: 240 of 720 events have codes unknown to the run (33.3%)" in found.out
+    assert "warning: lactate: 240 of 240 values outside of " in found.out
+    unknown = write(tmp_path / "unknown" / "tests.parquet", 500, **{name: f"LOINC-{name}" for name in USUAL}).parent
+    refused = unpad("eval", run, "--data", unknown)
+    assert (refused.code, "E_CODE" in refused.err) == (3, True)
+
+
+def test_a_file_that_is_not_named_parquet_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
+    refused = unpad("embed", run, "--out", tmp_path / "vectors.csv")
+    assert refused.code == 2
+    assert "name it vectors.parquet" in refused.err
+    assert not (tmp_path / "vectors.csv").exists()
 
 
 def test_a_table_of_unknown_codes_is_refused_and_some_are_marked(unpad: Shell, run: Path, tmp_path: Path) -> None:

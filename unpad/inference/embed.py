@@ -25,6 +25,7 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 
 Level = Literal["patient", "set"]
+NOT_PARQUET = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".npy", ".npz", ".xlsx")  # other names are the user's choice
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     if not isinstance(run.model, PredictsSets):
         fix = "use a run of `unpad train events`"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
+    if out.suffix.lower() in NOT_PARQUET:
+        raise RecipeError("the file will be parquet", where=str(out), fix=f"name it {out.with_suffix('.parquet').name}")
     data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files, Wanted.NEW))
     lines: list[str] = []
     if path is not None:
@@ -85,6 +88,8 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     rows = f"{num:,} patients" if level == "patient" else f"{len(vectors.patient):,} sets of {with_sets:,} patients"
     lines.append(f"{rows}, {size} numbers each: {out}")
     without = num - with_sets
+    if path is None and data.table.num_test:
+        lines.append(f"{data.table.num_test:,} patients of the test part are left out; --data reads any patients")
     return lines + ([f"{without:,} other patients have no set, and no row"] if without else [])
 
 

@@ -139,9 +139,14 @@ def refuse_unknown(data: EventData) -> None:
 
 
 def ledger(data: EventData, marks: Marks) -> list[str]:
-    """What was read of the patients and left out, as training reports it, and warnings."""
-    report = data.report
-    lines = report.lines(data.cohort, data.known, data.values, data.sets, for_training=False)
+    """What was read of the patients and left out, as training reports it, and what the run does not know of them."""
+    lines = data.report.lines(data.cohort, data.known, data.values, data.sets, for_training=False)
+    return lines + unknown_lines(data, marks)
+
+
+def unknown_lines(data: EventData, marks: Marks) -> list[str]:
+    """Shares of events, patients and values of which the run knows nothing, with a warning where they are large."""
+    report, lines = data.report, list[str]()
     num_read, num_strange = int(report.num_read.sum()), int(report.num_strange.sum())
     lines += _share(num_strange, num_read, "events have codes unknown to the run", MOST_UNKNOWN)
     late = int((marks.empty & report.num_late.any(1)).sum())
