@@ -191,7 +191,7 @@ def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Pat
     })  # fmt: skip
     data = open_data(recipe, None)
     assert data.table.num_test == 10
-    assert any("10 left out of a split named test" in line for line in data.lines())
+    assert any("10 left out as the test part" in line for line in data.lines())
     held = data.table.split == Split.HOLDOUT
     assert int(held.sum()) == 10 + round(0.3 * 10)
     tested = open_data(recipe, data.files, Wanted.TEST)

@@ -208,7 +208,7 @@ def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Pa
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     begun = unpad("train", tmp_path / "recipe.yaml", "--out", tmp_path / "run")
     assert begun.code == 0, begun.err
-    assert "20 to train on, 10 held out; 10 left out of a split named" in begun.out
+    assert "20 to train on, 10 held out; 10 left out as the test part" in begun.out
     outcome = unpad("eval", tmp_path / "run", "--json")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["auroc"]["num"] == 10

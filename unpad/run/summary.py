@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def summarize(folder: Path) -> RunSummary:
     except (UnpadError, KeyError, TypeError) as error:
         what = error.what if isinstance(error, UnpadError) else f"{type(error).__name__} in its files"
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
-    command = " ".join(["unpad train", saved["recipe"], *saved["overrides"]])
+    command = shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
     started = log[0]["time"] if log else ""
     return RunSummary(folder.name, run_state(folder, log), started, step, heldout, size, command)
 

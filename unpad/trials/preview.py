@@ -283,8 +283,9 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     measured = "memory and time: measured on one micro-batch and one step of each."
     if stage.attends:
         lines = [
-            "* the recipe's. attention: query-key pairs computed over those needed. corr: correlation of the mean",
-            f"lengths of neighbouring steps. {measured}",
+            "* the recipe's. attention: query-key pairs computed over those needed.",
+            "corr: correlation of the mean lengths of neighbouring steps.",
+            measured,
             *_token_lines(chosen.ledger, setup, stage.units),
         ]
     else:

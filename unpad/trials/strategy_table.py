@@ -204,7 +204,9 @@ def advise_lr(lr: float, batch_size: int, units: Units = TEXT) -> RateAdvice:
     """
     high = lr * math.sqrt(batch_size)
     low = lr if batch_size <= 4 else high / 2
-    why = f"square-root rule for {batch_size} {units.sequences} per update; not applied by itself"
+    why = (
+        f"square-root rule for {batch_size} {units.sequences} per update, if {lr:.1e} suits one; not applied by itself"
+    )
     return RateAdvice(low, high, why)
 
 

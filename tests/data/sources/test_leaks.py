@@ -31,6 +31,7 @@ def test_planted_duplicates_are_found_and_nothing_else() -> None:
     assert found.worst[1].share == pytest.approx(38 / 53, abs=1e-4)
     assert found.num_groups == 1
     assert "1 equal" in found.head()
+    assert "of them:" not in found.head(), "all are named"
     assert "(1 groups are on both sides)" in found.head()
     assert "a.jsonl:2: 72% of it occurs in training, most of it in a.jsonl:102" in found.worst[1].describe(
         "a.jsonl:2", "a.jsonl:102"

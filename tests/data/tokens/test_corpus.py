@@ -427,6 +427,26 @@ def test_the_split_follows_seed_and_declaration(folder: Path) -> None:
     assert report.leaks.num_holdout == 5
 
 
+def test_rows_that_follow_their_group_into_the_test_part_are_counted(folder: Path) -> None:
+    """Of six groups of three rows, three declare one row of the test part: its other two follow it."""
+    rows = [{"text": text, "group": i // 3} for i, text in enumerate(TEXTS[:18])]
+    for i in (0, 3, 6):
+        rows[i]["split"] = "test"
+    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"text": "groups.jsonl", "chat": []}
+    _, _, report = prepare(make_recipe(folder, data=data))
+    assert (report.num_test, report.num_followed) == (9, 6)
+    assert any(line.startswith("  6 rows without a split are of the test part") for line in report.lines())
+    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:9]))
+    with pytest.raises(SourceError, match="nothing to train on") as refused:
+        prepare(make_recipe(folder, data=data))
+    assert "6 rows without a split" in refused.value.fix
+    for row in rows:
+        row.setdefault("split", "train")
+    (folder / "groups.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prepare(make_recipe(folder, data=data))[2].num_followed == 0
+
+
 def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
     (folder / "split.jsonl").write_text(
         '{"text": "山谷的水"}\n{"text": "龘龘龘龘", "split": "holdout"}\n{"text": "水流过山谷"}\n'

@@ -59,7 +59,7 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
     counts: dict[str, int] = {}
     kept = np.flatnonzero(~cohort.refused)
     patient = index[rows.person[kept]]
-    counts["of patients who take no part"] = int((patient < 0).sum())
+    counts["of patients who are left out"] = int((patient < 0).sum())
     kept, patient = kept[patient >= 0], patient[patient >= 0]
     time = rows.days[kept] - cohort.landmark[patient]
     counts["after the landmark"] = int((time > 0).sum())

@@ -331,7 +331,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     here = np.flatnonzero(choice.taking)
     classes = None if cohort.label is None else cohort.label[here]
     split[here] = divide(keys[here], mine[here], recipe.data, recipe.train.seed, wanted, classes=classes)
-    others = "of a split named test" if wanted is Wanted.LEARNING else "of other parts"
+    others = "as the test part" if wanted is Wanted.LEARNING else "of other parts"
     choice.leave(~taken(split, wanted), others)
     kept = np.flatnonzero(choice.taking)
     return Cohort(

@@ -219,7 +219,7 @@ def _choose(
             raise SourceError(
                 f"E_MISSING no column {sought}; there is {there}",
                 where=shown,
-                fix=f"{nearest(candidates[0], present)} Name yours with `{name}:` in {key}",
+                fix=f"name yours with `{name}:` in {key}; {nearest(candidates[0], present)}",
             )
     return names
 

@@ -40,7 +40,8 @@ class Leak:
     def describe(self, place: str, source: str) -> str:
         """Line of a report, given the places of both documents; an empty `source` is left out."""
         if self.num_changed is not None:
-            what = f"{self.num_changed} characters changed" if self.num_changed else "another punctuation or width"
+            unit = "character" if self.num_changed == 1 else "characters"
+            what = f"{self.num_changed} {unit} changed" if self.num_changed else "another punctuation or width"
             return f"  {place}: {source} with {what}"
         return f"  {place}: {self.share:.0%} of it occurs in training" + (f", most of it in {source}" if source else "")
 
@@ -70,6 +71,7 @@ class LeakReport:
             f"held out {self.num_holdout} documents: {self.num_exact} equal to a trained one, "
             f"{self.num_near} near-duplicates, {self.num_declared} declared phrasings of trained facts"
             + (f" ({self.num_groups} groups are on both sides)" if self.num_groups else "")
+            + (f"; {len(self.worst)} of them:" if self.num_exact + self.num_near > len(self.worst) > 0 else "")
         )
 
 

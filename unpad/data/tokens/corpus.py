@@ -31,7 +31,7 @@ from unpad.data.tokens.cache import (  # fmt: skip
 )
 from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
 from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, refused_leaks, text_of
-from unpad.data.tokens.corpus_report import CorpusReport
+from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
@@ -119,6 +119,7 @@ def _report(
         num_train=int((originals & (tokens.split == Split.TRAIN)).sum()),
         num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
         num_test=int((tokens.split == Split.TEST).sum()),
+        num_followed=work.num_followed,
         num_copies=int((~originals).sum()),
         tokens=int(tokens.lengths.sum()),
         characters=characters,
@@ -161,6 +162,8 @@ def _split(work: Work) -> None:
             examples = [example for index in members for example in work.rows(index).examples]
             links.append(near_pairs([text_of(example) for example in examples], work.recipe.train.seed))
         split = divide(keys, declared, work.recipe.data, work.recipe.train.seed, work.wanted, links=links)
+        if work.wanted is not Wanted.NEW:
+            work.num_followed += int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())
         unit = units(keys, links) + first
         first += len(keys)
         ends = np.cumsum([rows[index].declared.size for index in members])
@@ -168,6 +171,8 @@ def _split(work: Work) -> None:
         together.update(zip(members, np.split(unit, ends[:-1]), strict=bool(members)))
     if work.wanted is not Wanted.NEW and all(side.all() for side in sides.values()):
         fix = 'declare less of it "split": "valid" or "test", or add data'
+        if work.num_followed:
+            fix = f"{describe_followed(work.num_followed)}; {fix}"
         raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
     work.sides = [sides[index] for index in range(len(rows))]
     work.units = [together[index] for index in range(len(rows))]

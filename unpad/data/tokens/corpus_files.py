@@ -58,6 +58,7 @@ class Work:
     keys: list[str] = field(default_factory=list)
     sides: list[np.ndarray] = field(default_factory=list)
     units: list[np.ndarray] = field(default_factory=list)
+    num_followed: int = 0
     events: list[str] = field(default_factory=list)
     hits: int = 0
     misses: int = 0

@@ -19,6 +19,7 @@ class CorpusReport:
         tokens, characters: of all documents, copies included; lost: the characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
         lossy_template: strings of the conversations' template of which it loses characters.
+        num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         num_system: system turns of training conversations.
         leaks: None without held-out documents.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
@@ -33,6 +34,7 @@ class CorpusReport:
     num_train: int
     num_holdout: int
     num_test: int
+    num_followed: int
     num_copies: int
     tokens: int
     characters: int
@@ -55,13 +57,13 @@ class CorpusReport:
         lines = [
             f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
             f" + {self.rows_quarantined:,} quarantined",
-            f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out"
-            + (f", {self.num_test:,} of the test part for `unpad eval` alone" if self.num_test else "")
-            + f"; {self.tokens:,} tokens,"
+            f"{self._parts(copies)}; {self.tokens:,} tokens,"
             f" {self.characters / max(self.tokens, 1):.2f} characters each",
             f"cache: {self.cache_hits:,} hits, {self.cache_misses:,} misses, {self.encoded_documents:,} documents"
             f" encoded, {sum(self.seconds.values()):.2f} s",
         ]
+        if self.num_followed:
+            lines.append(f"  {describe_followed(self.num_followed)}")
         if self.lost.lost or self.may_lose:
             lines += self.lost.lines()
         if self.lossy_template:
@@ -73,3 +75,17 @@ class CorpusReport:
             for leak, (place, source) in zip(self.leaks.worst, self.leak_places, strict=True):
                 lines.append(leak.describe(place, source))
         return lines + self.events
+
+    def _parts(self, copies: str) -> str:
+        if self.num_test and not self.num_train + self.num_holdout:  # new data
+            return f"{self.num_test:,} documents to evaluate"
+        test = f", {self.num_test:,} of the test part for `unpad eval` alone" if self.num_test else ""
+        return f"{self.num_train:,} training documents{copies}, {self.num_holdout:,} held out{test}"
+
+
+def describe_followed(number: int) -> str:
+    """Describe rows that are of the test part for another row's sake, with the remedy."""
+    return (
+        f"{number:,} rows without a split are of the test part, since a row of their group or a copy declares it; "
+        'declare "split": "train" in those to train on'
+    )
