@@ -336,7 +336,9 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
     unknown = all(type(value) is dict and not set(fields) & set(value) for value in values)
     if unknown and (values or any(row.code == "E_MISSING" for row in bad)):
         names = sorted({name for value in values for name in value})[:20]
-        what = "the rows or columns match no kind of data" + (f"; there is {', '.join(names)}" if names else "")
+        columns = next((row.what.partition("; ")[2] for row in bad if row.code == "E_MISSING"), "")
+        there = f"there is {', '.join(names)}" if names else columns
+        what = "the rows or columns match no kind of data" + (f"; {there}" if there else "")
         fix = "set --kind, or name the fields or columns in a recipe and check it with `unpad data check RECIPE.yaml`"
         raise SourceError(what, where=str(file.path), fix=fix)
     with_image = [value for value in values if isinstance(value, dict) and "image" in value]

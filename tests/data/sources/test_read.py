@@ -11,6 +11,7 @@ from unpad.data.check import check
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile, expand, unreadable
+from unpad.data.sources.jsonlines import excerpt
 from unpad.data.sources.read import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
@@ -191,6 +192,13 @@ def test_check_refuses_kinds_that_nobody_knows(unpad: Shell, tmp_path: Path) -> 
     refused = unpad("data", "check", path)
     assert refused.code == 3
     assert "match no kind of data; there is label, numbers" in refused.err
+    (tmp_path / "a.csv").write_text("nr,body\n1,a\n")
+    assert 'match no kind of data; there is "nr", "body"' in unpad("data", "check", tmp_path / "a.csv").err
+
+
+def test_a_cut_excerpt_shows_that_it_is_cut() -> None:
+    assert excerpt("a" * 80 + " and more").endswith("a…")
+    assert excerpt("a" * 80 + "\n") == "a" * 80
 
 
 def test_check_says_how_many_rows_a_fault_takes_along(unpad: Shell, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def excerpt(content: object) -> str:
         content = content[: 4 * MAX_EXCERPT].decode("utf-8", "backslashreplace")
     elif not isinstance(content, str):
         content = repr(content)
-    start = content[: MAX_EXCERPT + 1].strip()
+    start = content[: 4 * MAX_EXCERPT].strip()[: MAX_EXCERPT + 1]
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
     return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 1] + "…"
 
