@@ -200,7 +200,7 @@ def test_key_bias_and_dropout_make_no_quadratic_tensor(padded: bool, monkeypatch
     """Neither forward nor backward; what both keep is no larger than what they make."""
     monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
     monkeypatch.setattr(attention, "BLOCK_CELLS", 4096)
-    length = 1000
+    length = 300
     layout = PaddedLayout(torch.ones(1, length, dtype=torch.bool)) if padded else build_layout(np.array([length]))
     qkv, bias = torch.randn(length, 8, 8, requires_grad=True), torch.randn(length, requires_grad=True)
     with Largest() as largest:
