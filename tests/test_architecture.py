@@ -61,6 +61,7 @@ def faults(files: dict[str, str]) -> Iterator[str]:
 def test_every_import_leads_to_a_layer_below_and_there_is_no_circle() -> None:
     files = sources()
     assert {module.split(".")[1] for module in files} == {name for line in layers() for name in line} | {"__init__"}
+    assert sum(module.count(".") == 1 for module in files) <= 6, "modules beside the packages"
     assert list(faults(files)) == []
 
 

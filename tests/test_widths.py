@@ -17,13 +17,13 @@ from tests.helpers.toy import write_toy
 from unpad.batching.ledger import Ledger
 from unpad.data.check import FileCheck
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
-from unpad.progress import progress
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.find import describe_recipes
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.run.summary import HEAD, RunSummary
-from unpad.text_table import WIDTH, cells
+from unpad.terminal.progress import progress
+from unpad.terminal.table import WIDTH, cells
 from unpad.training.loop import train
 from unpad.trials.bench.memory import MemoryModel, memory_lines
 from unpad.trials.bench.quality import Trained, trained_lines

@@ -518,7 +518,7 @@ def test_patients_are_split_by_their_id_and_the_seed(tmp_path: Path) -> None:
     assert dict(zip(fixed.ids.tolist(), fixed.table.split.tolist(), strict=True)) == {
         patient: side == "holdout" for patient, side in sides.items() if side != "test"
     }
-    assert fixed.cohort.left_out == {"in no part of events.split": 20, "of a split named test": 13}
+    assert fixed.cohort.left_out == {"in no part of events.split": 20, "as the test part": 13}
     assert "20 left out in no part of events.split" in fixed.lines()[1]
     split_file(tmp_path / "t.csv", sides)
     with (tmp_path / "t.csv").open("a", encoding="utf-8") as handle:

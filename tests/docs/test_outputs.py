@@ -6,16 +6,19 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
+from rich.console import Console
 
 from unpad import cli
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import recipe_names
+from unpad.trials import preview
 
 OUTPUTS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "outputs.py"))
 BLOCKS = [block for page in OUTPUTS["PAGES"] for block in OUTPUTS["blocks"](page)]
@@ -25,11 +28,24 @@ def name(block: list[Any]) -> str:
     return f"{block[0].page}:{block[-1].command}"
 
 
+QUICK = [block for block in BLOCKS if block[-1].command.startswith(("unpad data", "unpad prove"))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block[0].command != "make demo"], ids=name)
+@pytest.mark.parametrize("block", QUICK, ids=name)
 def test_a_command_prints_what_its_page_shows(block: list[Any], native_lines: None) -> None:
+    """`make readme` runs the others, which train."""
     for shown, printed in OUTPUTS["run"](block):
         assert OUTPUTS["drift"](shown.expected, printed) is None, printed
+
+
+def test_the_page_on_plans_shows_the_tables_of_the_packaged_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the trial steps: memory and time are those of a machine."""
+    [[shown]] = [block for block in BLOCKS if block[0].command.startswith("unpad plan")]
+    monkeypatch.setattr(preview, "_try", lambda *_: preview.Trial(2048, 1.0, 4096, 700 << 20, 500 << 20))
+    out = StringIO()
+    preview.preview("zh_chat", [], None, Console(file=out, width=200))
+    assert OUTPUTS["drift"](shown.expected, out.getvalue()) is None, out.getvalue()
 
 
 @pytest.fixture

@@ -19,11 +19,11 @@ from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
 from unpad.data.sources.jsonlines import count_blank_lines
 from unpad.data.sources.rows import reading, rows
 from unpad.errors import RecipeError, SourceError, nearest
-from unpad.progress import counted
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.text_table import WIDTH, cells, wrapped
+from unpad.terminal.progress import counted
+from unpad.terminal.table import WIDTH, cells, wrapped
 
 PEEK_ROWS = 20
 MAX_NOTES = 5

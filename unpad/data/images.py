@@ -47,9 +47,9 @@ from unpad.data.sources.split import (
 from unpad.errors import SourceError
 from unpad.models import model_config
 from unpad.models.contract import PixelConfig
-from unpad.progress import counted
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
+from unpad.terminal.progress import counted
 
 KINDS = ("images",)
 UNITS = ("images", "patches")

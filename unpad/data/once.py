@@ -10,8 +10,8 @@ from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Micro, plan
 from unpad.data.family import Data
 from unpad.models.contract import Model
-from unpad.progress import counted
 from unpad.recipes.training import PlanSettings
+from unpad.terminal.progress import counted
 
 
 def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from unpad.data.family import Data
 from unpad.models.contract import Model
 from unpad.recipes.training import PlanSettings
-from unpad.text_table import WIDTH, wrapped
+from unpad.terminal.table import WIDTH, wrapped
 
 NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %

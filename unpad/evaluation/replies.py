@@ -10,7 +10,7 @@ from unpad.data.tokens.token_set import TokenSet
 from unpad.evaluation.metrics import Metric, mean_of
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun
-from unpad.progress import progress
+from unpad.terminal.progress import progress
 
 MAX_QUESTIONS = 400
 

@@ -26,8 +26,8 @@ from unpad.inference.loaded import LoadedRun
 from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
-from unpad.progress import counted
 from unpad.run.report.kept_patches import Kept, refuse_unshowable
+from unpad.terminal.progress import counted
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from unpad.nn.attention import MATMUL
 from unpad.nn.kernel import as_weighted, by_definition, noted
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
-from unpad.progress import counted
 from unpad.proof.claims import Case, Claims, claims_of
 from unpad.proof.line import Certificate, Line, Lines
 from unpad.proof.measure import (
@@ -44,6 +43,7 @@ from unpad.proof.measure import (
 )
 from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
+from unpad.terminal.progress import counted
 
 LABELS = "labels stay within their sequence"
 IMAGES = "images stay within their sequence"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from unpad.errors import OutOfMemoryError, is_memory_error
-from unpad.text_table import WIDTH, wrapped
+from unpad.terminal.table import WIDTH, wrapped
 
 NAME_CELLS, INDENT = 50, 8
 TORCH = Path(torch.__file__).parent

@@ -16,12 +16,12 @@ from unpad.models import lower_sizes
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
-from unpad.progress import progress
 from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate, Lines
 from unpad.proof.measure import Variant
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
+from unpad.terminal.progress import progress
 from unpad.training.setup import Setup, prepare_setup
 
 # fp64 runs some thirty passes over the sample; this much work keeps the whole proof under 20 seconds on two cores.

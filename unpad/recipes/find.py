@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unpad.errors import RecipeError, nearest
-from unpad.text_table import described
+from unpad.terminal.table import described
 
 RECIPES = Path(__file__).parent
 SUFFIXES = (".yaml", ".yml")

@@ -23,7 +23,7 @@ from unpad.run.report.page import STYLE
 from unpad.run.report.samples import newest_evaluation
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
-from unpad.text_table import text_table
+from unpad.terminal.table import text_table
 
 WIDEST = 24  # columns of a cell
 COLOURS = ("#2563eb", "#c2570c", "#15803d", "#9333ea", "#b42318", "#0e7490", "#a16207", "#6b7280")

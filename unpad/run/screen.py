@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from unpad.progress import held
 from unpad.run.report.svg import short, span
+from unpad.terminal.progress import held
 
 RECENT_STEPS = 50  # steps that rates and time left are computed from
 REFRESH_SECONDS = 0.1

@@ -12,7 +12,7 @@ from unpad.errors import UnpadError
 from unpad.run.folder import list_runs, read_command
 from unpad.run.report.history import METRICS, is_metric, read_log, run_state
 from unpad.run.report.svg import short
-from unpad.text_table import WIDTH, cells, wrapped
+from unpad.terminal.table import WIDTH, cells, wrapped
 
 NAME_CELLS = 20
 HEAD = f"{'run':<20} {'state':<9} {'started':<16} {'step':>9} {'held out':>9} {'size':>9}"

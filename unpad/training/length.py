@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from unpad.progress import counted
+from unpad.terminal.progress import counted
 from unpad.training.optim import Epochs
 from unpad.training.stage import StageSetup, epoch_plan, stage_epochs
 

@@ -19,11 +19,11 @@ from unpad.data.family import family_of
 from unpad.errors import RecipeError, needs_memory
 from unpad.models import lower_sizes
 from unpad.models.objective import Objective
-from unpad.progress import progress
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings
-from unpad.text_table import WIDTH, cells, text_table, wrapped
+from unpad.terminal.progress import progress
+from unpad.terminal.table import WIDTH, cells, text_table, wrapped
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, describe, prepare_setup

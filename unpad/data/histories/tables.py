@@ -28,7 +28,7 @@ from unpad.data.sources.jsonlines import RowFault, excerpt
 from unpad.data.sources.parquet import open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
-from unpad.progress import counted
+from unpad.terminal.progress import counted
 
 # pyarrow's other types of text and list -> the plain type.
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))

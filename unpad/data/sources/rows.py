@@ -15,8 +15,8 @@ from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.jsonlines import RowFault, read_lines, type_name
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.split import content_key
-from unpad.progress import counted
 from unpad.recipes.data import DataSettings
+from unpad.terminal.progress import counted
 
 OPTIONAL = ("split", "group", "fact", "keywords")
 # White space besides what str.strip() removes: zero-width space, joiners, word joiner, byte order mark.

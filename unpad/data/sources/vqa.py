@@ -15,8 +15,8 @@ from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, examine
 from unpad.data.sources.jsonlines import RowFault, missing, type_name
 from unpad.data.sources.rows import declared_group, declared_split, examples, reading, require_text
-from unpad.progress import counted
 from unpad.recipes.data import DataSettings
+from unpad.terminal.progress import counted
 
 FIELDS = ("image", "question", "answer", "answers", "caption")
 DESCRIBE = "Describe the picture."  # the question of a row with a caption

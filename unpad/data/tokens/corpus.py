@@ -38,9 +38,9 @@ from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
-from unpad.progress import counted
 from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder, sha256
+from unpad.terminal.progress import counted
 
 __all__ = ["CorpusReport", "TokenSet", "prepare"]
 

@@ -14,7 +14,7 @@ from unpad.data.tokens.cache import code_key, make_key, read_sealed, write_seale
 from unpad.data.tokens.corpus_files import Work, corpus_key
 from unpad.data.tokens.token_set import TokenSet
 from unpad.errors import SourceError
-from unpad.progress import progress
+from unpad.terminal.progress import progress
 
 
 def find_leaks(work: Work) -> LeakReport | None:

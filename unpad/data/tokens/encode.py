@@ -28,8 +28,8 @@ import numpy as np
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError
-from unpad.progress import progress
 from unpad.recipes.data import Template
+from unpad.terminal.progress import progress
 
 LOSS_ROLES = ("text", "assistant")
 EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of their arrays; fewer for long examples:

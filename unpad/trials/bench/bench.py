@@ -14,7 +14,7 @@ from typing import Any
 
 from unpad.data.family import family_of
 from unpad.nn.native import library as native
-from unpad.text_table import wrapped
+from unpad.terminal.table import wrapped
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
 from unpad.trials.bench.memory import MemoryModel, fit_memory, memory_lines, peaks

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from unpad.progress import counted
+from unpad.terminal.progress import counted
 from unpad.training.memory import available_memory
 
 CEILING_SIZE = 4096  # rows, columns and depth of the product that measures the machine's limit

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.progress import counted, held
-from unpad.text_table import text_table, wrapped
+from unpad.terminal.progress import counted, held
+from unpad.terminal.table import text_table, wrapped
 from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.trials.bench.speed import MIB, SpeedRow
 from unpad.trials.bench.variants import BenchVariant, Trainer, prepare, size_variants, strategy_variants

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from unpad.evaluation.metrics import held_out
-from unpad.progress import counted
-from unpad.text_table import text_table
+from unpad.terminal.progress import counted
+from unpad.terminal.table import text_table
 from unpad.trials.bench.speed import MIB
 from unpad.trials.bench.variants import BenchVariant, Trainer, every_update
 

@@ -11,7 +11,7 @@ from unpad.models import decoder
 from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.precision import DTYPES
-from unpad.text_table import text_table
+from unpad.terminal.table import text_table
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import (
     CEILING_SIZE,

@@ -30,14 +30,14 @@ from unpad.errors import (
 )
 from unpad.evaluation.metrics import HeldOut
 from unpad.evaluation.run import evaluate_run
-from unpad.progress import progress
 from unpad.recipes.changes import differences
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import stages_of
 from unpad.run.folder import RECIPE
 from unpad.run.screen import open_console
 from unpad.storage import RunLock, make_folder, write_atomic
-from unpad.text_table import text_table
+from unpad.terminal.progress import progress
+from unpad.terminal.table import text_table
 from unpad.training.loop import train
 from unpad.training.setup import resolved
 from unpad.trials.search.metric import direction, judge

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.text_table import LONGEST_NAME, WIDTH, cells, described, text_table, wrapped
+from unpad.terminal.table import LONGEST_NAME, WIDTH, cells, described, text_table, wrapped
 
 cell = st.text("abc 1,.%长度", max_size=24).map(str.strip)
 
