@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import write_toy
-from unpad import progress
+from unpad.terminal import progress
 
 pytestmark = pytest.mark.slow
 
