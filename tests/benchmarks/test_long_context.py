@@ -17,6 +17,8 @@ from unpad.evaluation.text import document_nll
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 CONTEXT = 16
 
 

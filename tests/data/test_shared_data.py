@@ -24,7 +24,10 @@ CORPORA = {
     "sayings": ("llm", [f"data.text={SHARED / 'sayings.jsonl'}", "tokenizer.vocab_size=2000"]),
 }
 
-pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the Chinese corpora are not beside the checkout")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SHARED.is_dir(), reason="the Chinese corpora are not beside the checkout"),
+]
 
 
 @pytest.fixture(autouse=True, scope="module")

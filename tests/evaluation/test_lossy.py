@@ -20,6 +20,8 @@ from unpad.evaluation.text import DocumentSums, summarise
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 # Knows every character of the toy corpus but those of these words.
 LETTERS = "".join(dict.fromkeys("".join([*WHO, *DOES, *WHAT, "。第篇、0123456789用户：助手系统"])))
 UNKNOWN = "".join(WHO)

@@ -16,6 +16,8 @@ from unpad.evaluation.run import evaluate_run
 from unpad.inference.loaded import LoadedRun, load
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 TALKS = [
     ("天空是什么颜色？", "天空是蓝色的。", ["蓝色"]),
     ("草地是什么颜色？", "草地是绿色的。", ["草地", "绿色"]),

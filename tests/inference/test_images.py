@@ -19,6 +19,8 @@ from unpad.inference.images import classify, list_images
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

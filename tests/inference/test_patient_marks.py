@@ -22,6 +22,8 @@ from unpad.data.histories.assemble import QUANTILES, load_codes
 from unpad.inference.patient_marks import beyond, mark_patients
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 MODEL = {"kind": "set_sequence", "width": 16, "heads": 2, "hidden": 24, "blocks": 1, "levels": 1, "latent": 4}
 USUAL = {"temperature": (37.0, 0.5), "pulse": (80.0, 12.0), "lactate": (1.5, 0.4)}
 

@@ -18,6 +18,8 @@ from unpad.inference.prompts import count_system_turns, encode, system_note
 from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 STEPS = ["train.max_steps=2", "train.eval_every=100"]
 QUESTIONS = ["小猫喜欢什么？", "谁看见月亮", "一", "爷爷走过一座桥", "小猫喜欢什么？"]
 

@@ -22,6 +22,8 @@ from unpad.inference.images import ask
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.slow
+
 UNIFORM = {"prune": {"layers": [-1], "method": "uniform", "keep": 0.25}}
 
 
