@@ -115,6 +115,7 @@ def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
     assert rates(cosine) == [1] * 4 + [0.75] * 2 + [0.5] * 2
 
 
+@pytest.mark.slow
 def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -> None:
     recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
     result = run(recipe, tmp_path / "run", GROW)
@@ -131,6 +132,7 @@ def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -
     assert found[-2]["lr"] > 0.001  # not before
 
 
+@pytest.mark.slow
 def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
     assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "calm", GROW, "optim.per=epoch")

@@ -186,6 +186,7 @@ def halves(num: int, side: int, seed: int) -> RaggedBatch:
     return pack_squares(torch.stack(squares), labels)
 
 
+@pytest.mark.slow
 def test_it_learns_which_half_of_an_image_is_bright() -> None:
     torch.manual_seed(0)
     model = build_model(model_config({"kind": "cnn", "patch": 16}), 2)

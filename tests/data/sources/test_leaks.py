@@ -139,6 +139,7 @@ def test_shares_equal_a_plain_recount(held: list[str], trained: list[str], chunk
         assert leaks._shares(held, trained, seed=1).tolist() == expected
 
 
+@pytest.mark.slow
 def test_twenty_thousand_documents_take_linear_time() -> None:
     work = []
     for num in (2_000, 20_000):

@@ -109,6 +109,7 @@ def test_check_does_not_pass_a_file_without_rows(tmp_path: Path) -> None:
     assert "E_EMPTY" in report.lines()[-1]
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_rows_take_linear_time(tmp_path: Path) -> None:
     row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
     work = []
