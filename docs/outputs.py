@@ -67,7 +67,7 @@ def run(block: list[Shown]) -> Iterator[tuple[Shown, str]]:
             if words == ["make", "demo"]:
                 words = ["make", "--silent", "--no-print-directory", "-C", str(ROOT), "demo", f"RUN={folder}/demo"]
             elif words[0] == "unpad":
-                words = [sys.executable, "-m", "unpad.cli", *words[1:]]
+                words = [sys.executable, "-m", "unpad", *words[1:]]
             else:
                 raise ValueError(f"{shown.page}:{shown.line}: only unpad, cat and make demo can be run")
             done = subprocess.run(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)

@@ -396,7 +396,7 @@ def test_numbers_without_end_are_still_json(unpad: Shell, tmp_path: Path, monkey
 
 
 def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m unpad.cli recipes | true"
+    command = f"{sys.executable} -m unpad recipes | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.stderr == ""
 
@@ -413,7 +413,7 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
         (3, "data", "check", folder),
         (2, "train", recipe, "--out", tmp_path / odd),
     ):
-        full = [sys.executable, "-m", "unpad.cli", *map(str, command)]
+        full = [sys.executable, "-m", "unpad", *map(str, command)]
         done = subprocess.run(full, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert (done.returncode, "E_NAME" in done.stderr, r"\xd6\xd0" in done.stderr) == (code, True, True), done.stderr
         assert "Traceback" not in done.stderr
@@ -423,7 +423,7 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
 @pytest.mark.slow
 def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"你": 1}\n{"text": "a"}\n', encoding="utf-8")
-    check = f"{sys.executable} -m unpad.cli data check a.jsonl"
+    check = f"{sys.executable} -m unpad data check a.jsonl"
     for code, command in ((3, f"PYTHONIOENCODING=ascii {check}"), (3, f"{check} >&-"), (6, f"{check} > /dev/full")):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

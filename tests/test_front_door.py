@@ -172,7 +172,7 @@ def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Pa
         (tmp_path / name / "recipe.yaml").write_text("{}\n")
     command = tmp_path / "bin" / "unpad"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m unpad.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m unpad "$@"\n')
     command.chmod(0o755)
     script = """
     unpad --install-completion || exit 1

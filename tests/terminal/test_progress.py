@@ -78,7 +78,7 @@ def on_terminal(
     environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": no_color}
     # A job in the background ignores Ctrl-C, and so would the processes that it starts.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    command = [sys.executable, "-c", heed + "from unpad.cli import main; main()", *words]
+    command = [sys.executable, "-c", heed + "from unpad.__main__ import main; main()", *words]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown, stopped = b"", False

@@ -42,7 +42,7 @@ def test_an_installation_without_a_compiler_succeeds_and_trains(
     assert built.returncode == 0, built.stderr
     assert not list(bare_copy.rglob("*.so"))
     recipe = str(write_toy(bare_copy / "toy"))
-    trained = run(bare_copy, sys.executable, "-m", "unpad.cli", "train", recipe, "--out", "run", "train.max_steps=3")
+    trained = run(bare_copy, sys.executable, "-m", "unpad", "train", recipe, "--out", "run", "train.max_steps=3")
     assert trained.returncode == 0, trained.stderr
     assert "torch kernels (not compiled" in trained.stdout
 

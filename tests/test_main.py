@@ -1,0 +1,55 @@
+"""Start of the program: `python -m unpad`, and Ctrl-C while modules are imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from unpad.errors import Interrupted
+
+# Starts the program as the command does. Ctrl-C comes when `module` is looked for; an exception would pass through the
+# compiled code that imports it, which aborts.
+INTERRUPTED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+module = sys.argv.pop(1)
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == module:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                os.abort()
+
+sys.meta_path.insert(0, Finder)
+from unpad.__main__ import main
+main()
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_package_runs_as_a_module_and_names_itself_as_the_command_does() -> None:
+    done = run("-m", "unpad", "recipes", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: unpad recipes" in done.stdout
+
+
+def test_the_installed_command_starts_as_the_module_does() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["scripts"] == {"unpad": "unpad.__main__:main"}
+
+
+@pytest.mark.parametrize("module", ["typer", "pydantic"])
+def test_ctrl_c_while_a_module_is_imported_is_one_line_and_code_130(module: str) -> None:
+    done = run("-c", INTERRUPTED, module, "recipes")
+    assert (done.returncode, done.stdout) == (Interrupted.exit_code, "")
+    assert done.stderr == "Interrupted: stopped by Ctrl-C\n"

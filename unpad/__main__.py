@@ -1,0 +1,38 @@
+"""Start of the program, as the command `unpad` and as `python -m unpad`.
+
+The handler of Ctrl-C is set before anything else is imported: the libraries take up to seconds to import, and an
+exception in the middle of that is a traceback, or in the compiled part of torch an abort.
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from types import FrameType
+
+INTERRUPTED = 130  # as `unpad.errors.Interrupted`, which is not imported yet
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C while a module is imported ends the process at once, and later as the verbs say."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
+        signal.signal(signal.SIGINT, _interrupt)
+    from unpad.cli import main
+
+    main()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt; during an import, which it could not pass, leave with the exit code of a Ctrl-C."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "importlib._bootstrap":
+            with suppress(OSError, RuntimeError, ValueError):  # no output, or Ctrl-C came while it was written
+                sys.stdout.flush()
+            os.write(2, b"Interrupted: stopped by Ctrl-C\n")
+            os._exit(INTERRUPTED)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()
