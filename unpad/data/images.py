@@ -27,7 +27,7 @@ from unpad.data.pixels.augment import augment
 from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare, resize
 from unpad.data.pixels.sizes import Grid, detail, grid_of, scaled_grid
-from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
 from unpad.data.sources.picture_groups import group_names
@@ -187,7 +187,7 @@ class ImageData(Data):
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
-        return lines + [f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+        return lines + fault_lines(self.bad, "  quarantined: ")
 
     def describe_outputs(self) -> str:
         return f"{len(self.classes)} classes"

@@ -26,7 +26,7 @@ from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_image_cuts
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.patches import prepare, unpatch
-from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import ImageExample
@@ -187,7 +187,7 @@ class VqaData(Data):
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
-        return lines + [f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]]
+        return lines + fault_lines(self.bad, "  quarantined: ")
 
     def _shown(self, part: Split) -> np.ndarray:
         """Images that a row of a part shows, (num_images,) bool."""

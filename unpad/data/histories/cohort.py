@@ -8,8 +8,9 @@ came within the horizon, 0 if the patient was observed for longer, and none if t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from unpad.data.histories.event_files import check_sides, read_splits
 from unpad.data.histories.event_rows import EventRows, join, read_source
 from unpad.data.histories.labels import Clock, LabelTable, clock_of, read_labels
+from unpad.data.histories.tables import Table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Split, Wanted, divide, taken
@@ -81,16 +83,33 @@ class PatientTables:
     cohort: Cohort
     clock: Clock
 
+    @cached_property
+    def tables(self) -> list[tuple[Table, list[BadRow]]]:
+        """Every table once with its bad rows, each with its first fault: a file may hold facts and labels."""
+        read = [(part.table, part.bad) for part in self.rows.parts]
+        read += [(self.labels.table, self.labels.bad)] if self.labels else []
+        found: dict[tuple[Path, ...], tuple[Table, dict[str, BadRow]]] = {}
+        for table, bad in read:
+            _, first = found.setdefault(tuple(file.path.resolve() for file in table.files), (table, {}))
+            for row in bad:
+                first.setdefault(row.where, row)
+        return [(table, list(first.values())) for table, first in found.values()]
+
+    @cached_property
+    def refused(self) -> list[BadRow]:
+        """Patients who are refused, and rows of theirs that have no other fault."""
+        places = {row.where for _, bad in self.tables for row in bad}
+        return [row for row in self.cohort.bad if row.where not in places]
+
     @property
     def bad(self) -> list[BadRow]:
         """Rows that cannot be used, and patients who are refused."""
-        labels = self.labels.bad if self.labels else []
-        return [*(row for part in self.rows.parts for row in part.bad), *labels, *self.cohort.bad]
+        return [*(row for _, bad in self.tables for row in bad), *self.refused]
 
     @property
     def num_rows(self) -> int:
         """Rows of all tables."""
-        return sum(part.num_rows for part in self.rows.parts) + (len(self.labels.table) if self.labels else 0)
+        return sum(len(table) + len(table.bad) for table, _ in self.tables)
 
 
 def read_cohort(recipe: Recipe, wanted: Wanted = Wanted.LEARNING) -> PatientTables:

@@ -44,7 +44,7 @@ class EventTable:
         declared: patients (strings) and the `Split` (int8) of each, as folders, rows or a table of the source declare;
             a patient may occur several times.
         unsorted: rows that go back in time.
-        bad: rows that cannot be used, out of num_rows.
+        bad: rows that cannot be used.
     """
 
     table: Table
@@ -61,7 +61,6 @@ class EventTable:
     declared: tuple[pa.Array, np.ndarray]
     unsorted: int
     bad: list[BadRow]
-    num_rows: int
 
 
 def read_source(
@@ -139,7 +138,7 @@ def _read_timed(
         table=table, name=_title(path, layout), ids=ids.take(keep), whole_ids=whole_ids, days=days[good], unit=unit,
         codes=codes.take(keep), values=values[good], sets=None if sets is None else sets[good], origin=good,
         others=owners, declared=declared,
-        unsorted=int(unsorted[good].sum()), bad=faults.bad, num_rows=len(table) + len(table.bad),
+        unsorted=int(unsorted[good].sum()), bad=faults.bad,
     )  # fmt: skip
 
 
@@ -257,7 +256,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         table=table, name=_title(path, "table"), ids=ids.take(pa.array(origin)), whole_ids=whole_ids,
         days=np.full(len(origin), np.nan), unit=None, codes=pa.concat_arrays(codes), values=np.concatenate(found),
         sets=None, origin=origin, others=ids.filter(keep),
-        declared=declared, unsorted=0, bad=faults.bad, num_rows=len(table) + len(table.bad),
+        declared=declared, unsorted=0, bad=faults.bad,
     )  # fmt: skip
 
 

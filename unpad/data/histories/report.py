@@ -8,6 +8,7 @@ import numpy as np
 
 from unpad.data.histories.assemble import Codes, Sets
 from unpad.data.histories.cohort import Cohort
+from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split, describe_split
 
@@ -67,7 +68,7 @@ class PatientsReport:
             *lines,
             *self._events(values, sets),
             *self._codes(known),
-            *(f"  quarantined: {row.where}: {row.code} {row.what}" for row in self.bad[:20]),
+            *fault_lines(self.bad, "  quarantined: "),
         ]
 
     def _events(self, values: np.ndarray, sets: Sets) -> list[str]:

@@ -1,8 +1,9 @@
-"""Policy for unusable rows: refuse the data, or skip them up to a stated share."""
+"""Unusable rows: how they are listed, and the policy to refuse the data or to skip them up to a stated share."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from unpad.data.sources.example import BadRow, count_bad
@@ -10,7 +11,56 @@ from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 
-MAX_SHOWN = 20
+MAX_SHOWN = 3  # faults of a kind that are listed
+MAX_KINDS = 10  # kinds of faults that are listed
+
+
+def fault_lines(bad: Sequence[BadRow], prefix: str = "  ") -> list[str]:
+    """List the first faults of every kind by place, code and message, and count the others.
+
+    Args:
+        prefix: beginning of every line.
+    """
+    kinds = _kinds(bad)
+    lines = []
+    for faults in kinds[:MAX_KINDS]:
+        lines += [f"{prefix}{row.where}: {row.code} {row.what}" for row in faults[:MAX_SHOWN]]
+        if len(faults) > MAX_SHOWN:
+            lines.append(f"{prefix}... and {len(faults) - MAX_SHOWN:,} more {faults[0].code}")
+    return lines + [f"{prefix}{line}" for line in _further(kinds)]
+
+
+def faults_with_fixes(bad: Sequence[BadRow]) -> list[str]:
+    """List the first faults of every kind with what was found there, count the others, and give the fix of each kind;
+    then count all faults by their codes, if they are of several kinds or many."""
+    kinds = _kinds(bad)
+    lines = []
+    for faults in kinds[:MAX_KINDS]:
+        for row in faults[:MAX_SHOWN]:
+            lines.append(f"{row.where}: {row.code} {row.what}")
+            lines += [f"  found: {row.excerpt}"] if row.excerpt else []
+        if len(faults) > MAX_SHOWN:
+            lines.append(f"  ... and {len(faults) - MAX_SHOWN:,} more {faults[0].code}; all are in --json")
+        lines.append(f"  do: {faults[0].fix}")
+    lines += [f"{line}; all are in --json" for line in _further(kinds)]
+    if len(kinds) > 1 or len(bad) > MAX_SHOWN:
+        counts = Counter(row.code for row in bad).most_common()
+        lines.append("faults: " + ", ".join(f"{number:,} {code}" for code, number in counts))
+    return lines
+
+
+def _kinds(bad: Sequence[BadRow]) -> list[list[BadRow]]:
+    """Faults of one code and one fix together, in the order of the first of each kind."""
+    kinds: dict[tuple[str, str], list[BadRow]] = {}
+    for row in bad:
+        kinds.setdefault((row.code, row.fix), []).append(row)
+    return list(kinds.values())
+
+
+def _further(kinds: Sequence[Sequence[BadRow]]) -> list[str]:
+    """A line on the kinds that are not listed."""
+    others = kinds[MAX_KINDS:]
+    return [f"... and {sum(map(len, others)):,} faults of {len(others):,} other kinds"] if others else []
 
 
 def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "") -> None:
@@ -31,10 +81,8 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
         return
     path = checked or _file_of(bad[0])
     lines = [f"{num_bad} of {num_rows} rows cannot be used:"]
-    lines += [f"  {row.where}: {row.code} {row.what}" for row in bad[:MAX_SHOWN]]
-    if len(bad) > MAX_SHOWN:
-        lines.append(f"  ... and {len(bad) - MAX_SHOWN} more")
-    fix = f"`unpad data check {path}` shows each with its fix"
+    lines += fault_lines(bad)
+    fix = f"`unpad data check {path}` shows the fix of each kind, and with --json every row"
     if unknown is not None:
         lines.append(f"  {unknown.where}: how many rows follow is unknown, so the fault is never quarantined")
         fix += "; mend the file, or leave it out"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.leaks import LeakReport
 from unpad.data.tokens.lost import LostCharacters
@@ -52,7 +53,7 @@ class CorpusReport:
     seconds: dict[str, float]
 
     def lines(self) -> list[str]:
-        """The report as text; bad rows are named in `bad_rows`, not here."""
+        """The report as text."""
         copies = f" and {self.num_copies:,} augmented copies" if self.num_copies else ""
         lines = [
             f"{self.num_files:,} files: {self.rows_read:,} rows read = {self.rows_used:,} used"
@@ -74,7 +75,7 @@ class CorpusReport:
             lines.append(self.leaks.head())
             for leak, (place, source) in zip(self.leaks.worst, self.leak_places, strict=True):
                 lines.append(leak.describe(place, source))
-        return lines + self.events
+        return [*lines, *self.events, *fault_lines(self.bad_rows, "  quarantined: ")]
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data

@@ -1,0 +1,116 @@
+"""`unpad data check` of several files: none ends it, and many faults of a kind are counted rather than listed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.helpers.event_tables import put
+from tests.helpers.shell import Shell
+from unpad.data.check import check
+from unpad.data.sources.bad_rows import MAX_KINDS, fault_lines, faults_with_fixes
+from unpad.data.sources.example import BadRow
+from unpad.errors import RecipeError, SourceError
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# --------------------------------------------------------------------------- several files
+
+
+def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read(unpad: Shell, tmp_path: Path) -> None:
+    good, odd = write(tmp_path / "a.jsonl", {"text": "一"}), write(tmp_path / "b.jsonl", {"when": 1}, {"when": 2})
+    last = write(tmp_path / "c.jsonl", {"text": "二"}, {"text": 3})
+    outcome = unpad("data", "check", good, odd, last)
+    assert (outcome.code, outcome.err) == (3, "")
+    assert f"{odd}: E_KIND the rows or columns match no kind of data; there is when" in outcome.out
+    assert "  do: set --kind" in outcome.out
+    assert f"{last}:2: E_TYPE" in outcome.out
+    shown = " ".join(outcome.out.split())
+    for told in (f"{good}: text, 1 of 1 rows", f"{odd}: not read", f"{last}: text, 1 of 2 rows"):
+        assert told in shown
+    assert "rows read 4 = rows used 2 + bad rows 2" in shown
+    assert "an unknown number of rows beyond 1 of the faults" in shown
+    found = json.loads(unpad("data", "check", good, odd, last, "--json").out)
+    assert [file["kind"] for file in found["files"]] == ["text", None, "text"]
+    assert [(fault["where"], fault["code"], fault["rows"]) for fault in found["faults"]] == [
+        (str(odd), "E_KIND", None), (f"{last}:2", "E_TYPE", 1),
+    ]  # fmt: skip
+
+
+def test_whatever_refuses_one_of_several_paths_leaves_the_others(tmp_path: Path) -> None:
+    good, gone = write(tmp_path / "a.jsonl", {"text": "一"}), tmp_path / "gone.jsonl"
+    odd = put(tmp_path / "b.csv", pa.table({"subject_id": ["a"], "time": ["soon"], "code": ["x"]}))
+    recipe = tmp_path / "empty.yaml"
+    recipe.write_text("data: {holdout: 0.5}\n")
+    report = check([gone, odd, recipe, good])
+    assert [(file.path.name, file.num_used) for file in report.files][-1] == ("a.jsonl", 1)
+    assert [row.code for row in report.bad if row.num_rows is None] == ["E_FILE", "E_UNIT", "E_RECIPE"]
+    assert not report.passed
+    for path, error in ((gone, SourceError), (recipe, RecipeError)):
+        with pytest.raises(error):
+            check(path)
+
+
+def test_a_stray_file_in_a_folder_leaves_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", {"text": "一"})
+    stray = write(tmp_path / "b.json", [{"width": 3}])
+    report = check(tmp_path)
+    assert [(row.where, row.code) for row in report.bad] == [(str(stray), "E_KIND")]
+    assert report.num_used == 1
+
+
+# --------------------------------------------------------------------------- many faults
+
+
+def test_many_equal_faults_are_counted_and_three_are_shown(unpad: Shell, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", *({"text": ""} for _ in range(400)), {"text": 5}, {"text": "一"})
+    outcome = unpad("data", "check", path)
+    assert outcome.code == 3
+    assert len(outcome.out.splitlines()) < 20
+    for line in (1, 2, 3):
+        assert f"{path}:{line}: E_EMPTY" in outcome.out
+    assert f"{path}:4:" not in outcome.out
+    assert "  ... and 397 more E_EMPTY; all are in --json" in outcome.out
+    assert outcome.out.count("  do: ") == 2
+    assert f"{path}:401: E_TYPE" in outcome.out
+    assert "faults: 400 E_EMPTY, 1 E_TYPE" in outcome.out
+    assert len(json.loads(unpad("data", "check", path, "--json").out)["faults"]) == 401
+
+
+def test_faults_of_many_kinds_are_counted_too() -> None:
+    num = 3 * MAX_KINDS
+    bad = [BadRow(f"a:{n}", "E_KIND", "odd", f"fix {n % num}") for n in range(2 * num)]
+    assert len(fault_lines(bad)) == 2 * MAX_KINDS + 1
+    assert fault_lines(bad)[-1] == f"  ... and {4 * MAX_KINDS} faults of {2 * MAX_KINDS} other kinds"
+    told = faults_with_fixes(bad)
+    assert told[-2:] == [fault_lines(bad)[-1].strip() + "; all are in --json", f"faults: {2 * num} E_KIND"]
+    assert faults_with_fixes(bad[:1]) == ["a:0: E_KIND odd", "  do: fix 0"]
+    assert fault_lines([]) == faults_with_fixes([]) == []
+
+
+# --------------------------------------------------------------------------- patients
+
+
+def test_a_table_of_facts_and_labels_counts_once(tmp_path: Path) -> None:
+    events = put(tmp_path / "tests.csv", pa.table({"id": [1, 2, 3], "minutes": [1, 1, 1], "code": ["x", "y", "x"]}))
+    people = pa.table({"id": ["1", "2", "3", "4"], "age": ["50", "old", "60", "70"], "died": ["0", "1", "2", "1"]})
+    labels = put(tmp_path / "people.csv", people)
+    recipe = tmp_path / "mine.yaml"
+    tests = f"{{path: {events}, time: minutes, unit: minutes, value: null}}"
+    recipe.write_text(
+        f"data: {{events: [{tests}, {{path: {labels}, static: [age]}}]}}\n"
+        f"events: {{labels: {{path: {labels}, label: died}}, landmark: 9}}\n"
+    )
+    report = check(recipe)
+    assert [(file.path.name, file.num_used, file.num_rows) for file in report.files] == [
+        ("tests.csv", 3, 3), ("people.csv", 3, 4),
+    ]  # fmt: skip
+    assert [(row.where, row.code) for row in report.bad] == [(f"{labels}:4", "E_LABEL")]
+    assert report.num_rows == report.num_used + 1 == 7

@@ -1,0 +1,128 @@
+"""Report of `unpad data check`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unpad.data.sources.bad_rows import faults_with_fixes
+from unpad.data.sources.example import BadRow, count_bad
+from unpad.terminal.table import WIDTH, cells, wrapped
+
+MAX_NOTES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """Counts of one file: rows, rows used, and blank lines, which are not rows.
+
+    Args:
+        kind: kind of data; None for a file that was refused as a whole, which counts as one row.
+        num_repeated: usable rows equal to an earlier one of the check; None where rows are not compared.
+        characters: (num_used,) int64 of each usable row; None for rows without text.
+        note: a remark with its remedy, or "".
+    """
+
+    path: Path
+    kind: str | None
+    num_rows: int
+    num_used: int
+    num_blank: int
+    num_repeated: int | None = None
+    characters: np.ndarray | None = None
+    note: str = ""
+
+    def lengths(self) -> dict[str, int] | None:
+        """Characters of the usable rows: min, median, p95 and max."""
+        if self.characters is None or not len(self.characters):
+            return None
+        shares = {"min": 0, "median": 50, "p95": 95, "max": 100}
+        # An element, not a mean of two: no row has half a character.
+        values = np.percentile(self.characters, list(shares.values()), method="inverted_cdf")
+        return dict(zip(shares, values.astype(int).tolist(), strict=True))
+
+    def line(self) -> str:
+        if self.kind is None:
+            return f"{self.path}: not read"
+        blank = f", {self.num_blank} blank lines" if self.num_blank else ""
+        counts = f"{self.kind}, {self.num_used} of {self.num_rows} rows usable{blank}"
+        if self.num_repeated:
+            counts += f", {self.num_repeated} equal to an earlier one"
+        line = f"{self.path}: {counts}"
+        if cells(line) > WIDTH:
+            line = "\n  ".join([f"{self.path}:", *wrapped(counts, WIDTH - 2)])
+        if found := self.lengths():
+            line += f"\n  characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
+            line += f", 95 % of rows at most {found['p95']:,}"
+        return line
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Result of `unpad data check`; `notes` are lines on what a recipe's tokenizer makes of the usable rows."""
+
+    files: tuple[FileCheck, ...]
+    bad: tuple[BadRow, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return sum(file.num_rows for file in self.files)
+
+    @property
+    def num_used(self) -> int:
+        return sum(file.num_used for file in self.files)
+
+    @property
+    def passed(self) -> bool:
+        return not self.bad and self.num_used > 0
+
+    def lines(self) -> list[str]:
+        """Lines of the report: the faults by their kinds with the fix of each, every file, and the totals."""
+        lines = faults_with_fixes(self.bad)
+        lines += [line for file in self.files for line in file.line().split("\n")]
+        notes = [file.note for file in self.files if file.note]
+        lines += [f"note: {note}" for note in notes[:MAX_NOTES]]
+        if len(notes) > MAX_NOTES:
+            lines.append(f"note: ... and so are {len(notes) - MAX_NOTES} more files")
+        lines += self.notes
+        lines.append(f"rows read {self.num_rows} = rows used {self.num_used} + bad rows {count_bad(self.bad)}")
+        unknown = sum(row.num_rows is None for row in self.bad)
+        if unknown:
+            lines.append(f"and an unknown number of rows beyond {unknown} of the faults, counted as one each")
+        if self.num_used == 0:
+            lines.append("E_EMPTY there is no usable row")
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """The report for programs; a fault of unknown extent has null rows."""
+        files = [
+            {
+                "path": str(file.path),
+                "kind": file.kind,
+                "rows": file.num_rows,
+                "used": file.num_used,
+                "blank_lines": file.num_blank,
+                "repeated": file.num_repeated,
+                "characters": file.lengths(),
+                "note": file.note or None,
+            }
+            for file in self.files
+        ]
+        bad = [
+            {"where": row.where, "code": row.code, "what": row.what, "fix": row.fix, "rows": row.num_rows}
+            for row in self.bad
+        ]
+        rows, used = self.num_rows, self.num_used
+        return {
+            "passed": self.passed,
+            "rows": rows,
+            "used": used,
+            "bad": count_bad(self.bad),
+            "files": files,
+            "notes": self.notes,
+            "faults": bad,
+        }
