@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,11 +11,14 @@ import pytest
 
 from tests.helpers.work import counted
 from unpad.errors import RecipeError
+from unpad.models import model_config, model_kinds, model_module
 from unpad.recipes import file as recipe_file
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe, parse_recipe
 from unpad.recipes.find import recipe_names
-from unpad.recipes.recipe import Recipe
+from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.section import Section, checked
+from unpad.run.folder import run_recipe
 
 TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
 
@@ -79,6 +83,10 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("events:\n  landmark: true\n", "not true or false", "2: events.landmark"),
         ("data:\n  text:\n    - path: a\n      weight: true\n", "not true or false", "4: data.text.0.weight"),
         ("stages:\n  - name: a\n    optim:\n      clip: true\n", "not true or false", "4: stages.0.optim.clip"),
+        ("plan:\n  drop_last: 1\n", "should be true or false, got 1", "2: plan.drop_last"),
+        ("plan:\n  drop_last: 0.0\n", "should be true or false, got 0.0", "2: plan.drop_last"),
+        ("plan:\n  drop_last: 'yes'\n", 'should be true or false, got "yes"', "2: plan.drop_last"),
+        ("stages:\n  - name: a\n    plan:\n      drop_last: 1\n", "be true or false", "4: stages.0.plan.drop_last"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, line: str) -> None:
@@ -190,6 +198,8 @@ def test_the_run_s_epochs_bound_every_stage(write: object) -> None:
         ("precision=fp64", "fp32", "command line: precision"),
         ("optim.lr=true", "not true or false", "command line: optim.lr"),
         ("stages.tune.optim.clip=yes", "not true or false", "command line: stages.1.optim.clip"),
+        ("plan.cross_documents=1", "should be true or false, got 1", "command line: plan.cross_documents"),
+        ("stages.tune.plan.drop_last='on'", "should be true or false", "command line: stages.1.plan.drop_last"),
         ("optim.lr=!!int ''", "is not a YAML value", "command line: optim.lr"),
         ("optim.lr=!!float ''", "is not a YAML value", "command line: optim.lr"),
         ("optim.lr=!!bool x", "is not a YAML value", "command line: optim.lr"),
@@ -201,6 +211,47 @@ def test_a_mistaken_override_is_named(write: object, override: str, what: str, w
     error = refusal(write(TWO_STAGES), override)
     assert what in error.what
     assert error.where == where
+
+
+REQUIRED = {"vision": {}, "language": {}, "layers": [1]}  # fields without a default, of sections with booleans
+
+
+def boolean_fields() -> Iterator[tuple[type[Section], str]]:
+    """Every boolean field of a recipe, the model sections of all kinds included."""
+    for kind in model_kinds():
+        model_module(kind)
+    found = [Section]
+    for section in found:
+        found += section.__subclasses__()
+        yield from [(section, name) for name, field in section.model_fields.items() if field.annotation is bool]
+
+
+@pytest.mark.parametrize(("section", "name"), sorted(set(boolean_fields()), key=str), ids=str)
+def test_a_boolean_field_takes_true_and_false_only_and_says_so(section: type[Section], name: str) -> None:
+    required = {name: value for name, value in REQUIRED.items() if name in section.model_fields}
+    assert vars(checked(section, {**required, name: False}))[name] is False
+    for wrong in (1, 0, 1.0, "yes", "true", 7, None):
+        with pytest.raises(RecipeError) as caught:
+            checked(section, {**required, name: wrong})
+        assert caught.value.what.startswith(f"{name}: Input should be ")
+        assert caught.value.fix == "write true or false, without quotes"
+
+
+def test_advice_on_booleans_and_numbers_names_what_to_write(write: object) -> None:
+    assert refusal(write(""), "plan.drop_last=1").fix == "write true or false, without quotes"
+    assert refusal(write(""), "optim.lr=true").fix == "write a number"
+    with pytest.raises(RecipeError) as caught:
+        model_config({"tied": 1})
+    assert (caught.value.where, caught.value.fix) == ("model.tied", "write true or false, without quotes")
+
+
+def test_a_run_of_an_earlier_version_may_hold_numbers_for_booleans(tmp_path: Path) -> None:
+    saved = "stages: [{name: a, plan: {drop_last: 1}}]\nplan: {cross_documents: 'yes'}\ndata: {split_version: 1}\n"
+    (tmp_path / "recipe.yaml").write_text(saved, encoding="utf-8")
+    recipe = run_recipe(tmp_path)
+    assert recipe.plan.cross_documents
+    assert stages_of(recipe)[0].recipe.plan.drop_last is True
+    assert refusal(str(tmp_path / "recipe.yaml")).where.endswith("plan.cross_documents")
 
 
 # --------------------------------------------------------------------------- what a run saves and may change

@@ -14,7 +14,7 @@ import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from unpad.recipes.data import DataSections, Kind
-from unpad.recipes.section import Fault, FaultError, Section, first_fault
+from unpad.recipes.section import Fault, FaultError, Section, earlier_versions, first_fault
 from unpad.recipes.training import (
     CheckpointSettings,
     CollapseSettings,
@@ -105,7 +105,7 @@ class Recipe(DataSections):
                 for key in sorted(RUN_ONLY.get(section, set()) & changes.keys()):
                     raise _belongs_to_run(index, stage.name, section, key)
             try:
-                self.for_stage(stage)
+                self._merged(stage)
             except ValidationError as error:
                 raise _fault_of_stage(index, error) from None
         return self
@@ -115,6 +115,10 @@ class Recipe(DataSections):
 
         `train.max_epochs` of the run limits every stage: the smaller of the two holds.
         """
+        with earlier_versions():  # the fields were checked as the recipe was read
+            return self._merged(stage)
+
+    def _merged(self, stage: Stage) -> Recipe:
         train = TrainSettings(**{**self.train.model_dump(), **stage.train})
         limits = [epochs for epochs in (self.train.max_epochs, train.max_epochs) if epochs is not None]
         return self.model_copy(

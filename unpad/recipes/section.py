@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -14,41 +16,64 @@ from unpad.errors import RecipeError, nearest
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 NOT_A_NUMBER = PydanticCustomError("not_a_number", "Input should be a number, not true or false")
+NOT_A_TRUTH = PydanticCustomError("not_a_truth", "Input should be true or false")
+FIXES = {"not_a_number": "write a number"} | dict.fromkeys(
+    ("not_a_truth", "bool_parsing", "bool_type"), "write true or false, without quotes"
+)
+_reads_earlier = ContextVar("reads_earlier", default=False)
+
+
+@contextmanager
+def earlier_versions() -> Iterator[None]:
+    """Inside, also read 1 or "yes" as true, as recipes and commands of runs of earlier versions may have it."""
+    token = _reads_earlier.set(True)
+    try:
+        yield
+    finally:
+        _reads_earlier.reset(token)
 
 
 class Section(BaseModel):
-    """A frozen section that refuses unknown fields, non-finite numbers, and true or false for a number."""
+    """A frozen section that refuses unknown fields, non-finite numbers, and numbers and booleans for one another."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="wrap")
     @classmethod
-    def _no_truth_for_numbers(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _booleans_are_no_numbers(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         made = handler(values)
         if isinstance(values, dict):
             faults = [
-                InitErrorDetails(type=NOT_A_NUMBER, loc=path, input=value)
+                InitErrorDetails(type=kind, loc=path, input=value)
                 for name, given in values.items()
                 if name in made.__dict__
-                for path, value in _became_numbers(given, made.__dict__[name], (name,))
+                for path, kind, value in _misread(given, made.__dict__[name], (name,))
+                if kind is NOT_A_NUMBER or not _reads_earlier.get()
             ]
             if faults:
                 raise ValidationError.from_exception_data(cls.__name__, faults)
         return made
 
 
-def _became_numbers(given: Any, made: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], bool]]:
-    """Places, and values, where true or false was read as 1 or 0; sections inside look after themselves."""
+def _misread(
+    given: Any, made: Any, path: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], PydanticCustomError, Any]]:
+    """Places, faults and values where true or false was read as 1 or 0, or something else as true or false.
+
+    Sections inside look after themselves.
+    """
     if isinstance(given, bool):
         if isinstance(made, int | float) and not isinstance(made, bool):
-            yield path, given
+            yield path, NOT_A_NUMBER, given
+    elif isinstance(made, bool):
+        yield path, NOT_A_TRUTH, given
     elif isinstance(given, dict) and isinstance(made, dict):
         by_name = {str(key): value for key, value in made.items()}  # keys of text may have become numbers
         for key, inner in given.items():
-            yield from _became_numbers(inner, by_name.get(str(key)), (*path, str(key)))
+            yield from _misread(inner, by_name.get(str(key)), (*path, str(key)))
     elif isinstance(given, list | tuple) and isinstance(made, list | tuple):
         for index, (inner, value) in enumerate(zip(given, made, strict=False)):
-            yield from _became_numbers(inner, value, (*path, index))
+            yield from _misread(inner, value, (*path, index))
 
 
 @dataclass(frozen=True)
@@ -95,6 +120,7 @@ def first_fault(error: ValidationError) -> Fault:
         message=first["msg"].removeprefix("Value error, "),
         is_unknown=first["type"] == "extra_forbidden",
         given="" if first["type"] == "value_error" else given,
+        fix=FIXES.get(first["type"], ""),
     )
 
 
@@ -111,4 +137,4 @@ def checked(section: type[SectionType], values: dict[str, Any]) -> SectionType:
         if fault.is_unknown:
             what, fix = f'unknown field "{fault.name}"', nearest(fault.name, list(section.model_fields))
             raise RecipeError(what, fix=fix) from None
-        raise RecipeError(f"{fault.name}: {fault.message}", fix="correct this value") from None
+        raise RecipeError(f"{fault.name}: {fault.message}", fix=fault.fix or "correct this value") from None

@@ -14,9 +14,8 @@ from rich.cells import cell_len
 
 from unpad.errors import RecipeError
 from unpad.recipes.changes import differences
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
+from unpad.run.folder import CHECKPOINTS, find_run, run_recipe
 from unpad.run.report import svg
 from unpad.run.report.history import RunHistory, read_history, run_state
 from unpad.run.report.page import STYLE
@@ -71,7 +70,7 @@ def compare(runs: Sequence[str], out: Path) -> Comparison:
         raise RecipeError("one run cannot be compared", where="unpad compare", fix="name two or more; see `unpad runs`")
     folders = [find_run(run) for run in runs]
     histories = [read_history(folder) for folder in folders]
-    recipes = [load_recipe(str(folder / RECIPE)) for folder in folders]
+    recipes = [run_recipe(folder) for folder in folders]
     found = Comparison(
         _names(folders), _differences(recipes), _measures(folders, histories), _notes(folders, histories)
     )

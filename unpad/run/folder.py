@@ -10,6 +10,7 @@ from typing import Any
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.recipes.section import earlier_versions
 
 RUNS = Path("runs")
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
@@ -35,7 +36,8 @@ def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: it is missing, or no recipe of this version.
     """
-    recipe = load_recipe(str(folder / RECIPE), list(overrides))
+    with earlier_versions():
+        recipe = load_recipe(str(folder / RECIPE), list(overrides))
     if "split_version" in recipe.data.model_fields_set:
         return recipe
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_version": 1})})

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from unpad.data.family import NAMES_KEY, family_of
 from unpad.errors import CheckpointError
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import RECIPE, RUNS
+from unpad.run.folder import RUNS, run_recipe
 
 
 def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
@@ -35,7 +34,7 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
 def what_next(folder: Path) -> list[str]:
     """Commands that use a run, as lines to print after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
-    recipe = load_recipe(str(folder / RECIPE))
+    recipe = run_recipe(folder)
     use = family_of(recipe).next_command(recipe, name)
     commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad report {name}"])  # each once
     return [f"{'' if index else 'next:':<7}{command}" for index, command in enumerate(commands)]

@@ -10,6 +10,7 @@ from unpad.errors import ResumeError
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.section import earlier_versions
 from unpad.run.folder import read_command, run_recipe
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup, resolved
@@ -30,10 +31,11 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
     saved = resolved(run_recipe(folder))  # written by an earlier version, it may lack fields
     given = {override.partition("=")[0] for override in overrides}
     earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]
-    settings = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier)), saved)
-    if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
-        older = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=True)), saved)
-        settings = older if older.data == saved.data else settings
+    with earlier_versions():
+        settings = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier)), saved)
+        if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
+            older = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=True)), saved)
+            settings = older if older.data == saved.data else settings
     changed = differences(saved, settings)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}
     if refused:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from unpad import storage
 from unpad.errors import RecipeError, SourceError
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.run.folder import run_recipe
 
 Array = NDArray[np.float64]
 METRICS, TIMING, LOG, RECIPE = "metrics.jsonl", "timing.jsonl", "log.jsonl", "recipe.yaml"
@@ -215,14 +215,14 @@ def read_history(folder: Path) -> RunHistory:
         readings=readings,
         timing={name: np.array(values) for name, values in timing.items()},
         log=read_log(folder),
-        recipe=_read_recipe(recipe),
+        recipe=_read_recipe(folder),
         recipe_text=recipe.read_text(encoding="utf-8") if recipe.is_file() else "",
     )
 
 
-def _read_recipe(path: Path) -> Recipe | None:
+def _read_recipe(folder: Path) -> Recipe | None:
     try:
-        return load_recipe(str(path))
+        return run_recipe(folder)
     except RecipeError:
         return None  # a run of another loop or version has another recipe, or none
 
