@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from unpad.batching.ledger import COLUMNS, Ledger
 from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
+from unpad.batching.plan import plan
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
 
@@ -120,9 +121,28 @@ def test_each_truncation_keeps_its_side():
 def test_error_names_the_first_long_sequence_its_length_the_limit_and_the_fix():
     with pytest.raises(PlanError, match="sequence 2 has 9 tokens, the limit is 4") as caught:
         cut(np.array([1, 9, 9]), ids=np.array([0, 2, 1]), max_tokens=4, overflow="error")
-    assert "plan.overflow" in caught.value.fix
+    assert caught.value.fix.startswith("set plan.overflow to split,")
+    assert caught.value.fix.endswith("or raise plan.max_tokens")
     pieces, _ = cut(np.array([1, 4]), max_tokens=4, overflow="error")
     assert len(pieces) == 2
+
+
+@pytest.mark.parametrize(
+    ("most", "context", "named"),
+    [
+        (4, None, "plan.max_tokens"),
+        (4, 8, "plan.max_tokens"),
+        (None, 4, "model.language.context"),
+        (8, 4, "model.language.context"),
+        (4, 4, "plan.max_tokens and model.language.context"),
+    ],
+)
+def test_a_sequence_that_is_too_long_is_answered_with_the_field_that_limits_it(most, context, named):
+    settings = PlanSettings(overflow="error", max_tokens=most)
+    with pytest.raises(PlanError) as caught:
+        plan([1, 9], settings, seed=0, epoch=0, max_tokens=context, context_field="model.language.context")
+    assert caught.value.what == f"sequence 1 has 9 tokens, the limit is 4 of {named}"
+    assert caught.value.fix.endswith(f" or raise {named}")
 
 
 def test_a_stride_that_leaves_gaps_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from importlib import import_module
 
 import pytest
@@ -83,6 +84,10 @@ def test_losses_have_the_counts_that_were_promised_and_every_weight_a_term(model
 def test_members_with_defaults_hold_what_the_contract_says(model: Model, batch: RaggedBatch) -> None:
     assert isinstance(model.config, ModelConfig)
     assert model.config.longest >= int(batch.position_ids.max()) + 1
+    if model.config.kind != "cnn":  # one position whatever the image
+        path = model.config.context_field.split(".")
+        assert path[0] == "model"
+        assert reduce(getattr, path[1:], model.config) == model.config.longest
     assert model.mode in model.modes
     assert model.modes[0] == ORIGIN
     for mode in model.modes:

@@ -146,7 +146,8 @@ def test_the_screen_shows_histogram_table_and_advice(made: tuple[Preview, str]) 
     text = shown(made[0])
     assert "pack *" in text
     assert "█" in text
-    for words in ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:", "learning rate for"):
+    advice = ("batch size for padded strategies: 2", "bucket width: 8", "padding by width 8:", "rate for steps of ")
+    for words in advice:
         assert words in text, words
     assert text.count("strategy") == 4, "two tables per stage: padding, then memory and time"
     rows = [line for line in text.splitlines() if line.split(" ")[0] in ("strategy", *strategy_names())]
@@ -232,7 +233,8 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert re.search(rf"trained +whole +{len(lengths)} patients with {lengths.sum()} events", text)
     assert f"({len(lengths)} patients are too few" in text
     assert f"bucket width: 8 (median length {np.median(lengths[lengths > 0]):g} events" in text
-    assert "square-root rule for 8 patients" in text
+    per_step = round(rows["pack"].pieces / rows["pack"].steps)
+    assert f"learning rate for steps of {per_step} patients, the mean here: " in text
     assert "events of a micro-batch take" in text
     whole = result.to_json()
     assert whole["units"] == {"sequences": "patients", "tokens": "events"}

@@ -103,6 +103,17 @@ def test_learning_rate_advice_is_one_to_two_times_at_four_and_the_square_root_be
     assert (advise_lr(1e-3, 16).low, advise_lr(1e-3, 16).high) == (2e-3, 4e-3)
 
 
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_learning_rate_advice_is_for_the_sequences_that_a_step_of_the_strategy_has(strategy):
+    chosen = PlanSettings(strategy=strategy, tokens_per_step=64, tokens_per_micro=64, batch_size=8, row_tokens=16)
+    lengths = np.full(160, 4)
+    rate = to_json(compare(lengths, chosen, seed=0), lengths, chosen, lr=1e-3)["advice"]["lr"]
+    made = plan(lengths, chosen, seed=0, epoch=0)
+    per_step = [sum(len(micro.seq_ids) for micro in made.step(index)) for index in range(made.num_steps)]
+    assert rate["sequences_per_step"] == round(np.mean(per_step)) == 16
+    assert (rate["low"], rate["high"]) == (2e-3, 4e-3)
+
+
 @given(st.lists(st.integers(0, 500), max_size=50), st.integers(1, 20))
 @settings(deadline=None)
 def test_every_length_falls_into_one_bar(lengths, bins):
@@ -126,7 +137,8 @@ def test_the_report_is_json():
     assert values["ledger"]["total"] == values["lengths"]["total"] == int(LENGTHS.sum())
     assert values["advice"]["batch_size"]["value"] == 8
     assert set(values["advice"]["bucket_width"]["pad_shares"]) == {"8", "16", "32"}
-    assert values["advice"]["lr"]["high"] == pytest.approx(1e-3 * math.sqrt(8))
+    rate = values["advice"]["lr"]
+    assert rate["high"] == pytest.approx(1e-3 * math.sqrt(rate["sequences_per_step"]))
     empty = np.zeros(0, np.int64)
     json.dumps(to_json(compare(empty, PlanSettings(), seed=0), empty, PlanSettings()), allow_nan=False)
 

@@ -45,7 +45,11 @@ class Pieces:
 
 
 def cut_and_count(
-    lengths: np.ndarray, seq_ids: np.ndarray | None, settings: PlanSettings, targets: TargetCount | None
+    lengths: np.ndarray,
+    seq_ids: np.ndarray | None,
+    settings: PlanSettings,
+    targets: TargetCount | None,
+    limited_by: str = "plan.max_tokens",
 ) -> tuple[Pieces, np.ndarray, Ledger]:
     """Apply the overflow policy, and drop pieces without a target.
 
@@ -56,6 +60,7 @@ def cut_and_count(
             every `stride` tokens, by default `max_tokens`. Where windows overlap, the positions of a later window that
             an earlier one has shown are context, so every target counts once.
         targets: counts targets with loss inside spans; None: every position is a target.
+        limited_by: the fields that `max_tokens` comes from, named in an error.
 
     Returns:
         The pieces, their numbers of targets (num_pieces,) int64, and the ledger of all tokens that are in no piece.
@@ -74,7 +79,7 @@ def cut_and_count(
         num_pieces[over] = 1 + -(-(sizes[over] - limit) // step)
     elif over.any():
         if overflow == "error":
-            _refuse(int(ids[over][0]), int(sizes[over][0]), limit)
+            _refuse(int(ids[over][0]), int(sizes[over][0]), limit, limited_by)
         elif overflow == "drop":
             num_pieces[over] = 0
             lost += entry("dropped", "too_long", sizes[over].sum(), ids[over])
@@ -155,11 +160,11 @@ def _check_stride(stride: int | None, limit: int) -> int:
     return stride or limit
 
 
-def _refuse(seq_id: int, length: int, limit: int) -> None:
+def _refuse(seq_id: int, length: int, limit: int, limited_by: str) -> None:
     raise PlanError(
-        f"sequence {seq_id} has {length} tokens, the limit is {limit}",
+        f"sequence {seq_id} has {length} tokens, the limit is {limit} of {limited_by}",
         where="plan.overflow=error",
-        fix="set plan.overflow to split, truncate_right, truncate_left or drop, or raise plan.max_tokens",
+        fix=f"set plan.overflow to split, truncate_right, truncate_left or drop, or raise {limited_by}",
     )
 
 

@@ -1,7 +1,6 @@
 """The plan: sequences of every optimizer step and micro-batch of an epoch, and the fate of every token.
 
-A plan is data, returned by a pure function. It does not know ranks: rank r of W takes micro-batches r, r + W, ... of
-a step.
+A plan is data, returned by a pure function of lengths and settings.
 """
 
 from __future__ import annotations
@@ -118,6 +117,7 @@ def plan(
     epoch: int,
     first_step: int = 0,
     max_tokens: int | None = None,
+    context_field: str = "model.context",
     seq_ids: np.ndarray | None = None,
     targets: TargetCount | None = None,
 ) -> Plan:
@@ -128,6 +128,7 @@ def plan(
         settings: the recipe's section; its strategy names the function that groups the pieces.
         first_step: steps of the stage before this epoch, for settings that grow by steps.
         max_tokens: the model's context; the smaller of it and settings.max_tokens applies.
+        context_field: the recipe's field of the model's context, named in an error.
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
         targets: counts targets with loss inside spans; None: every position is a target. A
             sequence without positions is planned if this gives it a target.
@@ -135,10 +136,12 @@ def plan(
     Raises:
         PlanError: the settings do not fit the lengths.
     """
-    limits = [limit for limit in (settings.max_tokens, max_tokens) if limit is not None]
-    settings = settings.model_copy(update={"max_tokens": min(limits, default=None)})
+    limits = {"plan.max_tokens": settings.max_tokens, context_field: max_tokens}
+    limit = min((one for one in limits.values() if one is not None), default=None)
+    limited_by = " and ".join(name for name, one in limits.items() if one == limit)
+    settings = settings.model_copy(update={"max_tokens": limit})
     lengths = check_lengths(lengths)
-    pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets)
+    pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets, limited_by)
     rng = np.random.default_rng([seed, epoch])
     grouping, settings = _grouped(pieces.lengths, settings.parts(epoch, first_step), rng)
     trained = pieces

@@ -43,7 +43,8 @@ def every_micro(
     }
     epoch = plan(
         data.table.positions, settings.model_copy(update=fields), seed=0, epoch=0,
-        max_tokens=model.config.longest, seq_ids=seq_ids, targets=targets or data.count_targets,
+        max_tokens=model.config.longest, context_field=model.config.context_field,
+        seq_ids=seq_ids, targets=targets or data.count_targets,
     )  # fmt: skip
     was_training = model.training
     model.eval()

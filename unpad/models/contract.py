@@ -36,6 +36,11 @@ class ModelConfig(Section):
         """Most positions of a sequence."""
 
     @property
+    def context_field(self) -> str:
+        """Field of the recipe that sets `longest`."""
+        return "model.context"
+
+    @property
     def advice_beyond(self) -> str:
         """Advice on an input with more positions than `longest`."""
         return "shorten it"

@@ -102,7 +102,10 @@ def _sample(setup: Setup) -> np.ndarray:
     if _plan_of_run(setup).overflow == "drop":
         usable &= lengths <= _longest(setup)
     if not usable.any():
-        fix = "raise plan.max_tokens, or set plan.overflow=split"
+        config, most = setup.model.config, _plan_of_run(setup).max_tokens
+        limits = {"plan.max_tokens": most or config.longest + 1, config.context_field: config.longest}
+        raised = " and ".join(name for name, limit in limits.items() if limit == min(limits.values()))
+        fix = f"raise {raised}, or set plan.overflow=split"
         raise PlanError("the plan drops every token, so there is nothing to prove", where="plan", fix=fix)
     ids, lengths = ids[usable], np.minimum(lengths[usable], _longest(setup))
     parameters = sum(p.numel() for p in setup.model.parameters())
@@ -128,7 +131,7 @@ def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
     planned = plan(
         setup.data.table.positions, _settings(setup, strategy),
         seed=setup.recipe.train.seed, epoch=0, max_tokens=setup.model.config.longest,
-        seq_ids=sample, targets=setup.data.count_targets,
+        context_field=setup.model.config.context_field, seq_ids=sample, targets=setup.data.count_targets,
     )  # fmt: skip
     return [micro for step in range(planned.num_steps) for micro in planned.step(step)]
 

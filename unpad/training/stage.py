@@ -11,6 +11,7 @@ from unpad.batching.mix import draw_sequences
 from unpad.batching.plan import Plan, plan
 from unpad.data.family import Data
 from unpad.data.sources.split import Split
+from unpad.models import model_config
 from unpad.recipes.recipe import Recipe, ResolvedStage
 from unpad.recipes.training import PlanSettings
 from unpad.training.optim import Epochs
@@ -92,7 +93,10 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
     lengths, longest = data.lengths((recipe.train.seed, epoch)), stage.longest
     if table.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
         longest = min(longest, max(int(lengths.max(initial=1)), 1))
-    known = {"seed": recipe.train.seed, "max_tokens": longest, "seq_ids": ids, "targets": data.count_targets}
+    known = {
+        "seed": recipe.train.seed, "max_tokens": longest, "context_field": model_config(recipe.model).context_field,
+        "seq_ids": ids, "targets": data.count_targets,
+    }  # fmt: skip
     return lengths, settings, known
 
 

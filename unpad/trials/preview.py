@@ -193,7 +193,10 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
     refused = next((row.refused for row in rows if row.refused), "")
     if len(rows) == 1 or refused:
         return replace(first, refused=refused)
-    names = ("real_tokens", "padded_tokens", "steps", "micros", "attention_cells_needed", "attention_cells_computed")
+    names = (
+        "real_tokens", "padded_tokens", "steps", "micros", "pieces", "attention_cells_needed",
+        "attention_cells_computed",
+    )  # fmt: skip
     sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
     return StrategyRow(
         first.name,
@@ -295,8 +298,10 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
         f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
-        f"learning rate for batches of {stage.settings.batch_size}: {rate['low']:.1e} to {rate['high']:.1e}"
-        f" ({rate['why']})",
+        f"learning rate for steps of {rate['sequences_per_step']:,} {stage.units.sequences}, the mean here: "
+        f"{rate['low'] / stage.lr:.1f} to {rate['high'] / stage.lr:.1f} times one that suits steps of one, "
+        f"which is {rate['low']:.1e} to {rate['high']:.1e} from {stage.lr:.1e} "
+        "(square-root rule; not applied by itself)",
         _memory_advice(stage.trials[chosen.name], stage.units),
     ]
     return lines

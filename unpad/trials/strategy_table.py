@@ -42,6 +42,7 @@ class StrategyRow:
         attention_cells_computed: the same with padding, filler and the padding of length groups.
         length_correlation: Pearson correlation of the mean lengths of neighbouring steps; nan where undefined.
         micro_tokens_mean, micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
+        pieces: sequences of all steps; a cut one counts once per piece.
         refused: why the strategy cannot plan these lengths; empty where it can.
     """
 
@@ -51,6 +52,7 @@ class StrategyRow:
     padded_tokens: int = 0
     steps: int = 0
     micros: int = 0
+    pieces: int = 0
     attention_cells_needed: int = 0
     attention_cells_computed: int = 0
     length_correlation: float = math.nan
@@ -67,6 +69,7 @@ def compare(
     *,
     seed: int,
     max_tokens: int | None = None,
+    context_field: str = "model.context",
     targets: TargetCount | None = None,
     seq_ids: np.ndarray | None = None,
 ) -> list[StrategyRow]:
@@ -75,7 +78,10 @@ def compare(
     for name in strategy_names():
         chosen = settings.model_copy(update={"strategy": name})
         try:
-            made = plan(lengths, chosen, seed=seed, epoch=0, max_tokens=max_tokens, seq_ids=seq_ids, targets=targets)
+            made = plan(
+                lengths, chosen, seed=seed, epoch=0, max_tokens=max_tokens, context_field=context_field,
+                seq_ids=seq_ids, targets=targets,
+            )  # fmt: skip
         except PlanError as error:
             if name != "rows":  # only a row has a size of its own; what another strategy refuses, all refuse
                 raise
@@ -95,6 +101,7 @@ def _summary(made: Plan) -> StrategyRow:
         padded_tokens=made.padded_tokens,
         steps=made.num_steps,
         micros=made.num_micros,
+        pieces=len(made.order),
         attention_cells_needed=needed,
         attention_cells_computed=computed,
         length_correlation=length_correlation(made),
@@ -162,8 +169,9 @@ class WidthAdvice:
 
 @dataclass(frozen=True)
 class RateAdvice:
-    """The range of learning rates that fits a batch size. Nothing applies it unasked."""
+    """The range of learning rates that fits steps of so many sequences. Nothing applies it unasked."""
 
+    sequences_per_step: int
     low: float
     high: float
     why: str
@@ -195,19 +203,17 @@ def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units =
     return WidthAdvice(value, shares, f"median length {median:g} {units.tokens}")
 
 
-def advise_lr(lr: float, batch_size: int, units: Units = TEXT) -> RateAdvice:
-    """Range of learning rates for batches of `batch_size` sequences, given one that works for single sequences.
+def advise_lr(lr: float, sequences_per_step: int, units: Units = TEXT) -> RateAdvice:
+    """Range of learning rates for steps of `sequences_per_step` sequences, given one that works for single sequences.
 
-    From lr to lr * sqrt(batch_size) up to 4 sequences, so lr to 2 * lr at 4; beyond, both ends grow with the square
-    root. Square-root rule for Adam: Malladi et al. (2022), "On the SDEs and scaling rules for adaptive gradient
+    From lr to lr * sqrt(sequences_per_step) up to 4 sequences, so lr to 2 * lr at 4; beyond, both ends grow with the
+    square root. Square-root rule for Adam: Malladi et al. (2022), "On the SDEs and scaling rules for adaptive gradient
     algorithms".
     """
-    high = lr * math.sqrt(batch_size)
-    low = lr if batch_size <= 4 else high / 2
-    why = (
-        f"square-root rule for {batch_size} {units.sequences} per update, if {lr:.1e} suits one; not applied by itself"
-    )
-    return RateAdvice(low, high, why)
+    high = lr * math.sqrt(sequences_per_step)
+    low = lr if sequences_per_step <= 4 else high / 2
+    why = f"square-root rule, if {lr:.1e} suits steps of one of the {units.sequences}; not applied by itself"
+    return RateAdvice(sequences_per_step, low, high, why)
 
 
 # --------------------------------------------------------------------------- pictures and JSON
@@ -309,7 +315,7 @@ def to_json(
     Args:
         rows: from `compare`.
         lengths: positions of the sequences that were planned, (n,) int.
-        lr: the recipe's learning rate; with it the advice covers the learning rate.
+        lr: the recipe's learning rate; with it the advice covers the rate for the steps of the recipe's strategy.
     """
     lengths = np.asarray(lengths)
     chosen = next((row for row in rows if row.name == settings.strategy), None)
@@ -317,8 +323,9 @@ def to_json(
         "batch_size": asdict(advise_batch_size(len(lengths), lengths, units)),
         "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size, units)),
     }
-    if lr is not None:
-        advice["lr"] = asdict(advise_lr(lr, settings.batch_size, units))
+    if lr is not None and chosen is not None:
+        per_step = max(round(chosen.pieces / max(chosen.steps, 1)), 1)
+        advice["lr"] = asdict(advise_lr(lr, per_step, units))
     return {
         "strategies": [_row_json(row) for row in rows],
         "ledger": chosen.ledger.to_json() if chosen else None,

@@ -90,6 +90,11 @@ class Config(ModelConfig):
         return self.language.longest
 
     @property
+    def context_field(self) -> str:
+        """Field of the recipe that sets `longest`."""
+        return "model.language.context"
+
+    @property
     def advice_beyond(self) -> str:
         """Advice on an input with more positions than `longest`, by the kind of positions."""
         return self.language.advice_beyond.replace("model.", "model.language.")
