@@ -166,6 +166,7 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(
         return Trial(1, 2.0, 1, 3 << 30, 0)
 
     monkeypatch.setattr("unpad.trials.preview._try", tried)
+    monkeypatch.setattr(module, "available_memory", lambda: 10 << 30)
     result = preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
     assert "padding" in seen[0]
     assert [text.count("3.0 GiB") for text in seen] == list(range(len(seen)))

@@ -7,7 +7,7 @@ A model names its family (`DATA = "text"`), whose module `data/text.py` has the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar, Protocol
@@ -163,6 +163,16 @@ class Data(ABC):
         """
         return None
 
+    def compare(self) -> list[str]:
+        """Compare held-out sequences with those trained on, once, and return lines on it; by default none.
+
+        Families whose comparison takes long leave it out of their `open_data`; that of this file adds it.
+
+        Raises:
+            SourceError: the recipe refuses what was found.
+        """
+        return []
+
     def facts(self) -> dict[str, int]:
         """Counts that the run's log keeps for those who use the run later, by name; by default none."""
         return {}
@@ -170,6 +180,23 @@ class Data(ABC):
     def initialize(self, model: Model) -> None:
         """Load into a new model the parameters that come with the data; by default there are none."""
         return None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Sequences of a training part drawn at random, each as likely as any other of its kind.
+
+    Args:
+        data: the drawn sequences, all of them to train on.
+        population: (num_kinds,) int64, sequences of each kind that they were drawn from.
+        unit: name of these, plural.
+        note: what else sets their lengths apart from those of all data, as the end of a sentence; "" for nothing.
+    """
+
+    data: Data
+    population: np.ndarray
+    unit: str
+    note: str
 
 
 class Family(Protocol):
@@ -180,6 +207,8 @@ class Family(Protocol):
         UNITS: names of a sequence and of a unit of its length, plural.
         FILES: names of the files that a run keeps.
         NO_TEXT: error message and fix when text generation is requested of a run; None where it generates text.
+        open_sample: opens some training sequences of a recipe whose lengths take long to know, or returns None where
+            they do not; None for a family whose lengths never do.
     """
 
     KINDS: tuple[str, ...]
@@ -197,6 +226,8 @@ class Family(Protocol):
     def next_command(self, recipe: Recipe, run: str) -> str:
         """Command that uses a trained run."""
 
+    open_sample: Callable[[Recipe], Sample | None] | None
+
 
 def family_name(recipe: Recipe) -> str:
     """Name of the family that the recipe's model reads."""
@@ -209,12 +240,15 @@ def family_of(recipe: Recipe) -> Family:
     return import_module(f"unpad.data.{family_name(recipe)}")
 
 
-def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> Data:
+def open_data(
+    recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING, *, compare: bool = True
+) -> Data:
     """Read a recipe's data.
 
     Args:
         kept: files of an earlier run of the same kind; None makes them from the data.
         wanted: rows to return; those of the test part only if they are asked for.
+        compare: whether held-out sequences are compared with those trained on, before anything is returned.
 
     Raises:
         RecipeError: the recipe or a stage names data that its model does not read.
@@ -232,7 +266,20 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
             if name not in family.KINDS:
                 fix = "this model reads " + " and ".join(family.KINDS)
                 raise RecipeError(f'stage {stage.name} uses "{name}"', where="stages", fix=fix)
-    return family.open_data(recipe, kept, wanted)
+    data = family.open_data(recipe, kept, wanted)
+    if compare:
+        data.compare()
+    return data
+
+
+def open_sample(recipe: Recipe) -> Sample | None:
+    """Open some training sequences of a recipe whose lengths take long to know; None where they are soon known.
+
+    Raises:
+        SourceError: as `open_data`.
+    """
+    opened = family_of(recipe).open_sample
+    return None if opened is None else opened(recipe)
 
 
 def refuse_cuts(recipe: Recipe, most: int, what: str, why: str, fix: str) -> None:

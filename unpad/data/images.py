@@ -56,6 +56,7 @@ UNITS = ("images", "patches")
 CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
+open_sample = None
 DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 WITH_OPACITY = 4  # channels
 CHUNK = 64  # images per task of a thread that finds sizes

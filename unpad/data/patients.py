@@ -51,6 +51,7 @@ UNITS = ("patients", "events")
 CODES = "events.json"
 FILES = (CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
+open_sample = None
 
 
 @dataclass(frozen=True, eq=False)

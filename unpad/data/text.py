@@ -10,10 +10,11 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, SequenceTable, sequence_table
+from unpad.data.family import Data, Sample, SequenceTable, sequence_table
 from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens.corpus import CorpusReport, prepare
+from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
+from unpad.data.tokens.corpus_sample import sample_corpus
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from unpad.recipes.recipe import Recipe
@@ -36,9 +37,13 @@ class TextData(Data):
     table: SequenceTable
     tokens: TokenSet
     tokenizer: Tokenizer
-    report: CorpusReport
+    corpus: Corpus
     family: ClassVar[str] = "text"
     kinds: ClassVar[tuple[str, ...]] = KINDS
+
+    @property
+    def report(self) -> CorpusReport:
+        return self.corpus.report
 
     @property
     def num_outputs(self) -> int:
@@ -68,6 +73,9 @@ class TextData(Data):
 
     def lines(self) -> list[str]:
         return self.report.lines()
+
+    def compare(self) -> list[str]:
+        return self.corpus.compare().leak_lines()
 
     def check_trainable(self) -> None:
         self.report.lost.refuse("tokenizer")
@@ -100,12 +108,24 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     Documents of the test part are always in the table, whose `split` sets them apart: a file is encoded as a whole.
 
     Raises:
-        SourceError, RecipeError: as `prepare`.
+        SourceError, RecipeError: as `open_corpus`.
     """
     tokenizer = load_tokenizer(kept[TOKENIZER]) if kept is not None else None
-    tokens, tokenizer, report = prepare(recipe, tokenizer=tokenizer, wanted=wanted)
-    if recipe.plan.cross_documents:
-        tokens = tokens.joined()
+    return _text_data(recipe, open_corpus(recipe, tokenizer=tokenizer, wanted=wanted), wanted)
+
+
+def open_sample(recipe: Recipe) -> Sample | None:
+    """Encode some training documents of a large corpus that the cache does not know; None for any other, and where all
+    documents are joined to one sequence."""
+    sampled = None if recipe.plan.cross_documents else sample_corpus(recipe)
+    if sampled is None:
+        return None
+    note = ", with a vocabulary learned from them alone" if sampled.learned else ""
+    return Sample(_text_data(recipe, sampled.corpus, Wanted.LEARNING), sampled.num_documents, "documents", note)
+
+
+def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
+    tokens = corpus.tokens.joined() if recipe.plan.cross_documents else corpus.tokens
     table = sequence_table(
         np.maximum(tokens.lengths - 1, 0),
         tokens.split,
@@ -117,4 +137,4 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         num_test=int((tokens.split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
         group=tokens.unit,
     )
-    return TextData(table, tokens, tokenizer, report)
+    return TextData(table, tokens, corpus.tokenizer, corpus)

@@ -60,6 +60,7 @@ UNITS = ("questions", "positions")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
+open_sample = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,12 +44,20 @@ class Setup:
     environment: dict[str, Any]
 
 
-def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, timers: Timers | None = None) -> Setup:
+def prepare_setup(
+    recipe: Recipe,
+    folder: Path,
+    files: dict[str, bytes] | None,
+    timers: Timers | None = None,
+    *,
+    compare: bool = True,
+) -> Setup:
     """Read the data and build the model, without writing to the run directory.
 
     Args:
         files: files of its data that the run kept when it started; None for a new run.
         timers: count the seconds of reading and building.
+        compare: whether held-out data is compared with the data to train on; see `open_data`.
     """
     timers = timers or Timers()
     config = model_config(recipe.model)
@@ -66,7 +74,7 @@ def prepare_setup(recipe: Recipe, folder: Path, files: dict[str, bytes] | None, 
         files = open_files(recipe, find_run(recipe.train.init_from))
         files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
     with timers("read"):
-        data = open_data(recipe, files)
+        data = open_data(recipe, files, compare=compare)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)

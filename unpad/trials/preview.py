@@ -15,72 +15,46 @@ from rich.console import Console
 from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
-from unpad.data.family import family_of
 from unpad.errors import RecipeError, needs_memory
 from unpad.models import lower_sizes
 from unpad.models.objective import Objective
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.training import PlanSettings
 from unpad.terminal.progress import progress
-from unpad.terminal.table import WIDTH, cells, text_table, wrapped
+from unpad.terminal.table import WIDTH, cells, wrapped
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.training.optim import make_optimizer
 from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.stage import StageSetup, plan_inputs
 from unpad.training.step import train_step
-from unpad.trials.strategy_table import StrategyRow, Units, compare, histogram_lines, plot, to_json
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Measurement of one step of a strategy, and of its largest micro-batch.
-
-    Args:
-        tokens: tokens the step computed, padding included.
-        seconds: of its forward and backward pass and the change of weights.
-        largest_tokens: tokens of the plan's largest micro-batch, padding included.
-        peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
-        base_bytes: resident memory before it.
-    """
-
-    tokens: int
-    seconds: float
-    largest_tokens: int
-    peak_bytes: int
-    base_bytes: int
-
-
-@dataclass(frozen=True)
-class StagePreview:
-    """Table of one stage: a row and a trial per strategy, and the epochs of the recipe.
-
-    Args:
-        units: names of sequences and their tokens.
-        attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
-            cut, and one target each is learned.
-    """
-
-    name: str
-    lengths: np.ndarray
-    rows: list[StrategyRow]
-    trials: dict[str, Trial]
-    epochs: int
-    settings: PlanSettings
-    lr: float
-    units: Units
-    attends: bool
-
-    def estimated_seconds(self, row: StrategyRow) -> float:
-        """Time of the stage's epochs: computed tokens at the trial's rate."""
-        trial = self.trials[row.name]
-        return trial.seconds / max(trial.tokens, 1) * row.padded_tokens * self.epochs
+from unpad.trials.estimate import Estimate, estimates_of, show_estimate
+from unpad.trials.stage_table import (
+    StagePreview,
+    Trial,
+    planned,
+    show,
+    show_head,
+    show_padding,
+    trained_whole,
+    trial_line,
+)
+from unpad.trials.strategy_table import StrategyRow, Units, plot, to_json
 
 
 @dataclass(frozen=True)
 class Preview:
+    """Preview of a run.
+
+    Args:
+        estimates: tables over a sample, shown while the data was read; empty where that was quick or nothing is shown.
+        described: lines on the run and its data; compared: lines on held-out data that occurs in training.
+    """
+
     setup: Setup
     stages: list[StagePreview]
+    estimates: list[Estimate]
+    described: list[str]
+    compared: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """`strategies` and `ledger` cover all stages together; `stages` holds each on its own."""
@@ -102,16 +76,17 @@ class Preview:
 
     def show(self, console: Console) -> None:
         """Print what `preview` shows while it measures."""
-        for line in describe(self.setup):
-            console.print(line, markup=False)
+        for estimate in self.estimates:
+            show_estimate(console, estimate)
+        show(console, self.described)
         for stage in self.stages:
-            _show_padding(console, stage)
-            _show_head(console, stage)
+            show_padding(console, stage)
+            show_head(console, stage)
             for row in stage.rows:
                 if row.name in stage.trials:
-                    console.print(_trial_line(stage, row), markup=False)
-            for line in _notes(stage, self.setup):
-                console.print(line, markup=False)
+                    show(console, [trial_line(stage, row)])
+            show(console, _notes(stage, self.setup))
+        show(console, self.compared)
 
 
 def preview(
@@ -121,14 +96,19 @@ def preview(
 
     Args:
         picture: path for a PNG of lengths, padding and attention cells.
-        console: shows each stage's table of padding as soon as it is planned, and then each trial as it is done.
+        console: shows tables over a sample of large data first, then each stage's table of padding as soon as it is
+            planned, each trial as it is done, and last how much of the held-out data occurs in training.
     """
     console = console or Console(quiet=True)
+    loaded = load_recipe(recipe, overrides)
+    estimates = [] if console.quiet else estimates_of(loaded)
+    for estimate in estimates:
+        show_estimate(console, estimate)
     with progress("reading the data"):
-        setup = prepare_setup(load_recipe(recipe, overrides), Path(), None)
-    for line in describe(setup):
-        console.print(line, markup=False)
-    stages = [_stage(setup, stage, console) for stage in setup.stages if stage.train_ids.size]
+        setup = prepare_setup(loaded, Path(), None, compare=False)
+    described = describe(setup)
+    show(console, described)
+    stages = [_tried(setup, stage, console) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
@@ -136,28 +116,26 @@ def preview(
         rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in stages])
         storage.write_atomic(picture, plot(rows, lengths, stages[0].attends, stages[0].units))
-    return Preview(setup, stages)
+    compared = setup.data.compare()
+    show(console, compared)
+    return Preview(setup, stages, estimates, described, compared)
 
 
-def _stage(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
+def _tried(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
+    """Plan every strategy for a stage, and try a step of each."""
     recipe = stage.recipe
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
-        rows = compare(lengths, settings, **known)
-    epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
-    lr = recipe.optim.lr * recipe.optim.lr_scale
-    units, attends = Units(*family_of(recipe).UNITS), setup.data.table.attended is None
-    seen = StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, lr, units, attends)
-    _show_padding(console, seen)
-    _show_head(console, seen)
-    for row in rows:
+        seen = planned(stage)
+    show_padding(console, seen)
+    show_head(console, seen)
+    for row in seen.rows:
         if not row.refused:
             chosen = settings.model_copy(update={"strategy": row.name})
             with progress(f"trying a step of {row.name}"):
                 seen.trials[row.name] = _try(setup, recipe, plan(lengths, chosen, epoch=0, **known))
-            console.print(_trial_line(seen, row), markup=False)
-    for line in _notes(seen, setup):
-        console.print(line, markup=False)
+            show(console, [trial_line(seen, row)])
+    show(console, _notes(seen, setup))
     return seen
 
 
@@ -212,72 +190,6 @@ def _together(rows: list[StrategyRow]) -> StrategyRow:
 # --------------------------------------------------------------------------- the screen
 
 
-def _show_padding(console: Console, stage: StagePreview) -> None:
-    units, num_tokens = stage.units, int(stage.lengths.sum())
-    console.print(
-        f"\n{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}", markup=False
-    )
-    for line in histogram_lines(stage.lengths):
-        console.print("  " + line, markup=False)
-    for line in _table(stage):
-        console.print(line, markup=False)
-
-
-def _table(stage: StagePreview) -> list[str]:
-    own = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*stage.units, "dropped")
-    return text_table(("strategy", "padding", "steps", *own, "corr"), [_cells(stage, row) for row in stage.rows], gap=1)
-
-
-def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
-    if row.refused:
-        return [row.name, "refused"]
-    ledger = row.ledger
-    if stage.attends:
-        own = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
-        own.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
-    else:
-        counts = [*_trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
-        own = [_short(count) for count in counts]
-    return [
-        _named(stage, row),
-        f"{row.pad_share:.1%}",
-        f"{row.steps:,}",
-        *own,
-        "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
-    ]
-
-
-def _named(stage: StagePreview, row: StrategyRow) -> str:
-    return row.name + (" *" if row.name == stage.settings.strategy else "")
-
-
-def _show_head(console: Console, stage: StagePreview) -> None:
-    console.print(f"\n{'strategy':<10}{'memory':>10}{f'{stage.epochs} ep.':>10}", style="bold", markup=False)
-
-
-def _trial_line(stage: StagePreview, row: StrategyRow) -> str:
-    memory, duration = stage.trials[row.name].peak_bytes / 2**30, _duration(stage.estimated_seconds(row))
-    return f"{_named(stage, row):<10}{memory:>6.1f} GiB{duration:>10}"
-
-
-def _trained_whole(ledger: Ledger) -> tuple[int, int]:
-    """Sequences that are trained on and their tokens: with one target each, all their other tokens are context."""
-    return ledger.sequences.get("whole", 0), ledger.tokens("trained") + ledger.tokens("context")
-
-
-def _short(count: int) -> str:
-    """A count in at most six characters; the ledger below the table has it to the token."""
-    if count < 10_000:
-        return f"{count:,}"
-    return f"{count / 1e3:.1f}k" if count < 1e6 else f"{count / 1e6:.1f}M"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
     advice = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)["advice"]
@@ -325,7 +237,7 @@ def _with_places(line: str, where: str) -> list[str]:
 def _sequence_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:
     """Sequences by fate, each with all its tokens."""
     sequences, tokens = units
-    num, inside = _trained_whole(ledger)
+    num, inside = trained_whole(ledger)
     lines = [f"  {'trained':<10}{'whole':<15}{num:>12,} {sequences} with {inside:,} {tokens}"] if num else []
     for column, reason, inside, _, num, first in ledger.rows():
         if column == "dropped":

@@ -20,6 +20,7 @@ from unpad.recipes.training import PlanSettings, strategy_names
 
 BARS = " ▏▎▍▌▋▊▉█"
 BLUE = "#3b6ea5"
+RESAMPLES = 20  # a standard deviation within a sixth of its own
 
 
 class Units(NamedTuple):
@@ -89,6 +90,32 @@ def compare(
             continue
         result.append(_summary(made))
     return result
+
+
+def padding_spread(
+    lengths: np.ndarray,
+    settings: PlanSettings,
+    *,
+    seed: int,
+    seq_ids: np.ndarray,
+    max_tokens: int | None = None,
+    targets: TargetCount | None = None,
+) -> dict[str, float]:
+    """Standard deviation of each strategy's pad share over random samples of the size of `seq_ids`, by name.
+
+    Taken over RESAMPLES samples of as many sequences, drawn from this one with replacement: Efron (1979), "Bootstrap
+    methods: another look at the jackknife".
+
+    Args:
+        seq_ids: the sample, (n,) integers; the others as for `compare`.
+    """
+    rng, shares = np.random.default_rng(seed), dict[str, list[float]]()
+    for _ in range(RESAMPLES):
+        drawn = rng.choice(seq_ids, seq_ids.size)
+        for row in compare(lengths, settings, seed=seed, max_tokens=max_tokens, targets=targets, seq_ids=drawn):
+            if not row.refused:
+                shares.setdefault(row.name, []).append(row.pad_share)
+    return {name: float(np.std(found, ddof=1)) for name, found in shares.items() if len(found) > 1}
 
 
 def _summary(made: Plan) -> StrategyRow:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from unpad.data.sources.example import BadRow, count_bad
-from unpad.data.sources.leaks import LeakReport, near_pairs
+from unpad.data.sources.leaks import near_pairs
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
@@ -42,7 +43,36 @@ from unpad.recipes.recipe import Recipe
 from unpad.storage import cache_folder, sha256
 from unpad.terminal.progress import counted
 
-__all__ = ["CorpusReport", "TokenSet", "prepare"]
+__all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus", "prepare"]
+
+
+class Corpus:
+    """An encoded corpus. `compare` looks for its held-out documents in training, which may take longer than all else.
+
+    Args:
+        report: of all but that comparison.
+        work: what is known of the files, without their rows; None where nothing is to be compared.
+    """
+
+    def __init__(self, tokens: TokenSet, tokenizer: Tokenizer, report: CorpusReport, work: Work | None) -> None:
+        self.tokens, self.tokenizer, self.report, self._work = tokens, tokenizer, report, work
+
+    def compare(self) -> CorpusReport:
+        """Compare the held-out documents with those trained on, once, and return the report of both.
+
+        Raises:
+            SourceError: near-duplicates are refused, or a file has changed.
+        """
+        if self._work is not None:
+            work, self._work = self._work, None
+            with work.stage("leaks"):
+                leaks = find_leaks(work)
+                work.read.clear()
+                places = leak_places(leaks, self.tokens)
+                if leaks is not None and places and work.recipe.data.near_duplicates == "refuse":
+                    raise refused_leaks(leaks, places)
+            self.report = replace(self.report, leaks=leaks, leak_places=places)
+        return self.report
 
 
 def prepare(
@@ -53,6 +83,23 @@ def prepare(
     cache: Path | None = None,
     wanted: Wanted = Wanted.LEARNING,
 ) -> tuple[TokenSet, Tokenizer, CorpusReport]:
+    """Read, split, tokenize, encode and compare a recipe's data, or open it in the cache; see `open_corpus`.
+
+    Raises:
+        SourceError: also where near-duplicates of training documents are held out, and refused.
+    """
+    corpus = open_corpus(recipe, tokenizer=tokenizer, kinds=kinds, cache=cache, wanted=wanted)
+    return corpus.tokens, corpus.tokenizer, corpus.compare()
+
+
+def open_corpus(
+    recipe: Recipe,
+    *,
+    tokenizer: Tokenizer | None = None,
+    kinds: Sequence[str] = TEXT_KINDS,
+    cache: Path | None = None,
+    wanted: Wanted = Wanted.LEARNING,
+) -> Corpus:
     """Read, split, tokenize and encode a recipe's data, or open it in the cache.
 
     Args:
@@ -71,39 +118,33 @@ def prepare(
         work.files = list_files(recipe, kinds)
         work.shards = [None] * len(work.files)
     with work.stage("open"):
-        tokenizer = tokenizer or _stored_tokenizer(work)
+        tokenizer = tokenizer or stored_tokenizer(work)
         if tokenizer is not None:
-            _open_originals(work, tokenizer)
+            open_originals(work, tokenizer)
     with work.stage("read"):
         bad, rows_used = judge_rows(work)
-        _split(work)
+        split_documents(work)
     if tokenizer is None:
         with work.stage("tokenizer"):
             tokenizer = _build_tokenizer(work)
-            _open_originals(work, tokenizer)  # shards may have outlived a damaged tokenizer
+            open_originals(work, tokenizer)  # shards may have outlived a damaged tokenizer
     with work.stage("encode"):
         parts = _originals(work, tokenizer) + _copies(work, tokenizer)
     with work.stage("open"):
-        weights = [source.weight for kind in TEXT_KINDS for source in getattr(recipe.data, kind)]
-        hashes = [(str(file.file.path), file.sha256) for file in work.files]
-        tokens = build_token_set(parts, weights, hashes, _split_settings(work))
-    with work.stage("leaks"):
-        leaks = find_leaks(work)
-        places = leak_places(leaks, tokens)
-        if leaks is not None and places and recipe.data.near_duplicates == "refuse":
-            raise refused_leaks(leaks, places)
-    return tokens, tokenizer, _report(work, tokens, tokenizer, rows_used, bad, leaks, places)
+        tokens = token_set(work, parts)
+    work.read.clear()  # the rows take several times the memory of their tokens
+    return Corpus(tokens, tokenizer, report_of(work, tokens, tokenizer, rows_used, bad), work)
 
 
-def _report(
-    work: Work,
-    tokens: TokenSet,
-    tokenizer: Tokenizer,
-    rows_used: int,
-    bad: list[BadRow],
-    leaks: LeakReport | None,
-    places: list[tuple[str, str]],
-) -> CorpusReport:
+def token_set(work: Work, parts: Sequence[Part]) -> TokenSet:
+    """Number the sequences of all parts."""
+    weights = [source.weight for kind in TEXT_KINDS for source in getattr(work.recipe.data, kind)]
+    hashes = [(str(file.file.path), file.sha256) for file in work.files]
+    return build_token_set(parts, weights, hashes, _split_settings(work))
+
+
+def report_of(work: Work, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int, bad: list[BadRow]) -> CorpusReport:
+    """Count rows, documents, tokens and lost characters; nothing is compared yet."""
     originals = tokens.copy == 0
     assert int(originals.sum()) == rows_used, "a row vanished"
     characters = sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts)
@@ -131,8 +172,8 @@ def _report(
         cache_misses=work.misses,
         encoded_documents=work.encoded,
         bad_rows=bad,
-        leaks=leaks,
-        leak_places=places,
+        leaks=None,
+        leak_places=[],
         events=work.events,
         seconds=work.seconds,
     )
@@ -141,7 +182,7 @@ def _report(
 # --------------------------------------------------------------------------- split
 
 
-def _split(work: Work) -> None:
+def split_documents(work: Work) -> None:
     """Give every document its part of the split, kind by kind, so that every kind has held-out documents, and number
     the units of documents that belong together.
 
@@ -199,7 +240,7 @@ def _split_settings(work: Work) -> tuple[object, ...]:
 # --------------------------------------------------------------------------- tokenizer
 
 
-def _stored_tokenizer(work: Work) -> Tokenizer | None:
+def stored_tokenizer(work: Work) -> Tokenizer | None:
     """Open the recipe's tokenizer file, or the tokenizer that was built from this corpus before."""
     if work.recipe.tokenizer.path is not None:
         return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
@@ -234,7 +275,7 @@ def _tokenizer_path(work: Work) -> Path:
 # --------------------------------------------------------------------------- shards
 
 
-def _open_originals(work: Work, tokenizer: Tokenizer) -> None:
+def open_originals(work: Work, tokenizer: Tokenizer) -> None:
     """Open the shards of this tokenizer in the cache."""
     settings = [sha256(tokenizer.to_bytes()), work.recipe.data.template.model_dump(mode="json")]
     work.keys = [make_key("originals", file.key, settings) for file in work.files]
@@ -246,8 +287,8 @@ def _originals(work: Work, tokenizer: Tokenizer) -> list[Part]:
     for index, (file, key) in enumerate(zip(work.files, work.keys, strict=True)):
         shard = work.shards[index]
         if shard is None:
-            shard = _store(work, key, _encode(work, index, work.rows(index), tokenizer))
-        parts.append(_part(file, shard, key, work.sides[index], work.units[index]))
+            shard = _store(work, key, encode_rows(work, index, work.rows(index), tokenizer))
+        parts.append(part_of(file, shard, key, work.sides[index], work.units[index]))
     return parts
 
 
@@ -274,13 +315,14 @@ def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
                 declared=np.tile(rows.declared[kept], augment.multiplier),
                 copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), kept.size),
             )
-            shard = _store(work, key, _encode(work, index, copies, tokenizer))
+            shard = _store(work, key, encode_rows(work, index, copies, tokenizer))
         unit = np.tile(work.units[index][work.sides[index] == Split.TRAIN], augment.multiplier)
-        parts.append(_part(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8), unit))
+        parts.append(part_of(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8), unit))
     return parts
 
 
-def _part(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> Part:
+def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, unit: np.ndarray) -> Part:
+    """Describe a shard of a file as the corpus uses it."""
     return Part(shard, str(file.file.path), data_key, TEXT_KINDS.index(file.kind), file.source, split, unit)
 
 
@@ -302,7 +344,8 @@ def _store(work: Work, data_key: str, shard: Shard) -> Shard:
     return open_shard(work.folder, key)[0] or shard
 
 
-def _encode(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Shard:
+def encode_rows(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Shard:
+    """Encode rows of a file."""
     examples, path = rows.examples, str(work.files[index].file.path)
     tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)
     with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]

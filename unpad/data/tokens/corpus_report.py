@@ -12,7 +12,7 @@ from unpad.data.tokens.lost import LostCharacters
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """Report of `prepare`: rows read, used and quarantined, documents encoded, and leaks.
+    """Report of a corpus: rows read, used and quarantined, documents encoded, and leaks once it is compared.
 
     Args:
         rows_read: rows_used + rows_quarantined.
@@ -22,7 +22,7 @@ class CorpusReport:
         lossy_template: strings of the conversations' template of which it loses characters.
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         num_system: system turns of training conversations.
-        leaks: None without held-out documents.
+        leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
         events: damaged files that were rebuilt.
         seconds: per stage; the stages add up to the whole.
@@ -71,11 +71,14 @@ class CorpusReport:
             names = ", ".join(f'"{text}"' for text in self.lossy_template)
             what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
             lines.append(f"{what}; set data.template to strings that it can spell")
-        if self.leaks is not None:
-            lines.append(self.leaks.head())
-            for leak, (place, source) in zip(self.leaks.worst, self.leak_places, strict=True):
-                lines.append(leak.describe(place, source))
-        return [*lines, *self.events, *fault_lines(self.bad_rows, "  quarantined: ")]
+        return [*lines, *self.leak_lines(), *self.events, *fault_lines(self.bad_rows, "  quarantined: ")]
+
+    def leak_lines(self) -> list[str]:
+        """The leaks as text; empty where nothing was compared."""
+        if self.leaks is None:
+            return []
+        found = zip(self.leaks.worst, self.leak_places, strict=True)
+        return [self.leaks.head(), *(leak.describe(place, source) for leak, (place, source) in found)]
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data

@@ -1,0 +1,129 @@
+"""Large data: a table over a sample comes first, the exact one when all is encoded, the search for duplicates last."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.helpers.toy import write_toy
+from unpad.data.tokens import corpus_sample
+from unpad.errors import SourceError
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import PlanSettings
+from unpad.training.setup import Setup
+from unpad.trials import estimate as module
+from unpad.trials.estimate import estimates_of
+from unpad.trials.preview import Trial, preview
+from unpad.trials.strategy_table import compare, padding_spread
+
+
+@pytest.fixture
+def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe of 54 texts and 36 conversations to train on, which count as large; 20 of a kind are drawn."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(corpus_sample, "LARGE_BYTES", 0)
+    monkeypatch.setattr(corpus_sample, "MOST", 20)
+    return str(write_toy(tmp_path / "toy"))
+
+
+def tried(setup: Setup, recipe: object, made: object) -> Trial:
+    return Trial(1, 2.0, 1, 3 << 30, 0)
+
+
+def shown(recipe: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> str:
+    monkeypatch.setattr("unpad.trials.preview._try", tried)
+    out = StringIO()
+    try:
+        preview(recipe, overrides, console=Console(file=out, width=200))
+    finally:
+        text = out.getvalue()
+    return text
+
+
+def test_the_estimate_comes_first_and_says_what_it_is_of(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(toy, monkeypatch)
+    first, exact = text.index("estimate from 20 of 54 documents"), text.index("training documents, ")
+    assert first < text.index("estimate from 20 of 36 documents") < exact < text.index("\npretrain: 54", exact)
+    assert "with a vocabulary learned from them alone" in " ".join(text[:exact].split())
+    assert text.count("95 % intervals of the drawing: ") == text[:exact].count("95 % intervals of the drawing: ") == 2
+    assert text.index("held out 10 documents: ") > text.rindex("learning rate for batches"), "the search comes last"
+
+
+def test_without_a_terminal_nothing_is_drawn(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unpad.trials.preview._try", tried)
+    result = preview(toy, [])
+    assert result.estimates == []
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_the_table_is_that_of_the_drawn_documents_repeated(toy: str) -> None:
+    for found, population in zip(estimates_of(load_recipe(toy, ["plan.strategy=bucket"])), (54, 36), strict=True):
+        lengths = found.table.lengths
+        assert (found.num, found.population, len(lengths)) == (20, population, population)
+        assert np.array_equal(lengths, np.resize(lengths[:20], population))
+        again = compare(lengths, found.table.settings, seed=0, max_tokens=64)
+        assert [row.pad_share for row in again] == [row.pad_share for row in found.table.rows]
+
+
+def test_a_stage_of_two_kinds_draws_the_same_share_of_both(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = 'stages=[{"name": "all", "train": {"max_epochs": 1}}]'
+    (found,) = estimates_of(load_recipe(toy, [stages]))
+    assert (found.num, found.population) == (20 + round(20 / 54 * 36), 90)
+    monkeypatch.setattr(module, "MOST_PLANNED", 50)
+    (found,) = estimates_of(load_recipe(toy, [stages]))
+    assert len(found.table.lengths) == 50
+    assert "repeated to 50" in " ".join(found.lines())
+
+
+def test_nothing_is_drawn_where_lengths_are_soon_known(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(toy, [])
+    assert estimates_of(load_recipe(toy, ["plan.cross_documents=true"])) == []
+    monkeypatch.setattr(corpus_sample, "MOST", 54)
+    assert estimates_of(recipe) == [], "all documents would be drawn"
+    monkeypatch.setattr(corpus_sample, "MOST", 20)
+    assert len(estimates_of(recipe)) == 2
+    shown(toy, monkeypatch)
+    assert estimates_of(recipe) == [], "the cache has all documents"
+
+
+def test_documents_of_many_characters_are_drawn_in_smaller_number(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus_sample, "MOST_CHARS", 1)
+    monkeypatch.setattr(corpus_sample, "FEWEST", 7)
+    assert [found.num for found in estimates_of(load_recipe(toy, []))] == [7, 7]
+
+
+def test_a_tokenizer_that_is_given_is_used_and_the_note_left_out(toy: str, tmp_path: Path) -> None:
+    from unpad.data.tokens.corpus import prepare
+
+    (tmp_path / "own.json").write_bytes(prepare(load_recipe(toy, []), cache=tmp_path / "other")[1].to_bytes())
+    given = load_recipe(toy, [f"tokenizer.path={tmp_path}/own.json", "tokenizer.kind=file"])
+    assert [found.note for found in estimates_of(given)] == ["", ""]
+
+
+def test_refused_near_duplicates_end_the_preview_after_its_tables(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": "山下有一条很长的小河，" * 3, "split": split} for split in ("train", "valid")]
+    with (Path(toy).parent / "texts.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    out = StringIO()
+    monkeypatch.setattr("unpad.trials.preview._try", tried)
+    with pytest.raises(SourceError, match="E_LEAK"):
+        preview(toy, ["data.near_duplicates=refuse"], console=Console(file=out, width=200))
+    assert "learning rate for batches" in out.getvalue()
+
+
+def test_the_spread_is_that_of_samples_drawn_anew() -> None:
+    rng, settings = np.random.default_rng(0), PlanSettings(tokens_per_step=2000)
+    every = np.clip(rng.lognormal(3.5, 0.8, 20_000), 1, 400).astype(np.int64)
+    samples = [rng.choice(every.size, 300, replace=False) for _ in range(20)]
+    shares = [
+        next(row.pad_share for row in compare(every, settings, seed=0, seq_ids=ids) if row.name == "dynamic")
+        for ids in samples
+    ]
+    spread = padding_spread(every, settings, seed=0, seq_ids=samples[0])
+    assert np.std(shares) / 2 < spread["dynamic"] < np.std(shares) * 2
+    assert spread["pack"] == 0
