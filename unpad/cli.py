@@ -152,9 +152,7 @@ def train(
 
     folder = out or free_folder(recipe, resume)
     result = train(recipe, folder, overrides or [], resume=resume, console=_console(), verbose=verbose)
-    lines = [f"{part['name']:<12}{part['seconds']:8.1f} s {part['share']:6.1%}" for part in result.timings]
-    lines.append(f"steps waited for the loader {result.waited_share:.2%} of their time")
-    _print_lines([*lines, "", *what_next(result.folder)])
+    _print_lines([*result.time_lines(), "", *what_next(result.folder)])
 
 
 @app.command(

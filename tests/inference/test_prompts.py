@@ -132,3 +132,7 @@ def test_runs_without_a_place_for_a_system_text_refuse_it(unpad: Shell, tmp_path
             assert what in told.err
         assert isinstance(load(path), LoadedRun)
     assert "an empty prefix" in unpad("chat", tmp_path / "bare", stdin="/system 简短\n").err
+    note = "note: this run was trained on plain text: it continues the text rather than answering\n"
+    told = unpad("chat", tmp_path / "texts", stdin="你好\n小猫\n")
+    assert (told.code, told.err, len(told.out.splitlines())) == (0, note, 2)
+    assert unpad("chat", tmp_path / "bare", stdin="你好\n").err == ""

@@ -51,9 +51,14 @@ def test_a_finished_run_goes_on_when_its_end_is_moved(tmp_path: Path, limits: tu
     recipe = one_stage(tmp_path)
     short, long = limits
     run(recipe, tmp_path / "long", long)
-    run(recipe, tmp_path / "run", short)
+    whole = run(recipe, tmp_path / "run", short)
     first = rows(tmp_path / "run", "train")
-    run(recipe, tmp_path / "run", long, resume=True)
+    resumed = run(recipe, tmp_path / "run", long, resume=True)
+    covered = f"times are of this process, which took steps {whole.step + 1} to {resumed.step} of the run"
+    assert resumed.time_lines()[-1] == covered
+    assert covered[:5] not in "\n".join(whole.time_lines())
+    page = (tmp_path / "run/report.html").read_text()
+    assert f"process that took steps {whole.step + 1} to {resumed.step} of" in page
     assert rows(tmp_path / "run", "train")[: len(first)] == first
     assert rows(tmp_path / "run", "train") == rows(tmp_path / "long", "train")
     assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "long"))

@@ -16,7 +16,7 @@ from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.inference.generate import stream
 from unpad.inference.loaded import generation_precision, load
-from unpad.inference.prompts import check_system, gives_seed, lost_of, prompt_warning, system_note
+from unpad.inference.prompts import check_system, gives_seed, lost_of, plain_note, prompt_warning, system_note
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
@@ -302,8 +302,9 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
     def warn(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    if remark := check(system):
-        warn(f"note: {remark}")
+    for remark in (plain_note(run.recipe), check(system)):
+        if remark:
+            warn(f"note: {remark}")
     chat(
         run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate,
         read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),

@@ -137,6 +137,13 @@ def prompt_warning(lost: LostCharacters) -> str:
     return f"warning: the prompt is mostly unknown: {lost.describe()}" if is_mostly_unknown(lost) else ""
 
 
+def plain_note(recipe: Recipe) -> str:
+    """Remark for a conversation with a run of plain text; "" for a run that was trained on conversations."""
+    if recipe.data.chat or not recipe.data.text:
+        return ""
+    return "this run was trained on plain text: it continues the text rather than answering"
+
+
 def gives_seed(overrides: Sequence[str]) -> bool:
     """True if one of the recipe fields on a command line is the seed of sampling."""
     return any(text.partition("=")[0].strip() == "generate.seed" for text in overrides)

@@ -16,6 +16,11 @@ class Timing(TypedDict):
     share: float
 
 
+def covered_steps(after_step: int, step: int) -> str:
+    """Steps that a process took which resumed a run at `after_step` and ended at `step`, in words."""
+    return f"took steps {after_step + 1:,} to {step:,} of the run" if step > after_step else "took no step of the run"
+
+
 class Timers:
     """Seconds per named part of a run; a part inside another pauses the outer one, so no second counts twice."""
 

@@ -33,7 +33,7 @@ from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.report.attention import keep_attention
 from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
-from unpad.run.timers import Timers, Timing
+from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.length import RunLength, run_length
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
@@ -59,14 +59,29 @@ AfterEvaluation = Callable[[str, int, HeldOut], bool]
 
 @dataclass(frozen=True)
 class Result:
-    """Outcome of a run; `waited_share` is the share of the steps' time spent waiting for the loader."""
+    """Outcome of a run.
+
+    Args:
+        after_step: the step that the run was resumed at; 0 for a new run. Times are those of later steps.
+        timings: wall time of this process by activity.
+        waited_share: share of the time of its steps spent waiting for the loader.
+    """
 
     folder: Path
     step: int
     epochs: int
     heldout_loss: float | None
+    after_step: int
     timings: list[Timing]
     waited_share: float
+
+    def time_lines(self) -> list[str]:
+        """Times of this process as a table, and the steps that they cover if it resumed the run."""
+        lines = [f"{part['name']:<12}{part['seconds']:8.1f} s {part['share']:6.1%}" for part in self.timings]
+        lines.append(f"steps waited for the loader {self.waited_share:.2%} of their time")
+        if self.after_step:
+            lines.append(f"times are of this process, which {covered_steps(self.after_step, self.step)}")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -230,10 +245,10 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     if trained and progress.step > start:
         _keep_samples(run, trained[-1].kinds)
     timings = timers.summary(time.perf_counter() - began)
-    monitor.log("timers", rows=timings)
+    monitor.log("timers", rows=timings, after_step=start, step=progress.step)
     monitor.log("finished", step=progress.step, heldout_loss=heldout)
     monitor.close()
-    return Result(setup.folder, progress.step, epochs, heldout, timings, monitor.waited_share)
+    return Result(setup.folder, progress.step, epochs, heldout, start, timings, monitor.waited_share)
 
 
 def _keep_samples(run: RunContext, kinds: tuple[str, ...]) -> None:

@@ -107,6 +107,19 @@ def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: P
     assert page.count("class=stage") == 7  # the boundary, in every plot
 
 
+def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    log = (folder / "log.jsonl").read_text(encoding="utf-8")
+    assert "Where the time went Part" in " ".join(text_of(write_report(folder).read_text()).split())
+    again = '{"time": "2026-01-01T00:00:00+00:00", "kind": "resumed", "step": 40}\n'
+    (folder / "log.jsonl").write_text(log + again, encoding="utf-8")
+    assert "Where the time went in its last process to finish" in text_of(write_report(folder).read_text())
+    steps = log.replace('"kind": "timers"', '"kind": "timers", "after_step": 40, "step": 60')
+    (folder / "log.jsonl").write_text(steps + again, encoding="utf-8")
+    page = text_of(write_report(folder).read_text())
+    assert "Where the time went in the process that took steps 41 to 60 of the run" in page
+
+
 @pytest.mark.parametrize(("title", "unit", "value"), [("Waiting for data", "ms per step", 20), ("Memory", "GB", 0.6)])
 def test_axes_hold_what_was_measured_in_their_unit(tmp_path: Path, title: str, unit: str, value: float) -> None:
     page = write_report(run_directory(tmp_path / "run")).read_text()

@@ -23,6 +23,7 @@ from unpad.run.report import attention, samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
+from unpad.run.timers import covered_steps
 
 MAX_ROWS = 200  # rows of a table; its title names the number left out
 EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
@@ -203,17 +204,24 @@ def _evaluation(folder: Path, section: FamilySection) -> str:
 def _log(run: RunHistory) -> str:
     """Tables of where the time went, of the environment, and of everything else that happened."""
     known = {entry["kind"]: entry for entry in run.log}
-    timers = [
-        [row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"]
-        for row in known.get("timers", {"rows": []})["rows"]
-    ]
+    timed = known.get("timers", {"rows": []})
+    timers = [[row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"] for row in timed["rows"]]
     log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
     return (
-        _table("Where the time went", ["Part", "Seconds", "Share"], timers, 1)
+        _table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1)
         + _table("Log", ["Time", "Entry", "Details"], rows, 3)
         + _table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
     )
+
+
+def _timed_part(timed: dict[str, Any], run: RunHistory) -> str:
+    """The part of a resumed run that the times are of: its last process to finish; earlier versions kept no steps."""
+    if not any(entry["kind"] == "resumed" for entry in run.log):
+        return ""
+    if "after_step" not in timed:
+        return " in its last process to finish"
+    return f" in the process that {covered_steps(timed['after_step'], timed['step'])}"
 
 
 def _clock(time: str) -> str:
