@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.batching.ledger import Ledger
-from unpad.data.check import FileCheck
+from unpad.data.check_report import FileCheck
 from unpad.evaluation.metrics import Extremes, Metric, Refused, metric_lines
 from unpad.proof.line import Certificate, Line
 from unpad.recipes.find import describe_recipes

@@ -95,6 +95,22 @@ def test_training_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_pat
     assert unpad("data", "check", recipe).code == 3
 
 
+def test_new_text_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_path: Path) -> None:
+    recipe = lossy(tmp_path / "toy", without(UNKNOWN))
+    train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
+    new = tmp_path / "new.jsonl"
+    new.write_text('{"text": "龘靐齉齾爩"}\n{"text": "麤灪籱虋靏喜"}\n', encoding="utf-8")
+    refused = unpad("eval", tmp_path / "run", "--data", new)
+    assert refused.code == 3
+    assert "next to nothing of the text survives: 10 of 11 characters" in refused.err
+    assert f"at: {new}" in refused.err
+    assert "tokenizer.kind" not in refused.err, "the run has its tokenizer"
+    new.write_text('{"text": "龘靐齉齾爩喜欢"}\n', encoding="utf-8")
+    some = unpad("eval", tmp_path / "run", "--data", new)
+    assert some.code == 0
+    assert "warning: 5 of 7 characters" in some.out
+
+
 def test_a_prompt_that_is_mostly_unknown_is_warned_of_and_marked(unpad: Shell, tmp_path: Path) -> None:
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))

@@ -54,7 +54,7 @@ def test_patients_stand_under_their_ids_in_the_order_of_the_data(
     assert table.schema.field("embedding").type.list_size == 3
     assert data.labels is not None
     assert table["label"].to_pylist() == [None if label < 0 else label for label in data.labels.tolist()]
-    assert table["split"].to_pylist() == [("train", "holdout")[side] for side in data.table.split.tolist()]
+    assert table["split"].to_pylist() == [("train", "valid")[side] for side in data.table.split.tolist()]
 
 
 def test_only_what_was_trained_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ of one patient are not independent. Measures of the prediction leave out patient
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric
 from unpad.inference.loaded import LoadedRun
+from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
 from unpad.models.contract import Model, PredictsSets
 from unpad.recipes.training import PlanSettings
@@ -115,6 +117,16 @@ def evaluate(run: LoadedRun, data: EventData, seq_ids: np.ndarray, num_shown: in
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
     return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn)
+
+
+def check_new(data: EventData, path: Path) -> list[str]:
+    """Refuse new tables of which the run knows nothing; lines on the codes, values and patients that it does not know.
+
+    Raises:
+        SourceError: as `refuse_unknown`.
+    """
+    refuse_unknown(data)
+    return unknown_lines(data, mark_patients(data))
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:

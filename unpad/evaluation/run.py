@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.family import Data, open_data
-from unpad.data.patients import EventData
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, SourceError
 from unpad.evaluation.metrics import Evaluation, Metric
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
-from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
@@ -45,7 +43,7 @@ def evaluate_run(
         Metrics, and lines: of new data the counts of its rows by what became of them, and the examples.
 
     Raises:
-        SourceError: the part has no rows, or the data cannot be used.
+        SourceError: the part has no rows, the data cannot be used, or the run knows nothing of new data.
         RecipeError: `data` does not have the form of the run's.
         DiskError: a file cannot be written.
     """
@@ -89,10 +87,8 @@ def _evaluate_new(
     if not len(seq_ids):
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
-    lines = new.lines()
-    if isinstance(new, EventData):
-        refuse_unknown(new)
-        lines += unknown_lines(new, mark_patients(new))
+    unknown: list[str] = import_module(f"unpad.evaluation.{new.family}").check_new(new, path)
+    lines = [*new.lines(), *unknown]
     found = _measure(loaded, new, seq_ids, num_shown, name, None)
     return found.metrics, [*lines, *(line for line in found.lines if line not in lines)]
 

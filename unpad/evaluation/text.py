@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from unpad.batching.layout import Layout
 from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
-from unpad.data.tokens.lost import LostCharacters
+from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, Refused, interval, resample
 from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.inference.loaded import LoadedRun
@@ -94,6 +95,16 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
     return Evaluation(metrics, lines)
+
+
+def check_new(data: TextData, path: Path) -> list[str]:
+    """Refuse new text of which next to nothing survives the run's tokenizer; `data.lines()` counts what is lost.
+
+    Raises:
+        SourceError: as `LostCharacters.refuse`.
+    """
+    data.report.lost.refuse(str(path), FIX_OF_RUN)
+    return []
 
 
 def document_nll(

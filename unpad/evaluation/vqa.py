@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from unpad.data.once import every_micro, slots
+from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import vqa_kept
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, mean_of, resample
@@ -84,6 +86,16 @@ def evaluate(run: LoadedRun, data: VqaData, seq_ids: np.ndarray, num_shown: int)
         for i in order[:num_shown]
     ]
     return Evaluation(metrics, lines, drawn)
+
+
+def check_new(data: VqaData, path: Path) -> list[str]:
+    """Refuse new questions of which next to nothing survives the run's tokenizer; `data.lines()` counts what is lost.
+
+    Raises:
+        SourceError: as `LostCharacters.refuse`.
+    """
+    data.rows.lost.refuse(str(path), FIX_OF_RUN)
+    return []
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:

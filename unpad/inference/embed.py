@@ -15,7 +15,7 @@ from unpad import storage
 from unpad.data.family import open_data
 from unpad.data.once import every_micro, once_each
 from unpad.data.patients import EventData
-from unpad.data.sources.split import Split, Wanted
+from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
@@ -97,7 +97,7 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
     """Columns with predictions and labels of every patient.
 
     `probability` of the outcome if the model learned to classify; `risk`, the hazard summed over all bins, if it
-    learned hazards; for the run's own data `split`, train or holdout, and `label`, 0, 1 or null if unknown.
+    learned hazards; for the run's own data `split`, train or valid, and `label`, 0, 1 or null if unknown.
 
     Args:
         known: whether the data is the run's own.
@@ -112,7 +112,7 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         columns |= {"probability": pa.array(predictions.p)} if classifies else {}
         columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
     if known:
-        columns["split"] = pa.array(np.where(data.table.split == Split.HOLDOUT, "holdout", "train"))
+        columns["split"] = pa.array([PARTS[Split(side)] for side in data.table.split.tolist()])
         if data.labels is not None:
             columns["label"] = pa.array(data.labels, mask=data.labels < 0)
     return columns

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from unpad.errors import SourceError
 
 MOST_IN_SILENCE = 0.01  # a larger lost share is a warning, and there are no bits per character
-MOST_TRAINED = 0.9  # a larger lost share leaves nothing to train on
+MOST_TRAINED = 0.9  # a larger lost share leaves nothing to train on or to measure
 MOST_OF_PROMPT = 0.5  # a prompt of which more is lost is mostly unknown
 NUM_NAMED = 8  # lost characters that a message names
 FIX = "use a tokenizer that can spell the text, such as tokenizer.kind=bpe or words"
+FIX_OF_RUN = "name text in a language of the run's data, or train a run whose tokenizer can spell this one"
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,14 @@ class LostCharacters:
             return ""
         return f"{self.share:.1%} of the characters are lost to unknown tokens"
 
-    def refuse(self, where: str) -> None:
-        """Refuse to train on text of which next to nothing survives.
+    def refuse(self, where: str, fix: str = FIX) -> None:
+        """Refuse text of which next to nothing survives, to train on or to measure on.
 
         Raises:
             SourceError: more than MOST_TRAINED is lost.
         """
         if self.share > MOST_TRAINED:
-            raise SourceError(f"next to nothing of the text survives: {self.describe()}", where=where, fix=FIX)
+            raise SourceError(f"next to nothing of the text survives: {self.describe()}", where=where, fix=fix)
 
 
 def commonest(lost: Counter[str]) -> tuple[str, ...]:
