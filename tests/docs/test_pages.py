@@ -50,13 +50,25 @@ def python_blocks() -> list[tuple[str, str]]:
         for page, text in texts.items()
         for index, block in enumerate(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S))
     ]
-    return [(name, block) for name, block in blocks if "unpad.train" not in block]  # tests/test_api.py trains
+    return blocks
 
 
-@pytest.mark.parametrize(("name", "block"), python_blocks(), ids=[name for name, _ in python_blocks()])
-def test_python_of_the_pages_runs(name: str, block: str, capsys: pytest.CaptureFixture[str]) -> None:
+def block_cases() -> list[object]:
+    """Every block of Python; those that train whole runs are slow."""
+    return [
+        pytest.param(name, block, id=name, marks=[pytest.mark.slow] if "unpad.train" in block else [])
+        for name, block in python_blocks()
+    ]
+
+
+@pytest.mark.parametrize(("name", "block"), block_cases())
+def test_python_of_the_pages_runs(
+    name: str, block: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
-    exec(compile(block, name, "exec"), {})
+    exec(compile(block.replace("train.max_steps=100", "train.max_steps=3"), name, "exec"), {})
     printed = capsys.readouterr().out
     assert printed
     assert "FAIL" not in printed
