@@ -28,9 +28,10 @@ from unpad.training.loop import train
 from unpad.trials.bench.memory import MemoryModel, memory_lines
 from unpad.trials.bench.quality import Trained, trained_lines
 from unpad.trials.bench.speed import SpeedRow, table
-from unpad.trials.preview import StagePreview, Trial, _table, _trial_line, _with_places
+from unpad.trials.preview import _with_places
 from unpad.trials.search.search import Search, _summary
 from unpad.trials.search.space import split_fields
+from unpad.trials.stage_table import StagePreview, Trial, _table, trial_line
 from unpad.trials.strategy_table import StrategyRow, Units
 
 STRATEGIES = strategy_names()
@@ -147,7 +148,7 @@ def test_the_plan_of_a_large_corpus_fits() -> None:
     for units, attends in ((Units(), True), (Units("questions about images", "visual tokens"), False)):
         stage = StagePreview("tune", np.array([9]), rows, trials, 1000, PlanSettings(), 1e-3, units, attends)
         assert too_wide(_table(stage)) == []
-        assert too_wide([_trial_line(stage, row) for row in rows[1:]]) == []
+        assert too_wide([trial_line(stage, row) for row in rows[1:]]) == []
     where = ", ".join(f"data/texts_of_the_year/number_{i}.jsonl:123456" for i in range(3))
     shown = _with_places(f"  dropped   too_long       {10**9:>12,} tokens  12.3% of 1,234,567 sequences", where)
     assert too_wide(shown) == []

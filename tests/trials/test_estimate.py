@@ -51,7 +51,7 @@ def test_the_estimate_comes_first_and_says_what_it_is_of(toy: str, monkeypatch: 
     assert first < text.index("estimate from 20 of 36 documents") < exact < text.index("\npretrain: 54", exact)
     assert "with a vocabulary learned from them alone" in " ".join(text[:exact].split())
     assert text.count("95 % intervals of the drawing: ") == text[:exact].count("95 % intervals of the drawing: ") == 2
-    assert text.index("held out 10 documents: ") > text.rindex("learning rate for batches"), "the search comes last"
+    assert text.index("held out 10 documents: ") > text.rindex("of a micro-batch take"), "the search comes last"
 
 
 def test_without_a_terminal_nothing_is_drawn(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_refused_near_duplicates_end_the_preview_after_its_tables(toy: str, monk
     monkeypatch.setattr("unpad.trials.preview._try", tried)
     with pytest.raises(SourceError, match="E_LEAK"):
         preview(toy, ["data.near_duplicates=refuse"], console=Console(file=out, width=200))
-    assert "learning rate for batches" in out.getvalue()
+    assert "of a micro-batch take" in out.getvalue()
 
 
 def test_the_spread_is_that_of_samples_drawn_anew() -> None:

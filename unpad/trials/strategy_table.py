@@ -99,6 +99,7 @@ def padding_spread(
     seed: int,
     seq_ids: np.ndarray,
     max_tokens: int | None = None,
+    context_field: str = "model.context",
     targets: TargetCount | None = None,
 ) -> dict[str, float]:
     """Standard deviation of each strategy's pad share over random samples of the size of `seq_ids`, by name.
@@ -112,7 +113,16 @@ def padding_spread(
     rng, shares = np.random.default_rng(seed), dict[str, list[float]]()
     for _ in range(RESAMPLES):
         drawn = rng.choice(seq_ids, seq_ids.size)
-        for row in compare(lengths, settings, seed=seed, max_tokens=max_tokens, targets=targets, seq_ids=drawn):
+        rows = compare(
+            lengths,
+            settings,
+            seed=seed,
+            max_tokens=max_tokens,
+            context_field=context_field,
+            targets=targets,
+            seq_ids=drawn,
+        )
+        for row in rows:
             if not row.refused:
                 shares.setdefault(row.name, []).append(row.pad_share)
     return {name: float(np.std(found, ddof=1)) for name, found in shares.items() if len(found) > 1}

@@ -65,7 +65,7 @@ def test_page_needs_no_network_and_no_scripts(tmp_path: Path) -> None:
     assert page.startswith("<!doctype html>")
     for outside in ("http", "<script", "<link", "src=", "@import", "url("):
         assert outside not in page, outside
-    assert page.count("<svg") == page.count("</svg>") == 7
+    assert page.count("<svg") == page.count("</svg>") == 8  # the loss has one for narrow screens
     assert "nan" not in page.split("</style>")[1].lower().replace("finance", "")
 
 
@@ -89,12 +89,23 @@ def test_key_figures_equal_those_counted_from_the_files(tmp_path: Path) -> None:
     }
 
 
+def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_path: Path) -> None:
+    page = write_report(run_directory(tmp_path / "run")).read_text()
+    (figure,) = re.findall(r"<figure class=wide>.*?</figure>", page)
+    drawings = re.findall(r'<svg class="plot (\w+)" viewBox="0 0 (\d+) \d+".*?</svg>', figure)
+    assert drawings == [("broad", "1060"), ("narrow", "520")]
+    broad, narrow = (len(re.findall("<circle", part)) for part in figure.split("</svg>")[:2])
+    assert broad == narrow == 6
+    assert "@media(max-width:760px)" in page.split(".narrow{display:none}")[1][:40]
+    assert ".broad{display:none}" in page
+
+
 def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: Path) -> None:
     page = write_report(run_directory(tmp_path / "run")).read_text()
     text = text_of(page)
     for expected in (
         "pretrain → tune",
-        "bits per char",
+        "Bits per char",
         "2.500",
         "gradient norm",
         "native bf16",
@@ -103,8 +114,8 @@ def test_page_tells_stages_evaluations_events_environment_and_recipe(tmp_path: P
         "warning level",
     ):
         assert expected in text, expected
-    assert page.count("<circle") == 6  # one for each evaluation
-    assert page.count("class=stage") == 7  # the boundary, in every plot
+    assert page.count("<circle") == 2 * 6  # one for each evaluation
+    assert page.count("class=stage") == 8  # the boundary, in every plot
 
 
 def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ OPACITY = (0.1, 0.25, 0.45, 0.7, 1.0)
 CELL, LABEL = 11, 78  # pixels
 
 STYLE = """
-.maps{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(230px,1fr))}
+.maps{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(320px,100%),1fr))}
+.maps.image{grid-template-columns:repeat(auto-fill,minmax(140px,1fr))}
 .maps svg{max-height:320px}
 .maps svg text{font-size:9px}
-.maps img{image-rendering:pixelated;width:96px;height:auto;border-radius:6px}
+.maps img{image-rendering:pixelated;display:block;width:100%;height:auto;max-height:320px;object-fit:contain}
 """
 
 
@@ -48,7 +49,8 @@ def _draw(found: Any) -> str:
     if tokens is None:
         (rows, columns), levels = found["grid"], LEVELS["image"]
         unit = "what patches receive from all patches, as a multiple of an equal share"
-        picture = f'<figure><img alt="the image" src="data:image/png;base64,{escape(found["picture"])}"></figure>'
+        picture = "<figure><figcaption><b>the image</b></figcaption>"
+        picture += f'<img alt="the image" src="data:image/png;base64,{escape(found["picture"])}"></figure>'
     else:
         rows = columns = len(tokens)
         levels, picture = LEVELS["text"], ""
@@ -61,7 +63,8 @@ def _draw(found: Any) -> str:
         for number, digits in enumerate(block["heads"], start=1)
     )
     note = escape(f"{found['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on")
-    return f"<h2>Attention <small>{note}</small></h2><div class=maps>{picture}{figures}</div>"
+    css = "maps" if tokens is not None else '"maps image"'
+    return f"<h2>Attention <small>{note}</small></h2><div class={css}>{picture}{figures}</div>"
 
 
 def _map(digits: str, rows: int, columns: int, tokens: list[str] | None) -> str:

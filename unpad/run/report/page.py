@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from unpad import storage
-from unpad.data.family import family_name
+from unpad.data.family import family_name, family_of
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run.report import attention, samples, svg
@@ -40,6 +40,7 @@ main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
 header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom:24px}
 h1{font-size:28px;line-height:1.2;margin:0;letter-spacing:-.02em}
 h2,summary{font-size:16px;font-weight:600;margin:36px 0 10px}
+h2 small{font-weight:400;overflow-wrap:anywhere}
 summary{cursor:pointer}
 header p{margin:0;color:var(--soft);flex-basis:100%}
 .state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
@@ -49,19 +50,20 @@ header p{margin:0;color:var(--soft);flex-basis:100%}
 .tiles,.plots{display:grid;gap:14px}
 .tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
 .plots{grid-template-columns:repeat(2,minmax(0,1fr))}
-.plots figure:first-child{grid-column:1/-1}
-@media(max-width:760px){.plots{grid-template-columns:1fr}.plots figure:first-child text{font-size:22px}}
+.plots figure:first-child,figure.wide{grid-column:1/-1}
+@media(max-width:760px){main{padding:28px 16px 48px}.plots{grid-template-columns:minmax(0,1fr)}th,td{padding:6px 12px}}
 .tile,figure,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0}
 .tile{padding:14px 18px}
 .tile span,.tile small{display:block;color:var(--soft);font-size:13px}
 .tile b{display:block;font-size:26px;line-height:1.3;font-weight:600;letter-spacing:-.01em}
-.box{overflow:auto;max-height:440px}
+.box{overflow:auto;max-height:640px}
 table{border-collapse:collapse;width:100%;font-size:14px}
 th,td{padding:6px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
 th{position:sticky;top:0;background:var(--card);border:0;font-weight:500;color:var(--soft)}
 th.l,td.l{text-align:left}
 td.l:last-child{white-space:normal;width:100%}
 .replies td{white-space:normal;vertical-align:top}
+.replies td:nth-child(2){min-width:9em}
 tr.best td{font-weight:600}
 pre{margin:0;padding:14px 18px;font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
 """
@@ -73,7 +75,7 @@ def _number(value: Any) -> str:
     return f"{float(value):#.4g}" if abs(float(value)) < 1e3 else f"{float(value):,.0f}"
 
 
-def _tiles(run: RunHistory, perplexity: bool) -> str:
+def _tiles(run: RunHistory, perplexity: bool, tokens_name: str) -> str:
     train, timing = run.steps, run.timing
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
     held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
@@ -83,13 +85,13 @@ def _tiles(run: RunHistory, perplexity: bool) -> str:
     exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [
         ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
-        ("Real tokens trained", short(tokens), f"{short(train['targets'].sum())} of them targets"),
+        (f"Real {tokens_name} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
         ("Held-out loss", _number(best["loss"]) if best else "–", note),
         *([exp] if perplexity else []),
         (
             "Speed",
             f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
-            "real tokens per second, median",
+            f"real {tokens_name} per second, median",
         ),
         ("Padding", f"{1 - tokens / cells:.1%}" if cells else "–", "share of computed cells"),
         ("Peak memory", f"{timing['peak_bytes'].max() / 1e9:.2f} GB" if busy else "–", "at any time of training"),
@@ -100,7 +102,7 @@ def _tiles(run: RunHistory, perplexity: bool) -> str:
     )
 
 
-def _plots(run: RunHistory, limit: float | None) -> str:
+def _plots(run: RunHistory, limit: float | None, tokens_name: str) -> str:
     train, timing, step = run.steps, run.timing, run.steps["step"]
     starts = [index for _, index in run.stage_starts]
     parts = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(step)], strict=True)]
@@ -137,7 +139,7 @@ def _plots(run: RunHistory, limit: float | None) -> str:
         plot("Loss", loss, Axes("nats per target", WIDE), stages=bounds),
         plot("Learning rate", lr, Axes(zero=True), stages=bounds),
         plot("Gradient norm", norm, Axes("before clipping"), stages=bounds, limit=limit),
-        plot("Speed", rate, Axes("real tokens per second", zero=True), stages=bounds),
+        plot("Speed", rate, Axes(f"real {tokens_name} per second", zero=True), stages=bounds),
         plot("Memory", memory, Axes("GB", zero=True), stages=bounds),
         plot("Padding", padding, Axes("% of computed cells", zero=True), stages=bounds),
         plot("Waiting for data", waited, Axes("ms per step", zero=True), stages=bounds),
@@ -169,8 +171,7 @@ def _evaluations(run: RunHistory, perplexity: bool) -> str:
         "Stage",
         "Step",
         "Epoch",
-        *map(str.capitalize, measures),
-        *(name.replace("_", " ") for name in names),
+        *map(_column, [*measures, *names]),
         "Targets",
         "Best",
     ]
@@ -186,6 +187,12 @@ def _evaluations(run: RunHistory, perplexity: bool) -> str:
         for index, row in enumerate(run.evaluations)
     ]
     return _table("Held-out evaluations of the part valid", heads, rows, 1)
+
+
+def _column(name: str) -> str:
+    """Head of the column of a measure."""
+    words = name.replace("_", " ")
+    return words.upper() if words == "auroc" else words[:1].upper() + words[1:]
 
 
 def _evaluation(folder: Path, section: FamilySection) -> str:
@@ -230,6 +237,8 @@ def _clock(time: str) -> str:
 
 def _pairs(entry: dict[str, Any]) -> list[list[str]]:
     def text(value: Any) -> str:
+        if isinstance(value, float):
+            return f"{value:.6g}"
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
     return [[key, text(value)] for key, value in entry.items() if key not in ("time", "kind")]
@@ -239,6 +248,13 @@ def _details(entry: dict[str, Any]) -> str:
     """The entry's message, or its fields; nested ones, such as a ledger, are left to log.jsonl."""
     flat = {key: value for key, value in entry.items() if not isinstance(value, dict | list)}
     return entry.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
+
+
+def _tokens_name(recipe: Recipe | None) -> str:
+    """Name of what the lengths of the run's data count, plural."""
+    if recipe is None or recipe.model["kind"] not in model_kinds():
+        return "tokens"
+    return family_of(recipe).UNITS[1]
 
 
 def _family(recipe: Recipe | None) -> FamilySection:
@@ -257,6 +273,7 @@ def write_report(folder: Path) -> Path:
     """
     run = read_history(folder)
     family = _family(run.recipe)
+    tokens_name = _tokens_name(run.recipe)
     limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
     readings = "".join(readings_section(kind, rows, run.recipe) for kind, rows in run.readings.items())
     name, state = escape(folder.resolve().name), run_state(folder, run.log)
@@ -270,8 +287,8 @@ def write_report(folder: Path) -> Path:
 <style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in run.gaps)}
-<div class=tiles>{_tiles(run, family.perplexity)}</div>
-{_plots(run, limit)}
+<div class=tiles>{_tiles(run, family.perplexity, tokens_name)}</div>
+{_plots(run, limit, tokens_name)}
 {readings}
 {_evaluations(run, family.perplexity)}
 {_evaluation(folder, family)}

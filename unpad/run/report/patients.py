@@ -24,7 +24,8 @@ LEGEND = (
     ("bare", "no value"),
 )
 STYLE = """
-.courses{display:grid;gap:14px}
+.courses{display:grid;gap:14px;grid-template-columns:minmax(0,1fr)}
+@media(max-width:760px){figure.course{overflow-x:auto}figure.course svg{min-width:720px}}
 figure.course text.end{dominant-baseline:middle}
 circle.high{fill:var(--main);stroke:var(--main)}
 circle.low{fill:var(--held);stroke:var(--held)}

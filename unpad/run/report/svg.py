@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 
@@ -13,6 +13,7 @@ from unpad.run.report.history import Array
 
 MAX_POINTS = 500  # per drawn line; more would overlap
 WIDE = (1060, 340)  # pixels of a figure over the whole page
+NARROW = (520, 280)  # of the same figure on a narrow screen, which would make the wide one unreadable
 
 STYLE = """
 figure{padding:14px 14px 8px}
@@ -27,6 +28,7 @@ i.limit{color:var(--bad)}
 i.raw,path.raw{opacity:.3}
 .none{color:var(--soft);padding:24px 4px}
 svg{display:block;width:100%;height:auto;overflow:visible}
+svg path,svg rect{vector-effect:non-scaling-stroke}
 svg path{fill:none;stroke-linejoin:round}
 svg text{font-size:12px;fill:var(--soft)}
 path.grid{stroke:var(--line)}
@@ -41,6 +43,8 @@ path.limit{stroke:var(--bad)}
 .mid{text-anchor:middle}
 svg text.name{fill:var(--ink);font-weight:600}
 rect{stroke:var(--line)}
+.narrow{display:none}
+@media(max-width:760px){svg.plot text{font-size:17px}.broad{display:none}.narrow{display:block}}
 rect.hit{fill:var(--main)}
 rect.miss{fill:var(--held)}
 svg text.on{fill:#fff}
@@ -188,14 +192,22 @@ def plot(
     if not points:
         return f"<figure>{head}<p class=none>nothing was measured</p></figure>"
     end = max(axes.begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
-    frame = _frame(axes, end, np.concatenate([y for _, y in points]))
-    body = _grid(frame)
-    if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
-        body += _level(frame, limit)
-    body += "".join(_stage(frame, name, first) for name, first in stages or [])
-    body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
-    view = f'viewBox="0 0 {axes.size[0]} {axes.size[1]}" role=img aria-label="{escape(title)}"'
-    return f"<figure>{head}<svg {view}>{body}</svg></figure>"
+    ys = np.concatenate([y for _, y in points])
+
+    def drawing(sized: Axes, css: str) -> str:
+        frame = _frame(sized, end, ys)
+        body = _grid(frame)
+        if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
+            body += _level(frame, limit)
+        body += "".join(_stage(frame, name, first) for name, first in stages or [])
+        body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
+        view = f'viewBox="0 0 {sized.size[0]} {sized.size[1]}" role=img aria-label="{escape(title)}"'
+        return f'<svg class="{css}" {view}>{body}</svg>'
+
+    if axes.size[0] <= NARROW[0]:
+        return f"<figure>{head}{drawing(axes, 'plot')}</figure>"
+    both = drawing(axes, "plot broad") + drawing(replace(axes, size=NARROW), "plot narrow")
+    return f"<figure class=wide>{head}{both}</figure>"
 
 
 def _caption(title: str, unit: str, lines: list[Curve]) -> str:
