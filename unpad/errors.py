@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class UnpadError(Exception):
-    """What was wrong, where it is, what to do.
+    """Error of a user: what was wrong, where it is, what to do.
 
     Args:
         what: one sentence that names the actual and the expected value.
@@ -133,7 +133,7 @@ _MEMORY_MESSAGES = (
 
 
 def is_memory_error(error: BaseException) -> bool:
-    """Whether an exception is one for lack of memory: torch has no type of its own for it on the processor."""
+    """True if an exception is one for lack of memory: torch has no type of its own for it on the processor."""
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)
     )

@@ -144,7 +144,7 @@ def make_private(folder: Path) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only the owner may enter a folder."""
+    """True if only the owner may enter a folder."""
     return stat.S_IMODE(os.stat(folder).st_mode) & 0o077 == 0
 
 

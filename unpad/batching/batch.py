@@ -113,7 +113,7 @@ class RaggedBatch(FieldHolder):
 
     @property
     def attended(self) -> Layout | PaddedLayout:
-        """What attention runs over: the tokens, unless a part has a layout for it."""
+        """Layout that attention runs over: that of the tokens, unless a part has its own."""
         return next((layout for part in self.parts if (layout := part.attended) is not None), self.layout)
 
     @property

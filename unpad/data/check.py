@@ -203,7 +203,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
 
 
 def _looks_like_events(path: Path) -> bool:
-    """Whether `path` has tables with the columns of events."""
+    """True if `path` has tables with the columns of events."""
     if not any(file.suffix.lower() in TABLE_SUFFIXES for file in (path.rglob("*") if path.is_dir() else [path])):
         return False
     from unpad.data.histories.event_files import looks_like_events
@@ -212,7 +212,7 @@ def _looks_like_events(path: Path) -> bool:
 
 
 def _holds_classes(path: Path) -> bool:
-    """Whether a folder has images, and neither a manifest nor a parquet file."""
+    """True if a folder has images, and neither a manifest nor a parquet file."""
     if not path.is_dir():
         return False
     suffixes = {name.suffix.lower() for name in path.rglob("*")}

@@ -139,7 +139,7 @@ def refuse_unknown(data: EventData) -> None:
 
 
 def ledger(data: EventData, marks: Marks) -> list[str]:
-    """What was read of the patients and left out, as training reports it, and what the run does not know of them."""
+    """Lines on patients: what was read of them and left out, as training reports it, and what the run does not know."""
     lines = data.report.lines(data.cohort, data.known, data.values, data.sets, for_training=False)
     return lines + unknown_lines(data, marks)
 

@@ -186,7 +186,7 @@ class Decoder(Generates):
         return Stream(x, None, batch.layout, self._rotary(batch.position_ids, x.dtype))
 
     def _ends_short(self, index: int, num_wanted: int, stream: Stream, between: Between) -> bool:
-        """Whether this block is the last, and drops all but the wanted tokens after its attention: nothing attends to
+        """True if this block is the last, and drops all but the wanted tokens after its attention: nothing attends to
         the output of the others."""
         if index < len(self.blocks) - 1 or between.reads(index):
             return False

@@ -124,7 +124,7 @@ class Between(Protocol):
     """A change of the stream before the first block and between blocks, such as the removal of tokens."""
 
     def reads(self, index: int) -> bool:
-        """Whether it needs the hidden states of all tokens after block `index`."""
+        """True if it needs the hidden states of all tokens after block `index`."""
         ...
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:

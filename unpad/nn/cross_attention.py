@@ -54,7 +54,7 @@ class RectangleSide:
 
     @cached_property
     def is_view(self) -> bool:
-        """Whether the rectangle is a contiguous part of the run, without padding."""
+        """True if the rectangle is a contiguous part of the run, without padding."""
         num_seqs, longest = self.shape
         if num_seqs < 2:
             return num_seqs == 1
@@ -104,7 +104,7 @@ class RectangleSide:
         return x if self.is_view else x.index_select(0, self.real)
 
     def covers(self, total: int) -> bool:
-        """Whether the rectangle is the whole run of so many tokens."""
+        """True if the rectangle is the whole run of so many tokens."""
         return self.is_view and self.shape[0] * self.shape[1] == total
 
 

@@ -21,7 +21,7 @@ def differences(old: Recipe, new: Recipe) -> dict[str, tuple[Any, Any]]:
 
 
 def may_change_on_resume(key: str) -> bool:
-    """Whether a resumed run accepts a changed value of the dotted key."""
+    """True if a resumed run accepts a changed value of the dotted key."""
     parts = key.split(".")
     if parts[0] == "stages":
         return len(parts) == 4 and parts[2] == "train" and parts[3] in STAGE_RESUMABLE

@@ -27,7 +27,7 @@ PACKAGED = ("unpad:", "drawn:", "simulated:")
 
 
 def is_packaged(path: str) -> bool:
-    """Whether a path of a recipe leads to the package's own data."""
+    """True if a path of a recipe leads to the package's own data."""
     return path.startswith(PACKAGED)
 
 
@@ -334,12 +334,12 @@ class ImageSettings(Section):
 
     @property
     def augments(self) -> bool:
-        """Whether training images are augmented."""
+        """True if training images are augmented."""
         return any(getattr(self, name) for name in CHANGES)
 
     @property
     def draws_sizes(self) -> bool:
-        """Whether every epoch draws the sizes of training images."""
+        """True if every epoch draws the sizes of training images."""
         return self.scale > 0 and self.size == "native"
 
     def identity(self) -> str:

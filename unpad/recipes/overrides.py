@@ -120,7 +120,7 @@ def _refuse_shadowed(
 
 
 def _gives(overrides: Sequence[Override], path: tuple[str | int, ...]) -> bool:
-    """Whether an override gives the field at `path`, alone or within a section."""
+    """True if an override gives the field at `path`, alone or within a section."""
     return any(path[: len(one.path)] == one.path or one.path[: len(path)] == path for one in overrides)
 
 
@@ -155,7 +155,7 @@ def without_packaged(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:
 
 
 def _gives_source(override: Override) -> bool:
-    """Whether an override gives files to read, rather than none, or another field of a source."""
+    """True if an override gives files to read, rather than none, or another field of a source."""
     head, *rest = override.path
     if head != "data" or not rest or rest[0] not in KINDS or not override.value:
         return False
@@ -163,7 +163,7 @@ def _gives_source(override: Override) -> bool:
 
 
 def _names_source(override: Override, kind: str, index: int) -> bool:
-    """Whether an override gives or changes the source of this kind and index, alone or with others."""
+    """True if an override gives or changes the source of this kind and index, alone or with others."""
     head, *rest = override.path
     if head != "data" or (rest and rest[0] != kind):
         return False

@@ -258,7 +258,7 @@ class Monitor:
 
     @property
     def verbose(self) -> bool:
-        """Whether lines of detail are shown."""
+        """True if lines of detail are shown."""
         return self._screen.verbose
 
     def detail(self, lines: list[str]) -> None:

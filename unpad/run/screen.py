@@ -62,7 +62,7 @@ class Screen:
 
     @property
     def is_live(self) -> bool:
-        """Whether a live bar is on a terminal."""
+        """True if a live bar is on a terminal."""
         return self._live is not None
 
     def start(self) -> None:

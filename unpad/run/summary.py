@@ -20,7 +20,7 @@ HEAD = f"{'run':<20} {'state':<9} {'started':<16} {'step':>9} {'held out':>9} {'
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What became of a run.
+    """Outcome of a run.
 
     Args:
         started: ISO time of its first entry in the log; empty without a log.

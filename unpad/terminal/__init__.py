@@ -1,1 +1,1 @@
-"""What a terminal of 80 columns shows: tables, and a line of progress."""
+"""Output for a terminal of 80 columns: tables, and a line of progress."""

@@ -72,7 +72,7 @@ def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[st
 
 
 def _schedule_moves(setup: Setup, saved: Recipe, progress: Progress) -> bool:
-    """Whether a stage that is not over has another length than by the saved recipe, and rates that depend on it."""
+    """True if a stage that is not over has another length than by the saved recipe, and rates that depend on it."""
     before = was_before = progress.step - progress.stage_step
     for stage, old in zip(setup.stages[progress.stage :], stages_of(saved)[progress.stage :], strict=True):
         if stage.train_ids.size == 0:

@@ -39,7 +39,7 @@ class StageSetup:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the stage ends with the weights of its best evaluation; without held-out data, with its last."""
+        """True if the stage ends with the weights of its best evaluation; without held-out data, with its last."""
         return self.recipe.train.weights == "best" and self.held_out_ids.size > 0
 
 

@@ -68,7 +68,7 @@ class Watch(Protocol):
         ...
 
     def due(self, step: int) -> bool:
-        """Whether a reading is due after this step of the run."""
+        """True if a reading is due after this step of the run."""
         ...
 
     def check(self, step: int) -> Verdict:

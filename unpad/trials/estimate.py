@@ -38,7 +38,7 @@ class Estimate:
     spread: dict[str, float]
 
     def lines(self) -> list[str]:
-        """What the table is of."""
+        """Lines that say what the table is of."""
         size = "" if len(self.table.lengths) == self.population else f" to {len(self.table.lengths):,}"
         what = f"estimate from {self.num:,} of {self.population:,} {self.unit}, drawn at random{self.note} and repeated"
         return wrapped(f"{what}{size}; the table of all of them follows")

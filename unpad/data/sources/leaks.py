@@ -177,7 +177,7 @@ def _changes(one: str, other: str) -> int:
 
 
 def _contained(one: str, other: str) -> bool:
-    """Whether half of the windows of the shorter text occur in the other."""
+    """True if half of the windows of the shorter text occur in the other."""
     short, long = sorted((one, other), key=len)
     parts = [short[i : i + N] for i in range(len(short) - N + 1)]
     return bool(parts) and sum(part in long for part in parts) >= NEAR * len(parts)

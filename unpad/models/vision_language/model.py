@@ -80,7 +80,7 @@ class Config(ModelConfig):
 
     @property
     def ranks_in_tower(self) -> bool:
-        """Whether merging or pruning ranks patches by the attention that they receive in the tower."""
+        """True if merging or pruning ranks patches by the attention that they receive in the tower."""
         merges = self.merge is not None and self.merge.variant == "class_token"
         return merges or (self.prune is not None and self.prune.method == "class_token")
 

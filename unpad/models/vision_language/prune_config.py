@@ -22,7 +22,7 @@ class DiscriminatorConfig(Section):
 
 
 class PruneConfig(Section):
-    """Which visual tokens the language model drops, and before or after which blocks."""
+    """Pruning: the visual tokens that the language model drops, and the blocks before or after which it does."""
 
     layers: list[int] = Field(
         min_length=1, description="Blocks after which tokens are removed, counted from 0; -1 before the first."

@@ -21,7 +21,7 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernels support such heads, if `library.enabled`."""
+    """True if the kernels support such heads, if `library.enabled`."""
     multiple = {torch.bfloat16: 16, torch.float64: 2}.get(dtype)
     return multiple is not None and MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
 

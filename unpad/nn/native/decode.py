@@ -15,7 +15,7 @@ from unpad.nn.precision import wide_dtype
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether the kernel supports such heads, if `library.enabled`."""
+    """True if the kernel supports such heads, if `library.enabled`."""
     return dtype == torch.float64 or (dtype == torch.bfloat16 and head_dim % 16 == 0)
 
 

@@ -59,12 +59,12 @@ def library() -> ctypes.CDLL:
 
 
 def enabled() -> bool:
-    """Whether the native kernels are available and switched on in this thread."""
+    """True if the native kernels are available and switched on in this thread."""
     return not _switched_off.get() and _load()[0] is not None
 
 
 def runs(x: Tensor) -> bool:
-    """Whether kernels accept activations like this tensor."""
+    """True if kernels accept activations like this tensor."""
     return x.device.type == "cpu" and x.dtype in DTYPES and enabled()
 
 

@@ -78,7 +78,7 @@ TIME_NUMBERS = ("step", "seconds", "waited", "tokens_per_second", "memory_bytes"
 
 
 def is_metric(row: dict[str, Any]) -> bool:
-    """Whether an object has the fields of a row of `metrics.jsonl` that its readers need."""
+    """True if an object has the fields of a row of `metrics.jsonl` that its readers need."""
     if type(row.get("step")) is not int or not all(isinstance(row.get(name), str) for name in ("kind", "stage")):
         return False
     if row["kind"] == "train":
@@ -90,12 +90,12 @@ def is_metric(row: dict[str, Any]) -> bool:
 
 
 def is_timing(row: dict[str, Any]) -> bool:
-    """Whether an object has the fields of a row of `timing.jsonl` that its readers need."""
+    """True if an object has the fields of a row of `timing.jsonl` that its readers need."""
     return type(row.get("step")) is int and _has_numbers(row, TIME_NUMBERS)
 
 
 def _is_entry(row: dict[str, Any]) -> bool:
-    """Whether an object has the time and the kind of an entry of the log."""
+    """True if an object has the time and the kind of an entry of the log."""
     try:
         datetime.fromisoformat(row["time"])
     except (KeyError, TypeError, ValueError):

@@ -63,7 +63,7 @@ def _is_evaluation(row: dict[str, Any]) -> bool:
 
 
 def _has_values(metric: dict[str, Any]) -> bool:
-    """Whether value and bounds are numbers, or null for a metric that the data does not allow."""
+    """True if value and bounds are numbers, or null for a metric that the data does not allow."""
     values = [metric.get(name, "") for name in ("value", "low", "high")]
     return all(one is None or isinstance(one, int | float) or one in ("nan", "inf", "-inf") for one in values)
 
