@@ -467,7 +467,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Measure speed, padding, memory and quality of every way to batch, on this machine and your data."""
+    """Measure speed, padding, memory and quality of padded and packed batches, on this machine and your data."""
     from unpad.trials.bench.bench import FULL, QUICK, bench
 
     table = bench(recipe, overrides or [], QUICK if quick else FULL)

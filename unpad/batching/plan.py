@@ -1,6 +1,6 @@
 """The plan: sequences of every optimizer step and micro-batch of an epoch, and the fate of every token.
 
-A plan is data, returned by a pure function of lengths and settings.
+A plan is data, returned by a pure function of lengths, settings, seed and epoch.
 """
 
 from __future__ import annotations

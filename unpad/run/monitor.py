@@ -1,7 +1,7 @@
 """Monitor of a run in training: progress on the screen, metrics, timing and log files, TensorBoard and the page.
 
 `metrics.jsonl` and `metrics.csv` depend on data and seeds alone, so that a run and the same run killed and resumed
-leave equal bytes. Everything that depends on the machine is in `timing.jsonl`; `log.jsonl` is a log.
+leave equal bytes. Everything that depends on the machine or the clock is in `timing.jsonl` and `log.jsonl`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One optimizer step: accumulate, divide by counts, clip, update.
 
-A token's loss is divided here and nowhere else: each named sum by its own count over all micro-batches of the step.
+In training a token's loss is divided here and nowhere else: each named sum by its own count over all micro-batches of
+the step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Report page of a run: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
-Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml` and
-`evaluation.json`; nothing is made up where a file is missing.
+Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml`, `evaluation.json`,
+`evaluations.jsonl`, `samples.jsonl` and `attention.json`; nothing is made up where a file is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`unpad bench`: speed, padding, memory and quality of every way to batch, on the user's own data, model and machine.
+"""`unpad bench`: speed, padding, memory and quality of padded and packed batches, on the user's data and machine.
 
 Whole steps are timed: the loader's work, forward, backward, clipping and the change of weights. All ways take turns in
 one process, round after round, each for the same time and with the same weights, with the native kernels and without

@@ -1,4 +1,4 @@
-"""Memory of every way to batch, in a process each, and a linear fit that predicts the batch that fits into a card."""
+"""Memory of ways to batch, in a process each, and a linear fit that predicts the batch that fits into a card."""
 
 from __future__ import annotations
 

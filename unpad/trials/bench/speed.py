@@ -1,4 +1,4 @@
-"""Speed of every way to batch: turns of training, and tables of their rates."""
+"""Speed of the compared ways to batch: turns of training, and tables of their rates."""
 
 from __future__ import annotations
 

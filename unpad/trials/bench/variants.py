@@ -52,7 +52,7 @@ class BenchVariant:
 
 
 def strategy_variants(setup: Setup) -> list[BenchVariant]:
-    """Variants of one sequence per micro-batch, then of every strategy; no sequence alone is ever padded."""
+    """Variants of one sequence per micro-batch, never padded, then of fixed, dynamic, bucket and pack."""
     size = setup.recipe.plan.batch_size
     alone: dict[str, Any] = {"strategy": "pack", "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
     return [
