@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from inspect import isfunction
+from typing import Literal
 
 import pytest
 
 from unpad import models
-from unpad.data.family import Family, family_of
-from unpad.data.text import TOKENIZER
-from unpad.recipes.data import KINDS
+from unpad.data.family import Family, check_near_duplicates, family_of
+from unpad.data.images import ImageData
+from unpad.data.patients import EventData
+from unpad.data.text import TOKENIZER, TextData
+from unpad.data.vqa import VqaData
+from unpad.errors import RecipeError
+from unpad.recipes.data import KINDS, DataSettings
 from unpad.recipes.recipe import Recipe
 
 MODELS = models.model_kinds()
@@ -43,3 +48,20 @@ def test_a_family_has_every_member_that_its_interface_names(kind: str) -> None:
     members = {*Family.__annotations__, *(name for name, value in vars(Family).items() if isfunction(value))}
     assert {"KINDS", "open_data"} <= members
     assert {name for name in members if not name.startswith("_")} <= set(vars(family(kind)))
+
+
+@pytest.mark.parametrize("rule", ["together", "refuse"])
+def test_a_rule_for_near_duplicates_that_nothing_follows_is_refused(rule: Literal["together", "refuse"]) -> None:
+    recipe = Recipe(data=DataSettings(near_duplicates=rule))
+    for data in (TextData, ImageData, VqaData):
+        check_near_duplicates(recipe, data)
+    with pytest.raises(RecipeError, match=f"{rule} does not apply: .* not in patients") as refused:
+        check_near_duplicates(recipe, EventData)
+    assert "leave data.near_duplicates at report" in refused.value.fix
+    check_near_duplicates(Recipe(), EventData)
+    old = Recipe(data=DataSettings(near_duplicates=rule, split_version=1))
+    if rule == "together":
+        with pytest.raises(RecipeError, match="split_version=1"):
+            check_near_duplicates(old, TextData)
+    else:
+        check_near_duplicates(old, TextData)

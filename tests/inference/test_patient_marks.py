@@ -232,3 +232,19 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
     del without["quantiles"]
     old = json.dumps(without, ensure_ascii=False, indent=1).encode()
     assert load_codes(old).to_bytes() == old, "the fingerprint of an old run stays"
+
+
+@pytest.mark.parametrize("rule", ["together", "refuse"])
+def test_a_new_run_of_patients_refuses_a_rule_for_near_duplicates_and_an_earlier_one_is_read(
+    unpad: Shell, run: Path, tmp_path: Path, rule: str
+) -> None:
+    refused = unpad("train", run.parent / "recipe.yaml", f"data.near_duplicates={rule}", "--out", tmp_path / "new")
+    assert refused.code == 2
+    assert f"{rule} does not apply" in refused.err
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    kept = old / "recipe.yaml"
+    values = yaml.safe_load(kept.read_text("utf-8"))
+    values["data"]["near_duplicates"] = rule
+    kept.write_text(yaml.safe_dump(values), "utf-8")
+    assert unpad("eval", old).code == 0

@@ -16,6 +16,7 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
+from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
@@ -100,12 +101,14 @@ class Data(ABC):
         family: name of the file in `data/` and in `evaluation/`.
         kinds: sections of the recipe's `data` that the family reads; a stage may use some of them.
         private: whether the data is about people, so that only the owner may read what is made of it.
+        compares: whether near-duplicates are looked for, so that `data.near_duplicates` applies.
         table: one row per sequence.
     """
 
     family: ClassVar[str]
     kinds: ClassVar[tuple[str, ...]]
     private: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
     table: SequenceTable
 
     @property
@@ -164,7 +167,7 @@ class Data(ABC):
         return None
 
     def compare(self) -> list[str]:
-        """Compare held-out sequences with those trained on, once, and return lines on it; by default none.
+        """Compare sequences of valid and test with those trained on, once, and return lines on it; by default none.
 
         Families whose comparison takes long leave it out of their `open_data`; that of this file adds it.
 
@@ -172,6 +175,18 @@ class Data(ABC):
             SourceError: the recipe refuses what was found.
         """
         return []
+
+    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
+        """Near-duplicates of training rows among new rows, which this data holds; None if they are not compared.
+
+        Args:
+            run: the data of a run, of the same family.
+            seq_ids: (n,) rows to compare.
+
+        Raises:
+            SourceError: a file of the run cannot be read.
+        """
+        return None
 
     def facts(self) -> dict[str, int]:
         """Counts that the run's log keeps for those who use the run later, by name; by default none."""
@@ -280,6 +295,25 @@ def open_sample(recipe: Recipe) -> Sample | None:
     """
     opened = family_of(recipe).open_sample
     return None if opened is None else opened(recipe)
+
+
+def check_near_duplicates(recipe: Recipe, data: type[Data] | Data) -> None:
+    """Refuse a rule for near-duplicates that nothing would follow.
+
+    Raises:
+        RecipeError: `data.near_duplicates` is together or refuse, and the family compares no rows or the split has a
+            rule that knows no groups.
+    """
+    rule = recipe.data.near_duplicates
+    if rule == "report":
+        return
+    if not data.compares:
+        what = f"{rule} does not apply: near-duplicates are looked for among texts and pictures, not in {data.family}"
+        fix = "leave data.near_duplicates at report; declare what belongs together with split or group"
+        raise RecipeError(what, where="data.near_duplicates", fix=fix)
+    if rule == "together" and recipe.data.split_version == 1:
+        what = "together does not apply to data.split_version=1, which splits every row by itself"
+        raise RecipeError(what, where="data.near_duplicates", fix="set data.split_version=2")
 
 
 def refuse_cuts(recipe: Recipe, most: int, what: str, why: str, fix: str) -> None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -21,9 +20,11 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
-from unpad.data.alike_pictures import describe_alike
+from unpad.data.alike_pictures import Pictures, tie_alike
 from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pixels.augment import augment
+from unpad.data.pixels.cache import PixelCache
 from unpad.data.pixels.decode import NOTES, ImageError, decode
 from unpad.data.pixels.patches import prepare, resize
 from unpad.data.pixels.sizes import Grid, detail, grid_of, scaled_grid
@@ -62,28 +63,6 @@ WITH_OPACITY = 4  # channels
 CHUNK = 64  # images per task of a thread that finds sizes
 
 
-@dataclass(eq=False)
-class PixelCache:
-    """Cache of patches or pixels of images, up to `most_bytes`."""
-
-    most_bytes: int
-    used: int = 0
-    made: dict[int, np.ndarray] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def get(self, image: int, make: Callable[[], np.ndarray]) -> np.ndarray:
-        """Return the cached values of an image; `make` them if they are missing."""
-        known = self.made.get(image)
-        if known is not None:
-            return known
-        values = make()
-        with self.lock:
-            if image not in self.made and self.used + values.nbytes <= self.most_bytes:
-                self.made[image] = values
-                self.used += values.nbytes
-        return values
-
-
 @dataclass(frozen=True, eq=False)
 class ImageData(Data):
     """Images of a run. A sequence is an image, a position one of its patches.
@@ -97,6 +76,7 @@ class ImageData(Data):
         read_rows: images read; bad: images that cannot be used; left_out: usable images of the test part.
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
         shared_groups: groups with images both in training and held out.
+        pictures: images of every part, to compare with others.
     """
 
     table: SequenceTable
@@ -113,6 +93,8 @@ class ImageData(Data):
     unknown_classes: dict[str, int]
     shared_groups: int
     cache: PixelCache
+    pictures: Pictures
+    compares: ClassVar[bool] = True
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -183,7 +165,7 @@ class ImageData(Data):
             + _describe_unknown(self.unknown_classes),
             f"{describe_split(self.table.split)}; {len(self.classes)} classes: {shown}{more}",
             *describe_groups(self.table.group, self.shared_groups, "images"),
-            *describe_alike(self.examples, self.table.split == Split.HOLDOUT, self.table.split == Split.TRAIN),
+            *self.pictures.lines(),
             f"{int(self.table.positions.sum()):,} patches of {self.patch} x {self.patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.settings.size})",
         ]
@@ -192,6 +174,15 @@ class ImageData(Data):
 
     def describe_outputs(self) -> str:
         return f"{len(self.classes)} classes"
+
+    def compare(self) -> list[str]:
+        self.pictures.refuse()
+        return []  # `lines` has them
+
+    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
+        assert isinstance(run, ImageData), "data of one family"
+        own = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
+        return run.pictures.compare_new(own, np.isin(np.arange(len(self.table)), seq_ids))
 
     def _batch(self, patches: list[np.ndarray], grids: np.ndarray, ids: np.ndarray) -> RaggedBatch:
         sizes = [(self.examples[i].height, self.examples[i].width) for i in ids.tolist()]
@@ -334,6 +325,12 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         unknown_classes=dict(unknown.most_common()),
         shared_groups=shared,
         cache=PixelCache(settings.cache_mib << 20),
+        pictures=Pictures(
+            every := [example for example, _ in listed],
+            [example.where for example in every],
+            {} if wanted is Wanted.NEW else {part: split == part for part in Split},
+            recipe.data.near_duplicates,
+        ),
     )
 
 
@@ -348,6 +345,8 @@ def _split(recipe: Recipe, examples: list[ImageExample], wanted: Wanted) -> tupl
     keys = np.array([content_key(example) for example in examples], np.uint64)
     groups = numbered(group_names(examples))
     links = [(np.arange(len(examples)), groups)]
+    if recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW:
+        links.append((np.arange(len(examples)), tie_alike(examples)))
     labels = np.unique([example.label for example in examples], return_inverse=True)[1].astype(np.int64)
     split = divide(keys, declared, recipe.data, recipe.train.seed, wanted, links=links, classes=labels)
     return units(keys, links), groups_on_both_sides(groups, split), split

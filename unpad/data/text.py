@@ -11,9 +11,11 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, Sample, SequenceTable, sequence_table
+from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
+from unpad.data.tokens.corpus_leaks import compare_new
 from unpad.data.tokens.corpus_sample import sample_corpus
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -24,6 +26,7 @@ UNITS = ("sequences", "tokens")
 TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
+MOST_CHARACTERS = 1 << 27  # of a run's data that new texts are compared with, for about a minute or two
 SYSTEM_TURNS = "system_turns"  # of the training conversations, in `facts`
 
 
@@ -38,6 +41,8 @@ class TextData(Data):
     tokens: TokenSet
     tokenizer: Tokenizer
     corpus: Corpus
+    recipe: Recipe
+    compares: ClassVar[bool] = True
     family: ClassVar[str] = "text"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -79,6 +84,14 @@ class TextData(Data):
 
     def check_trainable(self) -> None:
         self.report.lost.refuse("tokenizer")
+
+    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
+        assert isinstance(run, TextData), "data of one family"
+        if run.report.characters > MOST_CHARACTERS:
+            return not_compared("documents", f"{run.report.characters:,} characters of the run's data are too many")
+        leaks, places = compare_new(run.recipe, run.tokens, self.recipe, self.tokens, seq_ids)
+        counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
+        return NearDuplicates("documents", *counts, tuple(places), tuple(leaks.lines(places)))
 
     def facts(self) -> dict[str, int]:
         report = self.report
@@ -137,4 +150,4 @@ def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
         num_test=int((tokens.split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
         group=tokens.unit,
     )
-    return TextData(table, tokens, corpus.tokenizer, corpus)
+    return TextData(table, tokens, corpus.tokenizer, corpus, recipe)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from hashlib import blake2b
 from typing import ClassVar
 
 import numpy as np
@@ -21,29 +20,20 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.alike_pictures import describe_alike
+from unpad.data.alike_pictures import Pictures
 from unpad.data.family import Data, SequenceTable, sequence_table
-from unpad.data.images import DECODERS, PixelCache, grids_of, image_batch, pixels_of, refuse_image_cuts
+from unpad.data.images import DECODERS, grids_of, image_batch, pixels_of, refuse_image_cuts
+from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pixels.augment import augment
+from unpad.data.pixels.cache import PixelCache
 from unpad.data.pixels.patches import prepare, unpatch
+from unpad.data.question_images import pictures_of, shown_by, split_rows
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand
 from unpad.data.sources.images import ImageExample
-from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.split import (
-    Split,
-    Wanted,
-    declared_splits,
-    describe_groups,
-    describe_split,
-    divide,
-    groups_on_both_sides,
-    numbered,
-    taken,
-    units,
-)
+from unpad.data.sources.split import Split, Wanted, describe_groups, describe_split, taken
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -105,6 +95,7 @@ class VqaData(Data):
         grids: (num_images, 2) int64, rows and columns of patches.
         bad: rows that cannot be used; left_out: usable rows that are not asked for, which are of the test part.
         shared_groups: groups with rows both in training and held out.
+        pictures: images of every part, to compare with others.
     """
 
     table: SequenceTable
@@ -119,6 +110,8 @@ class VqaData(Data):
     left_out: int
     shared_groups: int
     cache: PixelCache
+    pictures: Pictures
+    compares: ClassVar[bool] = True
     family: ClassVar[str] = "vqa"
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -182,7 +175,7 @@ class VqaData(Data):
             f"{describe_split(self.table.split)}; "
             f"{used - captions:,} questions and {captions:,} captions about {len(self.images):,} images",
             *describe_groups(self.table.group, self.shared_groups, "rows"),
-            *describe_alike(self.images, self._shown(Split.HOLDOUT), self._shown(Split.TRAIN)),
+            *self.pictures.lines(),
             f"{int(self.table.positions.sum()):,} positions, {int(self.num_patches.sum()):,} of them patches of "
             f"{self.patch} x {self.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
@@ -190,18 +183,19 @@ class VqaData(Data):
         ]
         return lines + fault_lines(self.bad, "  quarantined: ")
 
-    def _shown(self, part: Split) -> np.ndarray:
-        """Images that a row of a part shows, (num_images,) bool."""
-        shown = np.zeros(len(self.images), np.bool_)
-        for row in np.flatnonzero(self.table.split == part).tolist():
-            shown[list(self.examples[row].images)] = True
-        return shown
-
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
 
     def check_trainable(self) -> None:
         self.rows.lost.refuse("tokenizer")
+
+    def compare(self) -> list[str]:
+        self.pictures.refuse()
+        return []  # `lines` has them
+
+    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
+        assert isinstance(run, VqaData), "data of one family"
+        return run.pictures.compare_new(self.pictures, shown_by(self.examples, self.images, seq_ids))
 
     # ----------------------------------------------------------------------- batches
 
@@ -274,7 +268,8 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     """
     examples, images, source, bad, weights = _read(recipe)
     apply_policy(bad, len(examples) + count_bad(bad), recipe.data)
-    unit, shared, split = _split(recipe, examples, images, wanted)
+    unit, shared, split = split_rows(recipe, examples, images, wanted)
+    pictures = pictures_of(recipe, examples, images, {} if wanted is Wanted.NEW else {p: split == p for p in Split})
     keep = np.flatnonzero(taken(split, wanted))
     split = split[keep]
     used = [examples[i] for i in keep.tolist()]
@@ -312,6 +307,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         left_out=table.num_test,
         shared_groups=shared,
         cache=PixelCache(settings.cache_mib << 20),
+        pictures=pictures,
     )
 
 
@@ -335,6 +331,7 @@ def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExam
         left_out=0,
         shared_groups=0,
         cache=PixelCache(0),
+        pictures=pictures_of(recipe, examples, images, {}),
     )
 
 
@@ -349,32 +346,6 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
         examples, images, bad = examples + shifted, images + pictures, bad + faults
         source += [file.source] * len(rows)
     return examples, images, source, bad, [one.weight for one in recipe.data.vqa]
-
-
-def _split(
-    recipe: Recipe, examples: list[VqaExample], images: list[ImageExample], wanted: Wanted
-) -> tuple[np.ndarray, int, np.ndarray]:
-    """Choose the part of every row.
-
-    Returns:
-        The independent unit of each row, (num_rows,) int64; the number of groups on both sides; and the parts,
-        (num_rows,) uint8 of `Split`.
-    """
-    declared = declared_splits(example.split for example in examples)
-    keys = np.array([_content_key(example, images) for example in examples], np.uint64)
-    groups = numbered([example.group for example in examples])
-    things, same = numbered(group_names(images)), numbered([image.sha256 for image in images])
-    rows = np.repeat(np.arange(len(examples)), [len(example.images) for example in examples])
-    shown = np.array([image for example in examples for image in example.images], np.int64)
-    links = [(np.arange(len(examples)), groups), (rows, same[shown]), (rows, things[shown])]
-    split = divide(keys, declared, recipe.data, recipe.train.seed, wanted, links=links)
-    return units(keys, links), groups_on_both_sides(groups, split), split
-
-
-def _content_key(example: VqaExample, images: list[ImageExample]) -> int:
-    """64-bit hash of a row's pictures, or of its question without pictures."""
-    content = "\0".join(images[image].sha256 for image in example.images) or example.question
-    return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
 def _turns(example: VqaExample) -> tuple[Turn, ...]:

@@ -205,8 +205,9 @@ class DataSettings(Section):
     )
     near_duplicates: Literal["report", "together", "refuse"] = Field(
         "report",
-        description="Texts and conversations that are alike; report: count and name those on both sides of the split; "
-        "together: keep them on one side, unless rows declare theirs; refuse: end if some are on both sides.",
+        description="Texts, conversations and pictures that are alike; report: count and name those of valid and test "
+        "that are like training ones; together: keep them in one part, unless rows declare theirs; refuse: end if some "
+        "are in training and in another part. Patients are not compared.",
     )
     split_version: Literal[1, 2] = Field(
         2, description="Rule of the split; 1: that of runs of earlier versions, about the share, without groups."

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unpad.data.family import NAMES_KEY, Data, open_data
+from unpad.data.family import NAMES_KEY, Data, check_near_duplicates, open_data
 from unpad.data.notes import notes
 from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
@@ -70,11 +70,14 @@ def prepare_setup(
     precision, reason = choose_precision("fp32" if low_power else recipe.precision, device)
     may_keep = device.type == "cpu" and not low_power
     allocator, allocator_reason = choose_allocator(recipe.train.allocator, may_keep=may_keep)
+    is_new = files is None
     if recipe.train.init_from and files is None:
         files = open_files(recipe, find_run(recipe.train.init_from))
         files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
     with timers("read"):
         data = open_data(recipe, files, compare=compare)
+    if is_new:  # runs of earlier versions may have a rule that was not followed
+        check_near_duplicates(recipe, data)
     torch.manual_seed(recipe.train.seed)
     with timers("build"):
         model = build_model(config, data.num_outputs)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from tests.helpers.work import counted
 from unpad.data.sources import leaks
 from unpad.data.sources.alike import changes
 from unpad.data.sources.leaks import N, near_pairs, report
+from unpad.data.sources.split import Split
 
 
 def random_texts(count: int, length: int, seed: int = 0) -> list[str]:
@@ -116,6 +119,34 @@ def test_a_short_text_leaks_only_when_it_is_equal() -> None:
     assert (found.num_exact, found.num_near) == (1, 0)
 
 
+def test_blocks_of_training_documents_give_the_same_report_and_other_parts_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = random_texts(60, 40)
+    texts[1], texts[2], texts[3] = texts[50], texts[51][:30] + texts[2][30:], ALTERED["one in six"](texts[52])
+    texts[4] = texts[1]
+    split = np.array([2] * 4 + [1] + [0] * 55, np.uint8)
+    groups = ["a", *[""] * 58, "a"]
+    found = report(texts, split, groups, seed=0, part=Split.TEST)
+    assert [(leak.document, leak.source) for leak in found.worst] == [(1, 50), (2, 51), (3, 52)]
+    assert found.head() == (
+        "test part, 4 documents: 1 equal to a trained one, 2 near-duplicates, 1 declared phrasings of trained facts "
+        "(1 groups are on both sides)"
+    )
+    assert [leak.document for leak in report(texts, split, groups, seed=0).worst] == [4]
+    monkeypatch.setattr(leaks, "BLOCK_CHARACTERS", 1)  # then a block has four times the characters of the test part
+    calls = [0]
+    add = leaks._Search.add
+
+    def counting(self: leaks._Search, *block: Any) -> None:
+        calls[0] += 1
+        add(self, *block)
+
+    monkeypatch.setattr(leaks._Search, "add", counting)
+    assert report(texts, split, groups, seed=0, part=Split.TEST) == found
+    assert calls[0] == 4
+
+
 @pytest.mark.parametrize("split", [[], [0, 0], [1, 1]])
 def test_an_empty_side_leaks_nothing(split: list[int]) -> None:
     found = report(["甲" * 20] * len(split), np.array(split, np.uint8), [""] * len(split), seed=0)
@@ -136,7 +167,10 @@ def test_shares_equal_a_plain_recount(held: list[str], trained: list[str], chunk
         expected.append(sum(window in windows for window in own) / max(len(own), 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("unpad.data.sources.windows.CHUNK_CHARACTERS", chunk)
-        assert leaks._shares(held, trained, seed=1).tolist() == expected
+        search = leaks._Search(held, seed=1)
+        for first in range(0, len(trained), 3):
+            search.add(trained[first : first + 3], range(first, first + 3)[: len(trained) - first])
+        assert search.shares().tolist() == expected
 
 
 @pytest.mark.slow

@@ -500,6 +500,29 @@ def test_leaks_are_reported_with_their_places(folder: Path) -> None:
         }))  # fmt: skip
 
 
+def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_request(folder: Path) -> None:
+    text = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
+    rows = [
+        {"text": text, "split": "train"},
+        {"text": "另一段毫不相干的文字。"},
+        {"text": text + "完", "split": "test"},
+        {"text": text, "split": "test"},
+    ]
+    (folder / "leak.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"text": "leak.jsonl", "chat": [], "holdout": 0.0}
+    for _ in range(2):
+        _, _, report = prepare(make_recipe(folder, data=data))
+        assert report.leaks is None
+        assert report.test_leaks is not None
+        assert (report.test_leaks.num_exact, report.test_leaks.num_near) == (1, 1)
+        path = folder / "leak.jsonl"
+        assert report.test_leak_places == [(f"{path}:4", f"{path}:1"), (f"{path}:3", f"{path}:1")]
+        assert any("test part, 2 documents: 1 equal to a trained one, 1 near-dup" in line for line in report.lines())
+    refusing = make_recipe(folder, data={**data, "near_duplicates": "refuse"})
+    with pytest.raises(SourceError, match=r"E_LEAK 2 test-part documents .*leak\.jsonl:1"):
+        prepare(refusing)
+
+
 def test_near_duplicates_stay_together_on_request_and_groups_always_do(folder: Path) -> None:
     draw = np.random.default_rng(0)
     texts = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 40))) for _ in range(20)]

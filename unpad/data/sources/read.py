@@ -28,5 +28,14 @@ def read_file(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Exa
     Raises:
         SourceError: the file cannot be opened or read.
     """
+    return collect(read_rows(kind, file, data), file.path)
+
+
+def read_rows(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+    """Yield the rows of one file in order, as a stream; see `read_file`.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
     reader: TextReader = import_module(f"unpad.data.sources.{kind}")
-    return collect(reader.read(file, data), file.path)
+    return reader.read(file, data)

@@ -31,7 +31,7 @@ from unpad.data.tokens.cache import (  # fmt: skip
     write_shard,
 )
 from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
-from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, refused_leaks, text_of
+from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, refuse_leaks, text_of
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -47,7 +47,7 @@ __all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus", "prepare"]
 
 
 class Corpus:
-    """An encoded corpus. `compare` looks for its held-out documents in training, which may take longer than all else.
+    """An encoded corpus. `compare` looks for other parts' documents in training, which may take longer than all else.
 
     Args:
         report: of all but that comparison.
@@ -58,7 +58,7 @@ class Corpus:
         self.tokens, self.tokenizer, self.report, self._work = tokens, tokenizer, report, work
 
     def compare(self) -> CorpusReport:
-        """Compare the held-out documents with those trained on, once, and return the report of both.
+        """Compare documents of valid and test with those trained on, once, and return the report of both.
 
         Raises:
             SourceError: near-duplicates are refused, or a file has changed.
@@ -66,12 +66,14 @@ class Corpus:
         if self._work is not None:
             work, self._work = self._work, None
             with work.stage("leaks"):
-                leaks = find_leaks(work)
+                leaks, test = find_leaks(work, Split.HOLDOUT), find_leaks(work, Split.TEST)
                 work.read.clear()
-                places = leak_places(leaks, self.tokens)
-                if leaks is not None and places and work.recipe.data.near_duplicates == "refuse":
-                    raise refused_leaks(leaks, places)
+                places, test_places = leak_places(leaks, self.tokens), leak_places(test, self.tokens)
+                if work.recipe.data.near_duplicates == "refuse":
+                    refuse_leaks(leaks, places)
+                    refuse_leaks(test, test_places)
             self.report = replace(self.report, leaks=leaks, leak_places=places)
+            self.report = replace(self.report, test_leaks=test, test_leak_places=test_places)
         return self.report
 
 
@@ -86,7 +88,7 @@ def prepare(
     """Read, split, tokenize, encode and compare a recipe's data, or open it in the cache; see `open_corpus`.
 
     Raises:
-        SourceError: also where near-duplicates of training documents are held out, and refused.
+        SourceError: also where near-duplicates of training documents are of another part, and refused.
     """
     corpus = open_corpus(recipe, tokenizer=tokenizer, kinds=kinds, cache=cache, wanted=wanted)
     return corpus.tokens, corpus.tokenizer, corpus.compare()
@@ -174,6 +176,8 @@ def report_of(work: Work, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int
         bad_rows=bad,
         leaks=None,
         leak_places=[],
+        test_leaks=None,
+        test_leak_places=[],
         events=work.events,
         seconds=work.seconds,
     )

@@ -1,27 +1,31 @@
-"""Held-out documents of a corpus that occur in its training part."""
+"""Documents of other parts, and new ones, that occur in the training part of a corpus."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.data.sources.leaks import Leak, LeakReport, report
-from unpad.data.sources.split import Split, Wanted
+from unpad.data.sources.leaks import NEW, Leak, LeakReport, compare, refused, report
+from unpad.data.sources.read import TEXT_KINDS, read_rows
+from unpad.data.sources.rows import reading
+from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.data.tokens.cache import code_key, make_key, read_sealed, write_sealed
-from unpad.data.tokens.corpus_files import Work, corpus_key
-from unpad.data.tokens.token_set import TokenSet
+from unpad.data.tokens.corpus_files import Work, corpus_key, list_files
+from unpad.data.tokens.token_set import TokenSet, rows_of
 from unpad.errors import SourceError
-from unpad.terminal.progress import progress
+from unpad.recipes.recipe import Recipe
+from unpad.terminal.progress import counted, progress
 
 
-def find_leaks(work: Work) -> LeakReport | None:
-    """Compare the held-out originals with the training ones, once per corpus and split."""
-    if work.wanted is Wanted.NEW or not any((side == Split.HOLDOUT).any() for side in work.sides):
+def find_leaks(work: Work, part: Split) -> LeakReport | None:
+    """Compare the originals of a part with the training ones, once per corpus and split; None if it has none."""
+    if work.wanted is Wanted.NEW or not any((side == part).any() for side in work.sides):
         return None
-    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work))}.json"
+    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work), PARTS[part])}.json"
     data, damage = read_sealed(path)
     if damage:
         work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
@@ -31,10 +35,58 @@ def find_leaks(work: Work) -> LeakReport | None:
     examples = [example for index in range(len(work.files)) for example in work.rows(index).examples]
     texts = [text_of(example) for example in examples]
     groups = [example.group for example in examples]
-    with progress("looking for held-out texts in training"):
-        leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed)
+    with progress(f"looking for texts of {PARTS[part]} in training"):
+        leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed, part)
     write_sealed(path, json.dumps(asdict(leaks)).encode())
     return leaks
+
+
+def compare_new(
+    recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
+) -> tuple[LeakReport, list[tuple[str, str]]]:
+    """Compare new documents with the training originals of a run, whose files are read as a stream.
+
+    Args:
+        recipe, tokens: of the run; new_recipe, new: of the new documents.
+        seq_ids: (n,) sequences of `new` whose documents are compared.
+
+    Returns:
+        The report, and the places of its worst leaks and their training documents, "" for one that is spread.
+
+    Raises:
+        SourceError: a file of the run cannot be read, or changed.
+    """
+    spans = [new.documents[new.first_document[i] : new.first_document[i + 1]] for i in seq_ids.tolist()]
+    numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *spans])).tolist()
+    asked = set(numbers)
+    documents = [example for number, example in enumerate(_stream(new_recipe, new)) if number in asked]
+    split = rows_of([part.split for part in tokens.parts], np.uint8)
+    trained = (
+        (number, text_of(example), example.group)
+        for number, example in enumerate(_stream(recipe, tokens))
+        if split[number] == Split.TRAIN
+    )
+    told = counted(trained, "looking for the new texts in training", int((split == Split.TRAIN).sum()), "documents")
+    texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
+    leaks = compare(texts, groups, told, recipe.train.seed, NEW, numbers=numbers)
+    return leaks, [
+        (new.place(leak.document), tokens.place(leak.source) if leak.source >= 0 else "") for leak in leaks.worst
+    ]
+
+
+def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
+    """Read the originals of a corpus again, in the order of its documents."""
+    hashes, number = dict(tokens.file_hashes), 0
+    for file in list_files(recipe, TEXT_KINDS):
+        path = file.file.path
+        if hashes.get(str(path)) != file.sha256:
+            raise SourceError("the file changed while it was read", where=str(path), fix="start again")
+        with reading(path):
+            for row in read_rows(file.kind, file.file, recipe.data):
+                if isinstance(row, Example):
+                    number += 1
+                    yield row
+    assert number == sum(part.shard.num_rows for part in tokens.parts if not part.shard.copy.any()), "a row vanished"
 
 
 def text_of(example: Example) -> str:
@@ -48,9 +100,12 @@ def leak_places(leaks: LeakReport | None, tokens: TokenSet) -> list[tuple[str, s
     return [(tokens.where(leak.document), tokens.where(leak.source) if leak.source >= 0 else "") for leak in found]
 
 
-def refused_leaks(leaks: LeakReport, places: list[tuple[str, str]]) -> SourceError:
-    number = leaks.num_exact + leaks.num_near
-    first = leaks.worst[0].describe(*places[0]).strip()
-    fix = "set data.near_duplicates to together or report, or declare the parts of these rows with split"
-    what = f"E_LEAK {number:,} held-out documents are near-duplicates of training ones, such as {first}"
-    return SourceError(what, where="data.near_duplicates", fix=fix)
+def refuse_leaks(leaks: LeakReport | None, places: list[tuple[str, str]]) -> None:
+    """Refuse a part with near-duplicates of training documents, for `data.near_duplicates` refuse.
+
+    Raises:
+        SourceError: E_LEAK.
+    """
+    if leaks is not None and places:
+        first = leaks.worst[0].describe(*places[0]).strip()
+        raise refused(leaks.part, leaks.num_exact + leaks.num_near, "documents", first)

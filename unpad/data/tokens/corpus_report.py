@@ -24,6 +24,7 @@ class CorpusReport:
         num_system: system turns of training conversations.
         leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents, "" if none.
+        test_leaks: None without documents of the test part; test_leak_places likewise.
         events: damaged files that were rebuilt.
         seconds: per stage; the stages add up to the whole.
     """
@@ -49,6 +50,8 @@ class CorpusReport:
     bad_rows: list[BadRow]
     leaks: LeakReport | None
     leak_places: list[tuple[str, str]]
+    test_leaks: LeakReport | None
+    test_leak_places: list[tuple[str, str]]
     events: list[str]
     seconds: dict[str, float]
 
@@ -74,11 +77,9 @@ class CorpusReport:
         return [*lines, *self.leak_lines(), *self.events, *fault_lines(self.bad_rows, "  quarantined: ")]
 
     def leak_lines(self) -> list[str]:
-        """The leaks as text; empty where nothing was compared."""
-        if self.leaks is None:
-            return []
-        found = zip(self.leaks.worst, self.leak_places, strict=True)
-        return [self.leaks.head(), *(leak.describe(place, source) for leak, (place, source) in found)]
+        """The leaks of every part as text; empty where nothing was compared."""
+        found = (self.leaks, self.leak_places), (self.test_leaks, self.test_leak_places)
+        return [line for leaks, places in found if leaks is not None for line in leaks.lines(places)]
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data

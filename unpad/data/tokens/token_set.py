@@ -152,7 +152,7 @@ class TokenSet:
     def where(self, i: int) -> str:
         """Place of a sequence in its file; for joined documents the first and the last place."""
         first, last = self.documents[self.first_document[i]], self.documents[self.first_document[i + 1] - 1]
-        return self._place(first) if first == last else f"{self._place(first)} to {self._place(last)}"
+        return self.place(first) if first == last else f"{self.place(first)} to {self.place(last)}"
 
     def group(self, i: int) -> str:
         """Group of the sequence's first document, or ""."""
@@ -174,7 +174,8 @@ class TokenSet:
         last = np.array([self.lengths[i] - 1])
         return self.gather(np.array([i]), np.zeros_like(last), last)
 
-    def _place(self, document: int) -> str:
+    def place(self, document: int) -> str:
+        """Place of a document, by its number, in its file."""
         part, row = self._part_row(document)
         return part.path + part.shard.where(row)
 
