@@ -42,10 +42,15 @@ def every_micro(
         "tokens_per_step": settings.tokens_per_micro,
     }
     epoch = plan(
-        data.table.positions, settings.model_copy(update=fields), seed=0, epoch=0,
-        max_tokens=model.config.longest, context_field=model.config.context_field,
-        seq_ids=seq_ids, targets=targets or data.count_targets,
-    )  # fmt: skip
+        data.table.positions,
+        settings.model_copy(update=fields),
+        seed=0,
+        epoch=0,
+        max_tokens=model.config.longest,
+        context_field=model.config.context_field,
+        seq_ids=seq_ids,
+        targets=targets or data.count_targets,
+    )
     was_training = model.training
     model.eval()
     try:

@@ -306,8 +306,16 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
         if remark:
             warn(f"note: {remark}")
     chat(
-        run.generator, run.tokenizer, run.recipe.data.template, run.recipe.generate,
-        read_line=input, write=lambda text: print(text, end="", flush=True), interactive=sys.stdin.isatty(),
-        precision=generation_precision(run.recipe.generate), system=system, advance_seed=not gives_seed(overrides),
-        warn=warn, check_system=check,
-    )  # fmt: skip
+        run.generator,
+        run.tokenizer,
+        run.recipe.data.template,
+        run.recipe.generate,
+        read_line=input,
+        write=lambda text: print(text, end="", flush=True),
+        interactive=sys.stdin.isatty(),
+        precision=generation_precision(run.recipe.generate),
+        system=system,
+        advance_seed=not gives_seed(overrides),
+        warn=warn,
+        check_system=check,
+    )

@@ -81,9 +81,16 @@ def self_attention(
     if kernels == (Kernel.NATIVE,):
         assert isinstance(layout, Layout), "the native kernel runs on flat runs"
         return native_attention(
-            qkv, layout.cu_seqlens, heads=heads, kv_heads=kv_heads, causal=causal, rotary=rotary, key_bias=key_bias,
-            dropout=dropout, seed=seed,
-        )  # fmt: skip
+            qkv,
+            layout.cu_seqlens,
+            heads=heads,
+            kv_heads=kv_heads,
+            causal=causal,
+            rotary=rotary,
+            key_bias=key_bias,
+            dropout=dropout,
+            seed=seed,
+        )
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
     if rotary is not None:
         q, k = rotate(q, *rotary), rotate(k, *rotary)

@@ -186,9 +186,14 @@ class Attention(nn.Module):
             qkv = scale_values(qkv, self.kv_heads, stream.value_scale, everywhere)
         if cache is None:
             y = self_attention(
-                qkv, stream.layout, self.heads, self.causal,
-                rotary=stream.rotary, key_bias=stream.key_bias, dropout=self.dropout if self.training else 0.0,
-            )  # fmt: skip
+                qkv,
+                stream.layout,
+                self.heads,
+                self.causal,
+                rotary=stream.rotary,
+                key_bias=stream.key_bias,
+                dropout=self.dropout if self.training else 0.0,
+            )
         else:
             y = cache.attend(index, qkv, stream.layout, self.heads, stream.rotary, stream.key_bias)
         y = y.flatten(1) if keep_index is None else y.flatten(1).index_select(0, keep_index)

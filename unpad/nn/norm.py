@@ -50,9 +50,16 @@ class Norm(nn.Module):
         seed = draw_seed() if share else 0
         if _runs_native(residual, self.weight, dtype):
             return add_norm(
-                residual, delta, self.weight, self.bias,
-                eps=self.eps, centred=self.bias is not None, dropout=share, seed=seed, dtype=dtype,
-            )  # fmt: skip
+                residual,
+                delta,
+                self.weight,
+                self.bias,
+                eps=self.eps,
+                centred=self.bias is not None,
+                dropout=share,
+                seed=seed,
+                dtype=dtype,
+            )
         if delta is not None:
             residual = residual + dropout(delta, share, seed)
         wide = widened(residual)

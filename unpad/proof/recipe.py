@@ -63,10 +63,16 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
         needs_memory("the proof, which computes in fp64 on copies of the model,", lower_sizes(setup.model.config)),
     ):
         return certify(
-            setup.model, truth, variants,
-            precision=setup.precision, device=setup.device, expected_kernels=_kernels_of_run(setup, trained),
-            losses=setup.stages[-1].recipe.losses, trained=trained, broken=lines.done,
-        )  # fmt: skip
+            setup.model,
+            truth,
+            variants,
+            precision=setup.precision,
+            device=setup.device,
+            expected_kernels=_kernels_of_run(setup, trained),
+            losses=setup.stages[-1].recipe.losses,
+            trained=trained,
+            broken=lines.done,
+        )
 
 
 def _settings(setup: Setup, strategy: str) -> PlanSettings:
@@ -129,10 +135,15 @@ def _pieces(setup: Setup, sample: np.ndarray) -> list[Piece]:
 
 def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
     planned = plan(
-        setup.data.table.positions, _settings(setup, strategy),
-        seed=setup.recipe.train.seed, epoch=0, max_tokens=setup.model.config.longest,
-        context_field=setup.model.config.context_field, seq_ids=sample, targets=setup.data.count_targets,
-    )  # fmt: skip
+        setup.data.table.positions,
+        _settings(setup, strategy),
+        seed=setup.recipe.train.seed,
+        epoch=0,
+        max_tokens=setup.model.config.longest,
+        context_field=setup.model.config.context_field,
+        seq_ids=sample,
+        targets=setup.data.count_targets,
+    )
     return [micro for step in range(planned.num_steps) for micro in planned.step(step)]
 
 

@@ -302,9 +302,14 @@ def _run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple
         run.monitor.log("nothing_to_do", message=message, name=name)
     end, most = run.length.last(progress.stage, before), recipe.train.max_epochs
     run.monitor.stage(
-        name, end.step, exact=end.exact, max_epochs=most,
-        epoch_steps=epochs.steps[0], frozen=frozen, ledger=first.ledger.to_json(),
-    )  # fmt: skip
+        name,
+        end.step,
+        exact=end.exact,
+        max_epochs=most,
+        epoch_steps=epochs.steps[0],
+        frozen=frozen,
+        ledger=first.ledger.to_json(),
+    )
     while not _is_over(stage):
         with run.timers("plan"):
             plan = epoch_plan(setup, progress.epoch) if progress.epoch else first

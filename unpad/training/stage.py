@@ -94,9 +94,12 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
     if table.attended is not None:  # the context is a mere bound, and padding up to it would fill the memory
         longest = min(longest, max(int(lengths.max(initial=1)), 1))
     known = {
-        "seed": recipe.train.seed, "max_tokens": longest, "context_field": model_config(recipe.model).context_field,
-        "seq_ids": ids, "targets": data.count_targets,
-    }  # fmt: skip
+        "seed": recipe.train.seed,
+        "max_tokens": longest,
+        "context_field": model_config(recipe.model).context_field,
+        "seq_ids": ids,
+        "targets": data.count_targets,
+    }
     return lengths, settings, known
 
 

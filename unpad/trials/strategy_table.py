@@ -80,9 +80,15 @@ def compare(
         chosen = settings.model_copy(update={"strategy": name})
         try:
             made = plan(
-                lengths, chosen, seed=seed, epoch=0, max_tokens=max_tokens, context_field=context_field,
-                seq_ids=seq_ids, targets=targets,
-            )  # fmt: skip
+                lengths,
+                chosen,
+                seed=seed,
+                epoch=0,
+                max_tokens=max_tokens,
+                context_field=context_field,
+                seq_ids=seq_ids,
+                targets=targets,
+            )
         except PlanError as error:
             if name != "rows":  # only a row has a size of its own; what another strategy refuses, all refuse
                 raise

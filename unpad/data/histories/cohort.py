@@ -232,13 +232,17 @@ def choose(
     person = person[choice.taking[person]]
     has_labels = settings.labels is not None and (settings.labels.label or settings.labels.horizon)
     return Cohort(
-        person=person, landmark=landmark[person],
+        person=person,
+        landmark=landmark[person],
         label=np.where(np.isnan(label), -1, label)[person].astype(np.int64) if has_labels else None,
         duration=None if duration is None else np.nan_to_num(duration[person]),
         observed=None if duration is None else observed[person],
-        split=np.zeros(len(person), np.uint8), label_row=row[person], left_out=choice.left_out, bad=bad,
+        split=np.zeros(len(person), np.uint8),
+        label_row=row[person],
+        left_out=choice.left_out,
+        bad=bad,
         refused=refused,
-    )  # fmt: skip
+    )
 
 
 def _in_order(patients: pa.Array) -> np.ndarray:
@@ -293,16 +297,25 @@ def _after_the_end(rows: EventRows, wrong: np.ndarray) -> list[BadRow]:
     """Report events after the outcome."""
     fix = "set events.landmark, or remove the row"
     return [
-        BadRow(rows.where(event), "E_LEAK", f"patient {rows.alias(int(rows.person[event]))}: the event is after the "
-               "outcome that is to be predicted", fix)
+        BadRow(
+            rows.where(event),
+            "E_LEAK",
+            f"patient {rows.alias(int(rows.person[event]))}: the event is after the outcome that is to be predicted",
+            fix,
+        )
         for event in np.flatnonzero(wrong).tolist()
-    ]  # fmt: skip
+    ]
 
 
 def _landmarks(
-    rows: EventRows, labels: LabelTable | None, row: np.ndarray, choice: _Choice, settings: EventSettings,
-    clock: Clock, refused: np.ndarray,
-) -> np.ndarray:  # fmt: skip
+    rows: EventRows,
+    labels: LabelTable | None,
+    row: np.ndarray,
+    choice: _Choice,
+    settings: EventSettings,
+    clock: Clock,
+    refused: np.ndarray,
+) -> np.ndarray:
     """The landmark of every person, (num_persons,) float64, in days."""
     if isinstance(settings.landmark, float):
         return np.full(len(row), settings.landmark / clock.per_day)
@@ -354,11 +367,18 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     choice.leave(~taken(split, wanted), others)
     kept = np.flatnonzero(choice.taking)
     return Cohort(
-        person=cohort.person[kept], landmark=cohort.landmark[kept], label=_pick(cohort.label, kept),
-        duration=_pick(cohort.duration, kept), observed=_pick(cohort.observed, kept),
-        split=split[kept], label_row=cohort.label_row[kept], left_out=choice.left_out, bad=cohort.bad,
-        refused=cohort.refused, num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
-    )  # fmt: skip
+        person=cohort.person[kept],
+        landmark=cohort.landmark[kept],
+        label=_pick(cohort.label, kept),
+        duration=_pick(cohort.duration, kept),
+        observed=_pick(cohort.observed, kept),
+        split=split[kept],
+        label_row=cohort.label_row[kept],
+        left_out=choice.left_out,
+        bad=cohort.bad,
+        refused=cohort.refused,
+        num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
+    )
 
 
 def _told(rows: EventRows, labels: LabelTable | None) -> np.ndarray:

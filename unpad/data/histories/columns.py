@@ -244,8 +244,12 @@ def _refuse_nonfinite(wrong: np.ndarray, shown: str, faults: Faults) -> None:
 
 
 def _refuse_huge(values: np.ndarray, shown: str, faults: Faults) -> None:
-    faults.add(np.abs(np.nan_to_num(values, posinf=0, neginf=0)) > MOST, "E_RANGE", f'"{shown}" is beyond {MOST:g}',
-               "leave it empty, or give it in another unit")  # fmt: skip
+    faults.add(
+        np.abs(np.nan_to_num(values, posinf=0, neginf=0)) > MOST,
+        "E_RANGE",
+        f'"{shown}" is beyond {MOST:g}',
+        "leave it empty, or give it in another unit",
+    )
 
 
 # --------------------------------------------------------------------------- arrays

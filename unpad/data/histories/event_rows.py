@@ -135,11 +135,21 @@ def _read_timed(
     elif sides is not None:
         declared = _with_rows(declared, ids.take(keep), sides[good])
     return EventTable(
-        table=table, name=_title(path, layout), ids=ids.take(keep), whole_ids=whole_ids, days=days[good], unit=unit,
-        codes=codes.take(keep), values=values[good], sets=None if sets is None else sets[good], origin=good,
-        others=owners, declared=declared,
-        unsorted=int(unsorted[good].sum()), bad=faults.bad,
-    )  # fmt: skip
+        table=table,
+        name=_title(path, layout),
+        ids=ids.take(keep),
+        whole_ids=whole_ids,
+        days=days[good],
+        unit=unit,
+        codes=codes.take(keep),
+        values=values[good],
+        sets=None if sets is None else sets[good],
+        origin=good,
+        others=owners,
+        declared=declared,
+        unsorted=int(unsorted[good].sum()),
+        bad=faults.bad,
+    )
 
 
 def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Faults) -> tuple[pa.Array, np.ndarray]:
@@ -253,11 +263,21 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     if sides is not None:
         declared = _with_rows(declared, ids.filter(keep), sides[faults.good])
     return EventTable(
-        table=table, name=_title(path, "table"), ids=ids.take(pa.array(origin)), whole_ids=whole_ids,
-        days=np.full(len(origin), np.nan), unit=None, codes=pa.concat_arrays(codes), values=np.concatenate(found),
-        sets=None, origin=origin, others=ids.filter(keep),
-        declared=declared, unsorted=0, bad=faults.bad,
-    )  # fmt: skip
+        table=table,
+        name=_title(path, "table"),
+        ids=ids.take(pa.array(origin)),
+        whole_ids=whole_ids,
+        days=np.full(len(origin), np.nan),
+        unit=None,
+        codes=pa.concat_arrays(codes),
+        values=np.concatenate(found),
+        sets=None,
+        origin=origin,
+        others=ids.filter(keep),
+        declared=declared,
+        unsorted=0,
+        bad=faults.bad,
+    )
 
 
 # --------------------------------------------------------------------------- all sources together
@@ -337,11 +357,15 @@ def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[Ev
     numbered = any(part.sets is not None for part in timed)
     sets = [np.zeros(len(part.days), np.int64) if part.sets is None else part.sets for part in parts]
     rows = EventRows(
-        parts=list(parts), patients=encoded.dictionary, person=np.concatenate(numbers[: len(parts)]), names=names,
+        parts=list(parts),
+        patients=encoded.dictionary,
+        person=np.concatenate(numbers[: len(parts)]),
+        names=names,
         code=rank[np.asarray(coded.indices).astype(np.int64)] if names else np.zeros(0, np.int64),
-        days=np.concatenate([part.days for part in parts]), values=np.concatenate([part.values for part in parts]),
+        days=np.concatenate([part.days for part in parts]),
+        values=np.concatenate([part.values for part in parts]),
         sets=np.concatenate(sets) if numbered else None,
         source=np.repeat(np.arange(len(parts), dtype=np.int16), [len(part.days) for part in parts]),
         origin=np.concatenate([part.origin for part in parts]),
-    )  # fmt: skip
+    )
     return rows, numbers[2 * len(parts) :]

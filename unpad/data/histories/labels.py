@@ -125,7 +125,13 @@ def read_labels(path: Path, settings: EventSettings, clock: Clock, with_split: b
         faults.add(end < made, "E_LEAK", "the label was known before the landmark", fix)
     split = column_sides(table, faults) if table.has("split") else None
     return LabelTable(
-        table=table, ids=ids.take(pa.array(identified)), usable=faults.good[identified], label=label[identified],
-        end=end[identified], landmark=None if landmark is None else landmark[identified], origin=identified,
-        bad=faults.bad, split=None if split is None else split[identified],
-    )  # fmt: skip
+        table=table,
+        ids=ids.take(pa.array(identified)),
+        usable=faults.good[identified],
+        label=label[identified],
+        end=end[identified],
+        landmark=None if landmark is None else landmark[identified],
+        origin=identified,
+        bad=faults.bad,
+        split=None if split is None else split[identified],
+    )

@@ -107,9 +107,13 @@ def _occurrences(
 
 
 def _best(
-    gram: NDArray[np.int64], text: NDArray[np.int64], counts: NDArray[np.int64], starts: NDArray[np.int64],
-    other: NDArray[np.int64], same: bool,
-) -> Iterator[tuple[int, int, int]]:  # fmt: skip
+    gram: NDArray[np.int64],
+    text: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    other: NDArray[np.int64],
+    same: bool,
+) -> Iterator[tuple[int, int, int]]:
     """Yield for some texts the others that share most of their windows; see `candidates`."""
     each = counts[gram]
     within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)

@@ -58,11 +58,16 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
         SourceError: a path does not exist, or has no usable file.
     """
     return [
-        SourceFile(path, FORMATS.get(path.suffix.lower(), "text") if source.format == "auto" else source.format,
-                   source.field, source.weight, index)
+        SourceFile(
+            path,
+            FORMATS.get(path.suffix.lower(), "text") if source.format == "auto" else source.format,
+            source.field,
+            source.weight,
+            index,
+        )
         for index, source in enumerate(sources)
         for path in list_paths(resolve(source.path))
-    ]  # fmt: skip
+    ]
 
 
 def unreadable(error: OSError, where: str) -> SourceError:

@@ -65,10 +65,14 @@ def draw_patients(num: int, rng: np.random.Generator) -> tuple[pa.Table, pa.Tabl
     kinds = (pa.int64(), pa.int32(), pa.string(), pa.float64())
     told = list(zip(*patients, strict=True))
     return (
-        pa.table({name: pa.array(values, kind) for name, values, kind in
-                  zip(("id", "days", "code", "value"), columns, kinds, strict=True)}),
+        pa.table(
+            {
+                name: pa.array(values, kind)
+                for name, values, kind in zip(("id", "days", "code", "value"), columns, kinds, strict=True)
+            }
+        ),
         pa.table(dict(zip(("id", "age", "sex", "died", "days"), map(pa.array, told), strict=True))),
-    )  # fmt: skip
+    )
 
 
 def _visits(

@@ -19,7 +19,7 @@ from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
 from unpad.data.tokens.augment import load_synonyms, with_copies
-from unpad.data.tokens.cache import (  # fmt: skip
+from unpad.data.tokens.cache import (
     Shard,
     code_key,
     make_key,

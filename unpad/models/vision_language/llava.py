@@ -231,20 +231,34 @@ def _read_config(given: Any, where: Path) -> tuple[Config, int]:
     _check_covered(top, vision, text, where)
     try:
         tower = TowerConfig(
-            **_sizes(vision), eps=vision["layer_norm_eps"], activation=vision["hidden_act"],
-            attention_dropout=vision["attention_dropout"], patch=vision["patch_size"], positions="learned",
-            side=vision["image_size"] // vision["patch_size"], pre_norm=True, feature_layer=top["vision_feature_layer"],
-        )  # fmt: skip
+            **_sizes(vision),
+            eps=vision["layer_norm_eps"],
+            activation=vision["hidden_act"],
+            attention_dropout=vision["attention_dropout"],
+            patch=vision["patch_size"],
+            positions="learned",
+            side=vision["image_size"] // vision["patch_size"],
+            pre_norm=True,
+            feature_layer=top["vision_feature_layer"],
+        )
         language = decoder.Config(
-            **_sizes(text), kv_heads=text.get("num_key_value_heads"), eps=text["rms_norm_eps"],
-            activation=GATED[text["hidden_act"]], attention_dropout=text["attention_dropout"],
-            bias=text["attention_bias"], context=text["max_position_embeddings"], rope_theta=_rope_theta(text),
+            **_sizes(text),
+            kv_heads=text.get("num_key_value_heads"),
+            eps=text["rms_norm_eps"],
+            activation=GATED[text["hidden_act"]],
+            attention_dropout=text["attention_dropout"],
+            bias=text["attention_bias"],
+            context=text["max_position_embeddings"],
+            rope_theta=_rope_theta(text),
             tied=bool(top["tie_word_embeddings"] or text["tie_word_embeddings"]),
-        )  # fmt: skip
+        )
         config = Config(
-            vision=tower, language=language, image_id=top.get("image_token_id", top["image_token_index"]),
-            projector_activation=top["projector_hidden_act"], projector_bias=top["multimodal_projector_bias"],
-        )  # fmt: skip
+            vision=tower,
+            language=language,
+            image_id=top.get("image_token_id", top["image_token_index"]),
+            projector_activation=top["projector_hidden_act"],
+            projector_bias=top["multimodal_projector_bias"],
+        )
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"

@@ -113,9 +113,12 @@ class TopAssignment(nn.Module):
         largest = min(max(1, math.floor(self.ratio * layout.max_seqlen + 1e-9)), layout.max_seqlen)
         out_layout = _lay_out(counts, largest)
         weights = _share_out(
-            self.to_q(x), self.to_k(x.index_select(0, centres)), F.logsigmoid(scores.index_select(0, centres)),
-            pair_sequences(out_layout, layout), math.sqrt(self.to_q.out_features) * self.temperature,
-        )  # fmt: skip
+            self.to_q(x),
+            self.to_k(x.index_select(0, centres)),
+            F.logsigmoid(scores.index_select(0, centres)),
+            pair_sequences(out_layout, layout),
+            math.sqrt(self.to_q.out_features) * self.temperature,
+        )
         return weights, out_layout, centres
 
 

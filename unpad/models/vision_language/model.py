@@ -425,9 +425,15 @@ class VisionLanguage(Generates, PrunesTokens):
         else:
             assert self.config.prune is not None, "the mode is there with it only"
             pruning = PrunePass(
-                self.config.prune, self.pruners, self.decoder.blocks, reading.batch, visual,
-                soft=self.mode == "soft", learns=self.training and self.mode == "soft", temperature=self.temperature,
-            )  # fmt: skip
+                self.config.prune,
+                self.pruners,
+                self.decoder.blocks,
+                reading.batch,
+                visual,
+                soft=self.mode == "soft",
+                learns=self.training and self.mode == "soft",
+                temperature=self.temperature,
+            )
             self.kept, self.kept_tokens, self.expected = pruning.kept, pruning.kept_tokens, pruning.expected
             return pruning
         return None

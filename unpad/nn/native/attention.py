@@ -75,9 +75,22 @@ class _Attention(torch.autograd.Function):
         heads, kv_heads, causal, scale, dropout, seed = ctx.settings
         wants_bias = bool(ctx.needs_input_grad[1])
         grad_qkv, grad_bias = _backward(
-            grads[0], out, log_z, qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed,
+            grads[0],
+            out,
+            log_z,
+            qkv,
+            key_bias,
+            cu_seqlens,
+            heads,
+            kv_heads,
+            causal,
+            scale,
+            cos,
+            sin,
+            dropout,
+            seed,
             wants_bias,
-        )  # fmt: skip
+        )
         return grad_qkv, grad_bias.sum(0).to(key_bias.dtype) if wants_bias else None, *[None] * 9
 
 
@@ -151,9 +164,14 @@ def attention_forward(
     out = qkv.new_empty((total, heads, head_dim))
     log_z = qkv.new_empty((heads, total), dtype=wide)
     _functions()[0](
-        DTYPES[qkv.dtype], ctypes.byref(sizes), pointer(cu_seqlens), pointer(qkv), *map(pointer, tables),
-        pointer(out), pointer(log_z),
-    )  # fmt: skip
+        DTYPES[qkv.dtype],
+        ctypes.byref(sizes),
+        pointer(cu_seqlens),
+        pointer(qkv),
+        *map(pointer, tables),
+        pointer(out),
+        pointer(log_z),
+    )
     return out, log_z
 
 
@@ -182,9 +200,17 @@ def attention_backward(
     grad_qkv = torch.empty_like(qkv)
     grad_bias = qkv.new_empty((kv_heads, len(qkv)) if wants_bias else (0,), dtype=wide)
     _functions()[1](
-        DTYPES[qkv.dtype], ctypes.byref(sizes), pointer(cu_seqlens), pointer(qkv), *map(pointer, tables),
-        pointer(out), pointer(log_z), pointer(grad_out), pointer(grad_qkv), pointer(grad_bias) if wants_bias else None,
-    )  # fmt: skip
+        DTYPES[qkv.dtype],
+        ctypes.byref(sizes),
+        pointer(cu_seqlens),
+        pointer(qkv),
+        *map(pointer, tables),
+        pointer(out),
+        pointer(log_z),
+        pointer(grad_out),
+        pointer(grad_qkv),
+        pointer(grad_bias) if wants_bias else None,
+    )
     return grad_qkv, grad_bias
 
 

@@ -80,9 +80,16 @@ def _decode(
         num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, True, torch.get_num_threads()
     )
     _function()(
-        DTYPES[qkv.dtype], sizes, capacity, pointer(lengths), pointer(qkv), *map(pointer, tables), pointer(keys),
-        pointer(values), pointer(out),
-    )  # fmt: skip
+        DTYPES[qkv.dtype],
+        sizes,
+        capacity,
+        pointer(lengths),
+        pointer(qkv),
+        *map(pointer, tables),
+        pointer(keys),
+        pointer(values),
+        pointer(out),
+    )
     return out
 
 

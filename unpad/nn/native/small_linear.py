@@ -48,9 +48,15 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert x.shape[1] == weight.shape[1], (tuple(x.shape), tuple(weight.shape))
     assert bias is None or bias.shape == weight.shape[:1], "the bias has other outputs"
     _function()(
-        DTYPES[x.dtype], *x.shape, weight.shape[0], torch.get_num_threads(), pointer(x), pointer(weight),
-        pointer(bias), pointer(y),
-    )  # fmt: skip
+        DTYPES[x.dtype],
+        *x.shape,
+        weight.shape[0],
+        torch.get_num_threads(),
+        pointer(x),
+        pointer(weight),
+        pointer(bias),
+        pointer(y),
+    )
     return y
 
 
