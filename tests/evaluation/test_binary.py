@@ -24,13 +24,17 @@ from unpad.evaluation.binary import (
     calibration_intercept,
     calibration_slope,
     concordance,
+    exact_auroc,
+    exact_concordance,
     measured,
+    one_sided_precision,
     precision_recall_points,
     ranks,
     recall_at_k,
     roc_points,
+    why_no_slope,
 )
-from unpad.evaluation.metrics import NUM_RESAMPLES, draws
+from unpad.evaluation.metrics import NUM_RESAMPLES, Metric, draws, metric_lines
 
 MEASURES = [auroc, average_precision, brier, accuracy]
 
@@ -111,6 +115,76 @@ def test_where_a_measure_does_not_exist_it_is_not_a_number() -> None:
     rare = measured(lambda w: auroc(np.array([1, 0, 0, 0]), np.arange(4.0), w), 4)
     assert rare.value == 0
     assert rare.low == rare.high == 0  # resamples without the one patient are left out
+
+
+@pytest.mark.parametrize(
+    ("came", "others", "limit"), [(10, 90, 0.6915), (90, 10, 0.6915), (15, 15, 0.7820), (1, 9, 0.025)]
+)
+def test_an_auroc_of_1_or_0_has_the_exact_limit_of_its_independent_pairs(came: int, others: int, limit: float) -> None:
+    labels, p = np.repeat([0, 1], [others, came]), np.linspace(0, 1, others + came)
+    right = exact_auroc(measured(lambda w: auroc(labels, p, w), len(p)), labels)
+    assert (right.value, right.high) == (1, 1)
+    assert right.low == pytest.approx(limit, abs=1e-4)
+    wrong = exact_auroc(measured(lambda w: auroc(labels, -p, w), len(p)), labels)
+    assert (wrong.value, wrong.low) == (0, 0)
+    assert wrong.high == pytest.approx(1 - limit, abs=1e-4)
+    some = measured(lambda w: auroc(labels, np.roll(p, 1), w), len(p))
+    assert exact_auroc(some, labels) is some
+
+
+def test_the_limits_at_1_hold_the_truth_in_at_least_97_5_percent_of_samples() -> None:
+    rng = np.random.default_rng(0)
+    num, missed = 12, {"auroc": 0, "concordance": 0}
+    for shift in (1.0, 2.0, 3.0):
+        truth = 0.5 + 0.5 * math.erf(shift / 2)  # normal scores that lie `shift` standard deviations apart
+        for _ in range(400):
+            labels = np.repeat([0, 1], num // 2)
+            p = rng.normal(size=num) + shift * labels
+            area = Metric(float(auroc(labels, p)), 0.0, 0.0, num)
+            durations = np.where(labels == 1, 1.0, 2.0)  # at one horizon both are the same number
+            pairs = Metric(float(concordance(p, durations, labels == 1)), 0.0, 0.0, num)
+            missed["auroc"] += area.value == 1 and exact_auroc(area, labels).low > truth
+            missed["concordance"] += pairs.value == 1 and exact_concordance(pairs, durations, labels == 1).low > truth
+    assert max(missed.values()) <= 0.025 * 3 * 400, missed
+
+
+def test_a_concordance_of_1_or_0_has_a_limit_by_half_of_the_patients_and_the_share_of_comparable_pairs() -> None:
+    num = 40
+    durations, risk = np.arange(num) + 1.0, -np.arange(num) * 1.0
+    limit = 0.025 ** (1 / (num // 2))
+
+    def measure(risk: np.ndarray, seen: np.ndarray) -> Metric:
+        bootstrapped = measured(lambda w: concordance(risk, durations[: len(risk)], seen, w), len(risk))
+        assert bootstrapped.low == bootstrapped.high == bootstrapped.value
+        return exact_concordance(bootstrapped, durations[: len(risk)], seen)
+
+    for seen in (np.ones(num, bool), np.arange(num) % 2 == 0):
+        share = np.triu(np.ones((num, num)), 1)[seen].sum() / (num * (num - 1) / 2)
+        found = measure(risk, seen)
+        assert (found.value, found.high) == (1, 1)
+        assert found.low == pytest.approx(1 - (1 - limit) / share)
+        assert measure(-risk, seen).high == pytest.approx((1 - limit) / share)
+    assert measure(risk[:4], seen[:4]).low == 0, "of two pairs nothing follows"
+
+
+def test_an_average_precision_of_1_has_no_lower_limit() -> None:
+    found = one_sided_precision(Metric(1.0, 1.0, 1.0, 9))
+    assert found.to_json().items() >= {"value": 1.0, "low": None, "high": 1.0, "num": 9}.items()
+    (line,) = [" ".join(" ".join(metric_lines({"average_precision": found})).split())]
+    assert "- to 1.0000: all with the outcome rank first, so that resamples give no lower limit of 9" in line
+    some = Metric(0.9, 0.8, 1.0, 9)
+    assert one_sided_precision(some) is some
+
+
+@settings(deadline=None, max_examples=200)
+@given(some.lists(some.tuples(some.integers(0, 1), some.integers(1, 9)), min_size=2, max_size=12))
+def test_a_slope_is_missing_exactly_where_a_reason_says_why(rows: list[tuple[int, int]]) -> None:
+    labels, p = np.array([label for label, _ in rows]), np.array([tenth / 10 for _, tenth in rows])
+    if labels.min() == labels.max():
+        return
+    why, slope = why_no_slope(labels, p), float(calibration_slope(labels, p))
+    assert math.isnan(slope) == (why != "the fit does not converge")
+    assert ("is infinite" in why) == (np.ptp(p) > 0 and p[labels == 1].min() >= p[labels == 0].max())
 
 
 def test_the_calibration_slope_finds_how_probabilities_were_bent() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,11 +21,11 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.courses import courses
-from unpad.evaluation.metrics import metric_lines
+from unpad.evaluation.metrics import Refused, metric_lines
 from unpad.evaluation.patients import count, describe, evaluate, held_out, summarise
 from unpad.evaluation.run import evaluate_run
-from unpad.evaluation.sets import score_sets, summarise_sets
-from unpad.inference.patients import predict
+from unpad.evaluation.sets import SetScores, score_sets, summarise_sets
+from unpad.inference.patients import PatientPredictions, predict
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.training import PlanSettings
 
@@ -79,6 +80,41 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     )
     assert metrics["loss"].value == pytest.approx(-np.log(np.where(labels, p, 1 - p)).mean(), abs=1e-9)
     assert metrics["loss"].low < metrics["loss"].value < metrics["loss"].high
+
+
+def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
+    p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
+    found = PatientPredictions(
+        np.log(np.stack([1 - p, p], 1)), labels, p, np.where(labels == 1, 1.0, 2.0), labels == 1, np.ones(40, np.int64)
+    )
+    metrics = summarise(found, True, True)
+    assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
+    assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
+    assert 0 < metrics["concordance"].low < 1
+    assert math.isnan(metrics["average_precision"].low)
+    told = " ".join(" ".join(metric_lines(metrics)).split())
+    assert "calibration_slope - a probability separates the outcomes, so that the slope is infinite" in told
+    assert "1.0000 to 1.0000" not in told
+    slope = metrics["calibration_slope"].to_json()
+    assert (slope["value"], slope["low"], slope["high"]) == (None, None, None)
+    never = replace(found, observed=np.zeros(40, bool))
+    assert isinstance(summarise(never, True, True)["concordance"], Refused)
+
+
+def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_limits() -> None:
+    labels = np.repeat([0, 1], 20)
+    log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
+    nothing = np.full(40, np.nan)
+    found = PatientPredictions(log_p, labels, log_p[:, 1], nothing, labels > 0, np.ones(40, np.int64))
+    assert summarise(found, True, True)["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
+    sets, none = np.arange(20), np.zeros(0, np.int64)
+    above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly
+    ranks = SetScores(
+        10, 5, sets // 2, np.zeros(0), none, none, np.zeros(0), sets, sets % 5, above, np.ones_like(sets), sets * 0.1
+    )
+    area = summarise_sets(ranks, CODES)["next_set_auroc"]
+    assert (area.value, area.high, area.num) == (1, 1, 10)
+    assert area.low == pytest.approx(0.025 ** (1 / 10))
 
 
 def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
@@ -242,4 +278,8 @@ def test_one_outcome_alone_has_no_curve() -> None:
     shown = metric_lines({"auroc": summarise(found, True, True)["auroc"]})[0]
     assert "nan" not in shown
     assert shown.split()[:2] == ["auroc", "-"]
+    assert "no patient has the outcome" in shown
+    judged = held_out(Guess(), data, np.arange(12), MANY, CPU)
+    assert set(judged.refused) == {"auroc", "average_precision"}
+    assert not set(judged.refused) & set(judged.values)
     assert courses(Guess(), data, np.arange(12), found.p, found.labels, found.num_sets) == []

@@ -115,7 +115,7 @@ class Guess(Stub, PredictsSets):
             "classification": 1.0, "hazard": 0.3 * hazards, "reconstruction": 0.1, "next_code": 0.1,
         }  # fmt: skip
         self.has_hazards = hazards
-        self.config: Any = SimpleNamespace(longest=1_000_000)
+        self.config: Any = SimpleNamespace(longest=1_000_000, context_field="model.context")
 
     def classify(self, batch: RaggedBatch) -> Tensor:
         score = self._score(batch)

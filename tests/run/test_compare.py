@@ -154,9 +154,11 @@ def test_replies_are_text_and_no_page(two: list[Path]) -> None:
 def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason(unpad: Shell, two: list[Path]) -> None:
     refused = dict.fromkeys(("value", "low", "high", "best_of")) | {"num": 3, "part": "test", "reason": "it is <lossy>"}
     plain = {"value": 1.5, "low": 1.0, "high": float("nan"), "num": 3, "part": "valid", "best_of": 4}
-    keep_evaluation(two[0], 9, {"bits_per_char": refused, "loss": plain}, [])
+    one_sided = {"value": 1.0, "low": None, "high": 1.0, "num": 3, "reason": "all are right"}
+    keep_evaluation(two[0], 9, {"bits_per_char": refused, "loss": plain, "average_precision": one_sided}, [])
     page = write_report(two[0]).read_text(encoding="utf-8")
     assert "it is &lt;lossy&gt;" in page
+    assert "<td>1.0000</td><td>- to 1.0000: all are right</td>" in page
     assert "valid, best of 4 evaluations" in page
     out = unpad("compare", "fast", "slow").out
     assert re.search(r"eval bits_per_char \(test\) +- +-", out)

@@ -8,10 +8,11 @@ equal scores count as equal. A measure that does not exist, as AUROC among patie
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
-from unpad.evaluation.metrics import TAILS, Metric, draws, exact_share
+from unpad.evaluation.metrics import TAILS, Metric, OneSided, draws, exact_share
 
 NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
 BLOCK_CELLS = 1 << 21  # resamples times patients that are looked at together: 16 MiB an array
@@ -48,7 +49,7 @@ def measured(measure: Measure, num: int, seed: int = 0, biased: bool = False, sh
     Args:
         biased: the measure sums sizes of differences, which chance only increases, so that its resamples exceed its
             value. Then the interval is their spread about their own mean, centred on the value, and ends at 0.
-        share: the measure is a share of the patients, whose interval is exact where it is 0 or 1.
+        share: the measure is a mean of numbers from 0 to 1, whose interval is exact where it is 0 or 1.
     """
     samples = bootstrap(measure, num, seed)
     samples = samples[np.isfinite(samples)]
@@ -77,6 +78,27 @@ def auroc(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = N
     positives, negatives = _by_score(labels, scores, weights)
     below = np.cumsum(negatives, -1) - negatives
     return _ratio((positives * (below + negatives / 2)).sum(-1), positives.sum(-1) * negatives.sum(-1))
+
+
+def exact_auroc(metric: Metric, labels: np.ndarray) -> Metric:
+    """An AUROC with an exact 95 % limit if it is 0 or 1, where no resample differs from it; otherwise as it is.
+
+    The patients of the smaller class and as many of the other form pairs that share no patient (the blocks of Hoeffding
+    1963, "Probability inequalities for sums of bounded random variables", section 5). Pairs are independent, each is
+    ranked right with the probability AUROC, and all of them were, so that the limit is Clopper and Pearson's for as
+    many of as many. It is a cautious one, as every other pair was ranked right too. Obuchowski and Lieber (2002),
+    "Confidence bounds when the estimated ROC area is 1.0", have closer ones for scores of known distributions.
+    """
+    num = int(np.count_nonzero(labels))
+    return exact_share(metric, min(num, len(labels) - num))
+
+
+def one_sided_precision(metric: Metric) -> Metric:
+    """An average precision of 1 without the lower limit that resamples, all of them 1, cannot give."""
+    if metric.value != 1:
+        return metric
+    why = "all with the outcome rank first, so that resamples give no lower limit"
+    return OneSided(1.0, np.nan, 1.0, metric.num, why)
 
 
 def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -210,6 +232,19 @@ def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     return line[:, 1].reshape(shape)
 
 
+def why_no_slope(labels: np.ndarray, p: np.ndarray) -> str:
+    """Reason why a calibration slope does not exist, where there are both outcomes; arguments as in `brier`."""
+    x = _logit(p)
+    came, not_come = x[labels > 0], x[labels == 0]
+    if x.min() == x.max():
+        return "all probabilities are equal"
+    if came.min() >= not_come.max():
+        return "a probability separates the outcomes, so that the slope is infinite"
+    if came.max() <= not_come.min():
+        return "a probability separates the outcomes the wrong way round, so that the slope is minus infinity"
+    return "the fit does not converge"
+
+
 def _logit(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, CLOSEST, 1 - CLOSEST)
     found: np.ndarray = np.log(p) - np.log1p(-p)
@@ -247,15 +282,39 @@ def concordance(
     observed = np.asarray(observed, bool)
     weights = np.ones(len(risk)) if weights is None else weights
     rank = np.unique(risk, return_inverse=True)[1]
-    # At equal times censoring comes after the outcome; then comparable means: strictly later in this order.
-    time = 2 * np.unique(durations, return_inverse=True)[1] + ~observed
-    comparable = _later(weights, np.zeros_like(rank), time, observed, None)
+    time = _order(durations, observed)
+    comparable = _later(weights, np.zeros_like(time), time, observed, None)
     equal = _later(weights, rank, time, observed, None)
     right = np.zeros_like(comparable)
     for digit in range(int(rank.max(initial=0)).bit_length()):
         bit = (rank >> digit) & 1 == 1
         right += _later(weights, rank >> (digit + 1), time, observed & bit, ~bit)
     return _ratio(right + equal / 2, comparable)
+
+
+def exact_concordance(metric: Metric, durations: np.ndarray, observed: np.ndarray) -> Metric:
+    """A concordance with an exact 95 % limit if it is 0 or 1, where no resample differs from it; otherwise as it is.
+
+    As in `exact_auroc`, half of the patients form pairs with the other half, which are independent. A pair is wrong if
+    it is comparable and ranked wrong, with the probability q (1 - concordance), where q is the share of comparable
+    pairs, taken as it was observed. No pair was wrong.
+    """
+    observed, num = np.asarray(observed, bool), len(durations)
+    time = _order(durations, observed)
+    comparable = float(_later(np.ones(num), np.zeros_like(time), time, observed, None))
+    exact = exact_share(metric, num // 2)
+    if exact is metric:
+        return metric
+    widened = (exact.high - exact.low) * num * (num - 1) / 2 / comparable
+    low, high = (max(0.0, 1 - widened), 1.0) if metric.value else (0.0, min(1.0, widened))
+    return replace(metric, low=low, high=high)
+
+
+def _order(durations: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Rank of the ends of observation, (num,) int64; at equal times censoring comes after the outcome, so that two
+    patients are comparable if one's outcome is strictly before the other in this order."""
+    order: np.ndarray = 2 * np.unique(durations, return_inverse=True)[1] + ~observed
+    return order
 
 
 def _later(

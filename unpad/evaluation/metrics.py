@@ -62,6 +62,20 @@ class Refused(Metric):
 
 
 @dataclass(frozen=True)
+class OneSided(Metric):
+    """A metric of whose interval one bound is unknown, which is nan, with the reason."""
+
+    reason: str
+
+    def to_json(self) -> dict[str, float | int | str | None]:
+        """Fields by name; the unknown bound is null."""
+        bounds = {
+            name: None if math.isnan(bound) else bound for name, bound in (("low", self.low), ("high", self.high))
+        }
+        return {**vars(self), **bounds}
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """Result of `evaluate` of a family.
 
@@ -101,8 +115,7 @@ def known_metrics(family: str) -> dict[str, bool | None]:
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     """Lay out metrics as a table. Columns fit names of up to MAX_NAME cells; a longer name has a line to itself.
-    A number that does not exist, such as a rank measure of one class, is shown as "-", with the reason if it is
-    refused."""
+    A number that does not exist, such as a rank measure of one class, is shown as "-", with the reason."""
     width = max((cell_len(name) for name in metrics if cell_len(name) <= MAX_NAME), default=0)
     lines = []
     for name, metric in metrics.items():
@@ -112,6 +125,7 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
         value, low, high = ("-" if math.isnan(one) else f"{one:.4f}" for one in (metric.value, metric.low, metric.high))
         bounds = f"least {low}, most {high}" if isinstance(metric, Extremes) else f"{low} to {high}"
         bounds = metric.reason if isinstance(metric, Refused) else bounds
+        bounds = f"{bounds}: {metric.reason}" if isinstance(metric, OneSided) else bounds
         chosen = f" (best of {metric.best_of})" if metric.best_of else ""
         units = f", {metric.num_groups} groups" if metric.num_groups is not None else ""
         of = f"of {metric.num} {metric.part or ''}".rstrip() + chosen + units

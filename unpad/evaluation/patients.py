@@ -17,7 +17,7 @@ from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, Refused
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
@@ -62,7 +62,9 @@ def held_out(
             loss = float(found.nll.mean())
             values = {"loss": loss, "auroc": float(binary.auroc(labels, p))}
             values |= {"average_precision": float(binary.average_precision(labels, p))}
-            return HeldOut(loss, values | {"brier": float(binary.brier(labels, p))}, len(labels))
+            values |= {"brier": float(binary.brier(labels, p))}
+            refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
+            return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, len(labels), refused)
         terms.remove("classification")
     sums = _term_sums(model, data, seq_ids, settings, device)
     for name in terms:
@@ -171,17 +173,34 @@ def summarise(found: PatientPredictions, classifies: bool, ranks: bool, seed: in
                 len(labels),
                 seed,
                 biased=name == "calibration_error",
-                share=name in ("accuracy", "prevalence"),
+                share=name in ("accuracy", "prevalence", "brier"),
             )
             for name, measure in measures.items()
+        }
+        metrics["auroc"] = binary.exact_auroc(metrics["auroc"], labels)
+        metrics["average_precision"] = binary.one_sided_precision(metrics["average_precision"])
+        metrics |= {
+            name: Refused(np.nan, np.nan, np.nan, metric.num, _why_missing(name, labels, p))
+            for name, metric in metrics.items()
+            if np.isnan(metric.value)
         }
     timed = ~np.isnan(found.durations)
     if ranks and timed.any():
         risk, durations, observed = found.risk[timed], found.durations[timed], found.observed[timed]
-        metrics["concordance"] = binary.measured(
-            lambda w: binary.concordance(risk, durations, observed, w), len(risk), seed
+        found_c = binary.measured(lambda w: binary.concordance(risk, durations, observed, w), len(risk), seed)
+        metrics["concordance"] = (
+            Refused(np.nan, np.nan, np.nan, len(risk), "no outcome came before another patient's observation ended")
+            if np.isnan(found_c.value)
+            else binary.exact_concordance(found_c, durations, observed)
         )
     return metrics
+
+
+def _why_missing(name: str, labels: np.ndarray, p: np.ndarray) -> str:
+    """Reason why a measure of the probability does not exist."""
+    if labels.all() or not labels.any():
+        return "all patients have the outcome" if labels.all() else "no patient has the outcome"
+    return binary.why_no_slope(labels, p) if name == "calibration_slope" else "the fit does not converge"
 
 
 def describe(found: PatientPredictions) -> dict[str, Any]:

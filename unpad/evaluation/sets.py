@@ -173,7 +173,8 @@ def _next_set(found: SetScores, later: np.ndarray, seed: int) -> dict[str, Metri
     others = size * (found.num_codes - size)
     some = np.flatnonzero(others)
     area = (np.bincount(sets, wins, num_sets) - size * (size - 1) / 2)[some] / others[some]
-    metrics["next_set_auroc"] = by_patient(area, found.patient[some], patients, seed)
+    ranked = by_patient(area, found.patient[some], patients, seed)
+    metrics["next_set_auroc"] = exact_share(ranked, ranked.num)
     expected = np.flatnonzero(size)
     for k in (k for k in RECALLS if k < found.num_codes):
         recall = recall_at_k(above, equal, sets, num_sets, k)[expected]

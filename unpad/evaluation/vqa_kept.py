@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from unpad.evaluation.metrics import Extremes, Metric, interval, mean_of, resample
@@ -24,7 +26,11 @@ def mode_metrics(right: dict[str, np.ndarray], groups: np.ndarray | None = None)
     """
     found = {f"accuracy_{mode}": mean_of(scores, groups, share=True) for mode, scores in right.items()}
     if "soft" in right and "hard" in right:  # of the same rows: the interval is that of the difference
-        found["soft_to_hard_gap"] = mean_of(right["hard"] - right["soft"], groups)
+        gap = right["hard"] - right["soft"]
+        found["soft_to_hard_gap"] = mean_of(gap, groups)
+        if not gap.any():  # no resample differs; the mean is at most the share of rows whose answers differ
+            reach = mean_of(gap, groups, share=True).high
+            found["soft_to_hard_gap"] = replace(found["soft_to_hard_gap"], low=-reach, high=reach)
     return found
 
 

@@ -102,9 +102,12 @@ def _evaluation(found: dict[str, Any] | None) -> str:
 
 
 def _interval(metric: dict[str, Any]) -> str:
-    """Bounds of a metric, or the reason why there is none."""
+    """Bounds of a metric, and the reason why there is none or one is missing."""
     reason = metric.get("reason")
-    return escape(reason) if reason else f"{_number(metric['low'])} to {_number(metric['high'])}"
+    bounds = f"{_number(metric['low'])} to {_number(metric['high'])}"
+    if not reason:
+        return bounds
+    return escape(reason) if metric["value"] is None else f"{bounds}: {escape(reason)}"
 
 
 def _part(metric: dict[str, Any]) -> str:
