@@ -25,13 +25,14 @@ from tests.helpers.event_tables import (
     recipe_of,
     table,
 )
+from tests.helpers.patients import tiny_patients_model
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.layout import Layout
 from unpad.batching.plan import plan
 from unpad.data.histories.tables import alias
 from unpad.data.once import every_micro
 from unpad.data.patients import CODES, EventData, num_outputs
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import PlanSettings, strategy_names
@@ -212,6 +213,15 @@ def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: P
     with pytest.raises(RecipeError, match="cut through a set") as caught:
         opened(sources, model={"context": 8}, plan={"overflow": "split"})
     assert "events.max_events=8" in caught.value.fix
+    longest = int(data.table.positions.max())  # the smaller of model.context and plan.max_tokens is the limit
+    for context, most in ((longest, None), (longest, longest + 1), (longest + 1, longest)):
+        opened(sources, model={"context": context}, plan={"overflow": "split", "max_tokens": most})
+    for context, most in ((longest - 1, longest), (longest, longest - 1)):
+        for overflow in ("drop", "error"):
+            opened(sources, model={"context": context}, plan={"overflow": overflow, "max_tokens": most})
+        with pytest.raises(RecipeError, match=f"{longest} events, more than {longest - 1}") as caught:
+            opened(sources, model={"context": context}, plan={"overflow": "split", "max_tokens": most})
+        assert f"events.max_events={longest - 1}" in caught.value.fix
 
 
 # --------------------------------------------------------------------------- labels
@@ -413,6 +423,18 @@ def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> Non
     assert data.code_vectors is not None
     assert data.code_vectors.tolist() == [[0, 0], [3, 4], [1, 2], [0, 0]]
     assert any("1 codes without a vector: c" in line for line in data.lines())
+    bare, fitting, other = (
+        tiny_patients_model(torch.float32, len(data.codes), **fields)
+        for fields in ({}, {"code_vectors": 2}, {"code_vectors": 3})
+    )
+    data.initialize(fitting)
+    assert fitting.embedding.code_vectors is not None
+    torch.testing.assert_close(fitting.embedding.code_vectors[1], torch.tensor([0.6, 0.8]))
+    opened(long(tmp_path, rows), data={"holdout": 0}).initialize(bare)
+    for model in (bare, other):
+        with pytest.raises(RecipeError, match="vectors of length 2") as caught:
+            data.initialize(model)
+        assert caught.value.fix == "set model.code_vectors=2"
     (tmp_path / "v.csv").write_text("Key,0,1\na,1,2\na,3,4\n", encoding="utf-8")
     with pytest.raises(SourceError, match="E_DUPKEY"):
         opened(long(tmp_path, rows), data={"holdout": 0}, events=chosen)
@@ -484,11 +506,21 @@ def test_evaluation_sees_patients_without_events(tmp_path: Path) -> None:
     data = with_empty(tmp_path)
 
     class Model(torch.nn.Module):
-        config = type("Config", (), {"longest": 100})
+        config = type("Config", (), {"longest": 100, "context_field": "model.sets"})
 
     ids = np.flatnonzero(data.table.positions < 4)
     seen = [m.seq_ids for m in every_micro(Model(), data, ids, PlanSettings(tokens_per_micro=4))]
     assert sorted(np.concatenate(seen).tolist()) == ids.tolist()
+    Model.config.longest = int(data.table.positions[ids].max())
+    model = Model()
+    for _ in every_micro(model, data, ids, PlanSettings(strategy="fixed", drop_last=True)):
+        assert not model.training
+    assert model.training
+    Model.config.longest -= 1
+    with pytest.raises(PlanError, match=r"model\.sets"):
+        list(every_micro(Model(), data, ids, PlanSettings()))
+    cut = list(every_micro(Model(), data, ids, PlanSettings(), overflow="split", targets=lambda seqs, *_: seqs >= 0))
+    assert max(int((one.stops - one.starts).max()) for one in cut) == Model.config.longest
 
 
 def test_who_has_neither_events_nor_a_label_is_no_target(tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from unpad.data.histories.assemble import FARTHEST, UNKNOWN, Events, learn_codes, number_codes
+from unpad.data.histories.assemble import FARTHEST, QUANTILES, UNKNOWN, Events, learn_codes, load_codes, number_codes
 from unpad.recipes.data import EventSettings
 
 
 def events(code: list[int], value: list[float]) -> Events:
     zeros = np.zeros(len(code), np.int64)
-    return Events(zeros, np.arange(len(code)) * 1.0, zeros, np.array(code), np.array(value, np.float64), zeros)
+    return Events(
+        zeros, np.arange(len(code)) * 1.0, zeros, np.array(code, np.int64), np.array(value, np.float64), zeros
+    )
 
 
 def test_codes_of_equal_number_are_in_the_order_of_their_names() -> None:
@@ -25,9 +30,45 @@ def test_codes_of_equal_number_are_in_the_order_of_their_names() -> None:
 
 
 def test_a_value_far_outside_of_training_is_held_at_a_distance() -> None:
-    names, settings = ["dose"], EventSettings()
-    codes = learn_codes(events([0, 0, 0], [1.0, 2.0, 3.0]), names, np.ones(3, np.bool_), settings)
+    names, own = ["dose"], EventSettings()
+    codes = learn_codes(events([0, 0, 0], [1.0, 2.0, 3.0]), names, np.ones(3, np.bool_), own)
     rows: Any = SimpleNamespace(names=names)
-    numbered, _, unknown = number_codes(events([0, 0, 0], [2.0, 1e12, -1e12]), rows, codes, settings)
+    numbered, _, unknown = number_codes(events([0, 0, 0], [2.0, 1e12, -1e12]), rows, codes, own)
     assert numbered.value.tolist() == pytest.approx([0.0, FARTHEST, -FARTHEST])
     assert unknown == {}
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.booleans(), st.one_of(st.none(), st.sampled_from([-9.0, 0.0, 0.5, 3.0, 40.0]))),
+        max_size=40,
+    ),
+    st.integers(1, 3),
+)
+def test_counts_and_scales_equal_those_of_each_code_by_itself(
+    drawn: list[tuple[int, bool, float | None]], min_count: int
+) -> None:
+    names = ["zebra", UNKNOWN, "apple", "mouse", "bee"]
+    value = [np.nan if one is None else one for _, _, one in drawn]
+    in_training = np.array([mine for _, mine, _ in drawn], np.bool_)
+    own = EventSettings(min_count=min_count, std_floor=0.1)
+    found = learn_codes(events([code for code, _, _ in drawn], value), names, in_training, own)
+    mine = [(names[code], value) for code, trained, value in drawn if trained]
+    occurs = Counter(name for name, _ in mine)
+    common = [name for name in sorted(occurs, key=lambda one: (-occurs[one], one)) if occurs[name] >= min_count]
+    chosen = [name for name in common if name != UNKNOWN]
+    assert found.names == (UNKNOWN, *chosen)
+    assert found.counts.tolist() == [len(mine) - sum(occurs[name] for name in chosen), *(occurs[n] for n in chosen)]
+    assert found.quantiles is not None
+    for row, name in enumerate(found.names):
+        values = sorted(value for one, value in mine if one == name != UNKNOWN and value is not None)
+        mean = sum(values) / max(len(values), 1)
+        std = max(float(np.std(values)), 0.1 * abs(mean)) if values else 0.0
+        assert (found.mean[row], found.std[row]) == pytest.approx((mean, std or (1.0 if values else 0.0)))
+        at = [round(share * (len(values) - 1)) for share in QUANTILES]
+        assert found.quantiles[row].tolist() == ([values[one] for one in at] if values else [0.0] * len(QUANTILES))
+    again = load_codes(found.to_bytes())
+    assert {name: np.asarray(part).tolist() for name, part in vars(again).items()} == {
+        name: np.asarray(part).tolist() for name, part in vars(found).items()
+    }

@@ -16,6 +16,7 @@ from tests.helpers.event_tables import FIRST_ID, Row, draw_rows, opened, put, pu
 from tests.helpers.shell import Shell
 from tests.helpers.work import counted
 from unpad.data.check import check
+from unpad.data.histories.event_files import find_files
 from unpad.data.histories.event_rows import EventTable, join, read_source
 from unpad.data.histories.tables import alias
 from unpad.errors import RecipeError, SourceError, UnpadError
@@ -422,3 +423,43 @@ def test_a_table_of_no_known_kind_is_not_taken_for_text(unpad: Shell, tmp_path: 
         assert "--kind" in refused.err
     texts = put(tmp_path / "texts.parquet", pa.table({"text": ["a word"]}))
     assert unpad("data", "check", texts).code == 0
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(9, 2), pa.float32(), pa.int16()])
+def test_numbers_of_any_type_are_values(kind: pa.DataType, tmp_path: Path) -> None:
+    column = pa.array([7, None, -2], pa.int16()).cast(kind)
+    moments = pa.table({"id": [A, A, A], "time": [0.0, 1.0, 2.0], "code": ["x", "y", "z"], "value": column})
+    values = read(put(tmp_path / "a.parquet", moments), unit="days").values
+    np.testing.assert_array_equal(values, [7, np.nan, -2])
+
+
+def test_a_folder_is_meds_by_its_two_folders_or_where_it_says_so(tmp_path: Path) -> None:
+    put_meds(tmp_path / "meds", ROWS)
+    stays = put_folder(tmp_path / "stays", ROWS, {A: "metadata"})  # a folder of that name alone is none
+    put_folder(tmp_path / "own", ROWS, {A: "data", B: "data"})
+    shards = ["data/any/0.parquet", "data/any/1.parquet"]
+    owned = ([f"{A}.0.parquet", f"{B}.0.parquet"], "patients")
+    for name, layout, expected in (
+        ("meds", "auto", (shards, "meds")),
+        ("meds", "meds", (shards, "meds")),
+        ("stays", "auto", ([f"{B}.0.parquet", f"metadata/{A}.0.parquet"], "patients")),
+        ("own", "auto", ([f"data/{one}" for one in owned[0]], "patients")),
+        ("own", "meds", ([f"data/{one}" for one in owned[0]], "meds")),
+    ):
+        files, found = find_files(EventSource(path=name, layout=layout), tmp_path / name)
+        assert ([str(one.path.relative_to(tmp_path / name)) for one in files], found) == expected, (name, layout)
+    assert [one.owner for one in find_files(EventSource(path="stays"), stays)[0]] == [str(B), str(A)]
+
+
+def test_a_horizon_over_facts_alone_asks_for_a_unit(tmp_path: Path) -> None:
+    people = str(put(tmp_path / "people.parquet", pa.table({"id": [A, B], "age": [50.0, 60.0]})))
+    facts = {"path": people, "static": ["age"]}
+    with pytest.raises(RecipeError, match="count in no unit"):
+        opened(facts, events={"landmark": 3.0})
+    assert opened(facts, data={"holdout": 0}, events={"landmark": 3.0, "unit": "hours"}).sets.times.tolist() == [0, 0]
+
+
+def test_tables_without_any_row_give_no_events(tmp_path: Path) -> None:
+    source = EventSource(**long(tmp_path, []))
+    rows, more = join([read_source(source, EventSettings(), Path)], [pa.array([str(A)])])
+    assert (len(rows.code), rows.names, [one.tolist() for one in more]) == (0, [], [[0]])

@@ -48,6 +48,8 @@ def test_exactly_half_is_a_near_duplicate_and_less_is_none() -> None:
         shared = length - 8 - N + 1
         found = report([held, text], np.array([1, 0], np.uint8), ["", ""], seed=0)
         assert (found.num_near, 2 * shared >= length - N + 1) == (near, bool(near))
+        for both in ([held, text], [text, held]):  # as two of a corpus
+            assert len(near_pairs(both, seed=0)[0]) == 2 * near
 
 
 ALTERED = {

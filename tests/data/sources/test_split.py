@@ -8,6 +8,7 @@ from unpad.data.sources.shares import components, share_out, take_share
 from unpad.data.sources.split import (
     Split,
     Wanted,
+    _mix,
     assign,
     assign_by_hash,
     content_key,
@@ -216,3 +217,23 @@ def test_groups_are_on_both_sides_whether_the_other_part_is_valid_or_test() -> N
     train, valid, test = Split.TRAIN, Split.HOLDOUT, Split.TEST
     side = np.array([train, test, valid, train, train, train, valid, test, train, test], np.uint8)
     assert groups_on_both_sides(groups, side) == 2
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from([-1, -1, -1, 0, 1])), max_size=8),
+    st.sampled_from([0.0, 0.001, 0.5, 0.999]),
+    st.integers(0, 9),
+)
+def test_the_rule_of_earlier_runs_equals_its_words(rows: list[tuple[int, int]], holdout: float, seed: int) -> None:
+    content = np.array([key for key, _ in rows], np.uint64)
+    found = assign_by_hash(content, np.array([side for _, side in rows], np.int8), holdout, seed)
+    drawn = _mix(content ^ _mix(np.array([seed], np.uint64))).tolist()
+    told = {key: min(side for one, side in rows if one == key and side >= 0) for key, side in rows if side >= 0}
+    sides = {key: told.get(key, int(hashed < holdout * 2.0**64)) for (key, _), hashed in zip(rows, drawn, strict=True)}
+    free = sorted((hashed, key) for (key, _), hashed in zip(rows, drawn, strict=True) if key not in told)
+    after = [side if side >= 0 else sides[key] for key, side in rows]
+    if holdout and len(sides) > 1 and free and len(set(after)) == 1:
+        moved = free[-1][1] if after[0] else free[0][1]
+        after = [1 - side if key == moved else side for side, (key, _) in zip(after, rows, strict=True)]
+    assert found.tolist() == after
