@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
+from rich.console import Console
 
 from tests.helpers.shell import Shell
+from unpad import cli
+from unpad.data.tokens.lost import LostCharacters
+from unpad.evaluation.metrics import Metric
+from unpad.inference.images import Answer
+from unpad.inference.prompts import Prompt, Reply
 from unpad.trials.bench.bench import FULL, QUICK, Effort
+
+
+@dataclass
+class Calls:
+    """Replaces functions by ones that note how they were called."""
+
+    patch: pytest.MonkeyPatch
+    made: list[Any] = field(default_factory=list)
+
+    def replace(self, place: str, result: Any = None) -> None:
+        module, _, name = place.rpartition(".")
+
+        def call(*args: Any, **options: Any) -> Any:
+            shown = tuple("console" if isinstance(one, Console) else one for one in args)
+            named = {key: "console" if isinstance(one, Console) else one for key, one in options.items()}
+            self.made.append((name, shown, named) if named else (name, shown))
+            return result
+
+        self.patch.setattr(import_module(module), name, call)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def shown(**json_values: Any) -> SimpleNamespace:
+    """A result with lines and JSON values, as verbs print them."""
+    lines = ["first [b]", "second"]
+    return SimpleNamespace(lines=lambda: lines, text=lambda: lines, to_json=lambda: json_values)
+
+
+LINES = "first [b]\nsecond\n"
 
 
 @pytest.mark.parametrize(("options", "effort"), [([], FULL), (["--quick"], QUICK)])
 def test_bench_takes_less_time_only_if_it_is_asked_to(
-    unpad: Shell, monkeypatch: pytest.MonkeyPatch, options: list[str], effort: Effort
+    unpad: Shell, calls: Calls, options: list[str], effort: Effort
 ) -> None:
-    asked = list[Effort]()
-
-    def bench(recipe: str, overrides: list[str], effort: Effort) -> SimpleNamespace:
-        asked.append(effort)
-        return SimpleNamespace(lines=lambda: [f"{recipe} {overrides}"])
-
-    monkeypatch.setattr("unpad.trials.bench.bench.bench", bench)
-    assert unpad("bench", "zh_chat", *options).out == "zh_chat []\n"
-    assert asked == [effort]
+    calls.replace("unpad.trials.bench.bench.bench", shown(rounds=2))
+    assert unpad("bench", *options).out == LINES
+    assert json.loads(unpad("bench", "mine", "optim.lr=1", "--json", *options).out) == {"rounds": 2}
+    assert calls.made == [("bench", ("zh_chat", [], effort)), ("bench", ("mine", ["optim.lr=1"], effort))]
 
 
 @pytest.mark.parametrize(("options", "said"), [([], ""), (["--data", "new.jsonl"], "5 rows read\n")])
@@ -33,3 +74,248 @@ def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_b
     monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: ({}, ["5 rows read"]))
     told = unpad("eval", "any", "--json", *options)
     assert (told.code, json.loads(told.out), told.err) == (0, {}, said)
+
+
+def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_commands(unpad: Shell, calls: Calls) -> None:
+    result = SimpleNamespace(time_lines=lambda: ["1 step in 2 s"], folder=Path("there"))
+    calls.replace("unpad.training.loop.train", result)
+    calls.replace("unpad.run.kept.what_next", ["next:  unpad eval there"])
+    calls.replace("unpad.run.folder.free_folder", Path("free"))
+    told = unpad("train", "mine")
+    assert (told.code, told.out) == (0, "1 step in 2 s\n\nnext:  unpad eval there\n")
+    unpad("train", "mine", "optim.lr=1", "--out", "there", "--resume", "--verbose")
+    unpad("train", "mine", "--resume")
+    nothing = {"resume": False, "console": "console", "verbose": False}
+    assert calls.made == [
+        ("free_folder", ("mine", False)),
+        ("train", ("mine", Path("free"), []), nothing),
+        ("what_next", (Path("there"),)),
+        ("train", ("mine", Path("there"), ["optim.lr=1"]), {**nothing, "resume": True, "verbose": True}),
+        ("what_next", (Path("there"),)),
+        ("free_folder", ("mine", True)),
+        ("train", ("mine", Path("free"), []), {**nothing, "resume": True}),
+        ("what_next", (Path("there"),)),
+    ]
+
+
+def test_search_passes_its_options_on(unpad: Shell, calls: Calls) -> None:
+    pytest.importorskip("optuna")
+    calls.replace("unpad.trials.search.search.search", ["first [b]", "second"])
+    assert unpad("search", "mine", "--out", "there").out == LINES
+    options = ("--trials", 3, "--for", "auroc", "--resume", "--verbose")
+    unpad("search", "mine", "optim.lr=1..2", "--out", "there", *options)
+    every = {"trials": 20, "metric": None, "resume": False, "console": "console", "verbose": False}
+    given = {"trials": 3, "metric": "auroc", "resume": True, "console": "console", "verbose": True}
+    assert calls.made == [
+        ("search", ("mine", Path("there"), []), every),
+        ("search", ("mine", Path("there"), ["optim.lr=1..2"]), given),
+    ]
+    assert unpad("search", "mine", "--out", "there", "--trials", 0).code == 2
+
+
+def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
+    calls.replace("unpad.trials.preview.preview", shown(strategies=[]))
+    assert unpad("plan", "mine").out == ""
+    told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.png")
+    assert json.loads(told.out) == {"strategies": []}
+    assert calls.made == [
+        ("preview", ("mine", [], None, "console")),
+        ("preview", ("mine", ["optim.lr=1"], Path("plan.png"), None)),
+    ]
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, calls: Calls, passed: bool) -> None:
+    found = shown(passed=passed)
+    found.passed = passed
+    calls.replace("unpad.proof.recipe.prove_recipe", found)
+    calls.replace("unpad.data.check.check", found)
+    for verb, code in ((("prove", "mine"), 1), (("data", "check", "a", "b"), 3)):
+        told = unpad(*verb)
+        assert (told.code, told.out) == (0 if passed else code, LINES)
+        told = unpad(*verb, *(["optim.lr=1"] if verb[0] == "prove" else ["--kind", "text"]), "--json")
+        assert (told.code, json.loads(told.out)) == (0 if passed else code, {"passed": passed})
+    assert calls.made == [
+        ("prove_recipe", ("mine", [])),
+        ("prove_recipe", ("mine", ["optim.lr=1"])),
+        ("check", ([Path("a"), Path("b")], None)),
+        ("check", ([Path("a"), Path("b")], "text")),
+    ]
+
+
+def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell, calls: Calls) -> None:
+    calls.replace("unpad.evaluation.run.evaluate_run", ({"loss": Metric(2.0, 1.0, 3.0, 4)}, ["a reply"]))
+    told = unpad("eval", "mine")
+    assert told.out.splitlines() == ["a reply", "loss      2.0000   1.0000 to 3.0000   of 4"]
+    calls.replace("unpad.evaluation.vqa_cost.evaluate_cost", {"cache_bytes_hard": Metric(5.0, 5.0, 5.0, 1)})
+    told = unpad("eval", "mine", "--replies", 2, "--split", "train", "--data", "new", "--cost", "--json")
+    of = {"num_groups": None, "part": None, "best_of": None}
+    assert json.loads(told.out) == {
+        "loss": {"value": 2.0, "low": 1.0, "high": 3.0, "num": 4, **of},
+        "cache_bytes_hard": {"value": 5.0, "low": 5.0, "high": 5.0, "num": 1, **of},
+    }
+    assert calls.made == [
+        ("evaluate_run", ("mine", 0, None, None)),
+        ("evaluate_run", ("mine", 2, "train", Path("new"))),
+        ("evaluate_cost", ("mine",)),
+    ]
+    assert unpad("eval", "mine", "--split", "all").code == 2
+
+
+def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
+    unpad: Shell, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = Answer(Path("a"), (("cat", 0.75), ("dog", 0.25))), Answer(Path("b"), fault="E_EMPTY no bytes")
+    answered = Answer(Path("a"), text="two", unknown_characters=4)
+    run = SimpleNamespace(tokenizer="tokenizer")
+    calls.replace("unpad.inference.loaded.load", run)
+    calls.replace("unpad.inference.images.list_images", [Path("a"), Path("b")])
+    calls.replace("unpad.inference.images.classify", [good, bad])
+    calls.replace("unpad.inference.images.ask", [answered])
+    calls.replace("unpad.inference.prompts.lost_of", LostCharacters(4, 4))
+    calls.replace("unpad.run.report.kept_patches.write_pictures", ["out.png written"])
+    (tmp_path / "open").mkdir(mode=0o755)
+    told = unpad("infer", "mine", "--image", "a", "--image", "b", "--csv", "open/out.csv")
+    assert (told.code, told.out) == (3, "a: cat 75.0%, dog 25.0%\nb: E_EMPTY no bytes\n")
+    csv = tmp_path / "open" / "out.csv"
+    assert csv.read_text() == "image,class,probability,fault\na,cat,0.750000,\nb,,,E_EMPTY no bytes\n"
+    assert csv.stat().st_mode & 0o077 == 0, "answers about files are their owner's"
+    told = unpad("infer", "mine", "--image", "a", "--question", "How many?", "--show", "out.png")
+    assert (told.code, told.out) == (0, "a: two\nout.png written\n")
+    assert told.err.startswith("warning: the prompt is mostly unknown")
+    assert calls.made == [
+        ("load", ("mine",)),
+        ("list_images", ([Path("a"), Path("b")],)),
+        ("classify", (run, [Path("a"), Path("b")], 5)),
+        ("load", ("mine",)),
+        ("list_images", ([Path("a")],)),
+        ("ask", (run, [Path("a"), Path("b")], "How many?"), {"show": True}),
+        ("lost_of", ("tokenizer", ["How many?"])),
+        ("write_pictures", ([], Path("out.png"))),
+    ]
+    calls.made.clear()
+    told = unpad("infer", "mine", "--image", "a", "--question", "How many?", "--json")
+    assert json.loads(told.out) == [
+        {"image": "a", "answer": "two", "unknown_characters": 4, "fault": "", "notes": []},
+    ]
+    assert calls.made[2][2] == {"show": False}
+    calls.made.clear()
+    unpad("infer", "mine", "--image", "a", "--top", 2)
+    assert calls.made[2][1][2] == 2
+
+
+def test_embed_chat_and_compare_pass_their_options_on(unpad: Shell, calls: Calls) -> None:
+    calls.replace("unpad.inference.loaded.load", "run")
+    calls.replace("unpad.inference.embed.embed_file", ["first [b]", "second"])
+    calls.replace("unpad.inference.chat.chat_with_run")
+    calls.replace("unpad.run.compare.compare", shown(runs=2))
+    assert unpad("embed", "mine", "--out", "o.parquet").out == LINES
+    unpad("embed", "mine", "--out", "o.parquet", "--data", "new", "--level", "set")
+    unpad("chat", "mine")
+    unpad("chat", "mine", "temperature=1", "model.context_factor=2", "--system", "short")
+    assert unpad("compare", "a", "b").out == f"{LINES}\ncompare.html\n"
+    assert json.loads(unpad("compare", "a", "b", "--out", "c.html", "--json").out) == {"runs": 2}
+    assert calls.made == [
+        ("load", ("mine",)),
+        ("embed_file", ("run", None, "patient", Path("o.parquet"))),
+        ("load", ("mine",)),
+        ("embed_file", ("run", Path("new"), "set", Path("o.parquet"))),
+        ("chat_with_run", ("mine", [], "")),
+        ("chat_with_run", ("mine", ["generate.temperature=1", "model.context_factor=2"], "short")),
+        ("compare", (["a", "b"], Path("compare.html"))),
+        ("compare", (["a", "b"], Path("c.html"))),
+    ]
+
+
+class Writes:
+    """A run that continues a prompt with its seed."""
+
+    num_system = 0
+    recipe = SimpleNamespace(generate=SimpleNamespace(seed=5))
+
+    def prompt(self, text: str, system: str) -> Prompt:
+        return Prompt(text, system, [1, 2, 3], LostCharacters(len(text) if text == "?" else 0, len(text)))
+
+    def stream(self, text: str, *, system: str) -> list[str]:
+        return [text, "+", system]
+
+    def replies(self, prompts: list[Prompt], seeds: list[int]) -> list[Reply]:
+        return [Reply(one, f"{seed}", 1, "eos", seed) for one, seed in zip(prompts, seeds, strict=True)]
+
+
+def test_generate_draws_each_prompt_with_the_next_seed_unless_one_is_given(unpad: Shell, calls: Calls) -> None:
+    calls.replace("unpad.inference.loaded.load", Writes())
+    calls.replace("unpad.evaluation.openings.heldout_openings", ["one", "two"])
+    assert unpad("generate", "mine", "--prompt", "a", "--prompt", "b").out == "a -> 5\n\nb -> 6\n\n"
+    assert unpad("generate", "mine", "seed=5", stdin="a\n\n b\n").out == "a -> 5\n\n b -> 5\n\n"
+    assert unpad("generate", "mine", "--heldout", 2).out == "one -> 5\n\ntwo -> 6\n\n"
+    told = unpad("generate", "mine", "--prompt", "a", "--system", "s")
+    assert (told.out, told.err.startswith("note: no conversation")) == ("a+s\n", True)
+    told = unpad("generate", "mine", "--prompt", "?", "--system", "s", "--json")
+    assert "warning: the prompt is mostly unknown" in told.err
+    assert json.loads(told.out) == [
+        {
+            "prompt": "?", "system": "s", "reply": "5", "prompt_tokens": 3, "tokens": 1, "finished": "eos", "seed": 5,
+            "unknown_characters": 1, "mostly_unknown": True,
+        }
+    ]  # fmt: skip
+    asked = [made for made in calls.made if made[0] == "load"]
+    assert asked[:2] == [("load", ("mine", [])), ("load", ("mine", ["generate.seed=5"]))]
+    assert next(made for made in calls.made if made[0] == "heldout_openings")[1][1:] == (2,)
+
+
+def test_a_recipe_is_not_copied_over_a_file(unpad: Shell, tmp_path: Path) -> None:
+    told = unpad("recipes", "copy", "zh_chat", "mine.yaml")
+    assert told.out == "mine.yaml written; run it with: unpad train mine.yaml\n"
+    before = (tmp_path / "mine.yaml").read_bytes()
+    assert unpad("recipes", "copy", "llm", "mine.yaml").code == 2
+    assert (tmp_path / "mine.yaml").read_bytes() == before
+
+
+def test_output_escapes_what_a_terminal_cannot_show(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    err = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    cli._prepare_streams()
+    print("亮", file=out)
+    print("亮", file=err, flush=True)
+    out.flush()
+    assert [one.buffer.getvalue() for one in (out, err)] == [b"\\u4eae\n"] * 2  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stdout", None)
+    cli._prepare_streams()
+    print("nothing hears it")
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "lost", "a.txt"), OSError(1, "forbidden"), FileNotFoundError(2, "gone")])
+def test_an_error_of_another_file_is_not_one_of_the_output(error: OSError) -> None:
+    with pytest.raises(OSError, match=error.strerror or ""):
+        cli._end_output(error)
+
+
+def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError("\n")
+
+    monkeypatch.setattr("unpad.trials.preview.preview", full)
+    for verb, debug in (("train", ()), ("train", ("--debug",))):  # of an error with a code of its own
+        told = unpad(verb, "absent", *debug)
+        assert (told.code, "Traceback" in told.err) == (2, bool(debug))
+    told = unpad("plan", "mine")
+    assert (told.code, told.err.splitlines()[0]) == (8, "OutOfMemoryError: the work does not fit")
+    assert "Traceback" not in told.err
+    assert "Traceback" in unpad("plan", "mine", "--debug").err
+
+    def ends(*_: Any) -> None:
+        raise typer.Exit(4)
+
+    monkeypatch.setattr("unpad.trials.preview.preview", ends)
+    assert unpad("plan", "mine").code == 4
+
+    def wrong(*_: Any) -> None:
+        raise RuntimeError("of another kind")
+
+    monkeypatch.setattr("unpad.trials.preview.preview", wrong)
+    with pytest.raises(RuntimeError, match="another kind"):
+        unpad("plan", "mine")

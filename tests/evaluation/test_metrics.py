@@ -14,7 +14,7 @@ from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.errors import RecipeError
 from unpad.evaluation import images, patients, sets, text, vqa_kept
 from unpad.evaluation.binary import mean, measured
-from unpad.evaluation.metrics import known_metrics, mean_of
+from unpad.evaluation.metrics import Extremes, Metric, Refused, known_metrics, mean_of, metric_lines
 from unpad.inference.patients import predict
 from unpad.recipes.training import PlanSettings
 from unpad.trials.search.metric import direction
@@ -126,3 +126,40 @@ def test_intervals_count_groups_and_not_their_members() -> None:
     assert mean_of(np.repeat(values, 20)).high < alone.high
     right = mean_of(np.ones(60), np.repeat(np.arange(15), 4), share=True)
     assert right.low == pytest.approx(0.7820, abs=1e-4)
+
+
+def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> None:
+    nan = math.nan
+    metrics = {
+        "loss": Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="valid", best_of=3),
+        "auroc": Metric(nan, nan, nan, 12, part="valid", best_of=3),
+        "bits": Refused(nan, nan, nan, 12, "too many are lost", part="valid", best_of=3),
+        "kept": Extremes(2.0, 1.0, 3.0, 12, part="valid"),
+    }
+    assert metric_lines(metrics) == [
+        "loss       2.5000   2.0000 to 3.0000   of 12 valid (best of 3), 4 groups",
+        "auroc           -   - to -   of 12 valid (best of 3)",
+        "bits            -   too many are lost   of 12 valid (best of 3)",
+        "kept       2.0000   least 1.0000, most 3.0000   of 12 valid",
+        "valid chose the weights: its figures are the best of 3 checks of the same rows,",
+        "and those of a test part would be a little worse",
+    ]
+    name = "x" * 60
+    assert metric_lines({name: metrics["loss"]})[:2] == [
+        name, "      2.5000   2.0000 to 3.0000   of 12 valid (best of 3), 4 groups",
+    ]  # fmt: skip
+    wide = metric_lines({"y" * 40: metrics["loss"]})
+    assert wide[0].split() == ["y" * 40, "2.5000"]
+    assert wide[1:3] == [" " * 40 + "2.0000 to 3.0000 of 12 valid (best of 3)", " " * 40 + ", 4 groups"] or all(
+        line.startswith(" " * 40) and len(line) <= 80 for line in wide[1:3]
+    )
+    assert metric_lines({}) == []
+
+
+def test_metrics_are_json_with_every_field() -> None:
+    of = {"num": 12, "num_groups": 4, "part": "test", "best_of": None}
+    metric = Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="test")
+    assert metric.to_json() == {"value": 2.5, "low": 2.0, "high": 3.0, **of}
+    nothing = {"value": None, "low": None, "high": None}
+    refused = Refused(math.nan, math.nan, math.nan, 12, "lost", num_groups=4, part="test")
+    assert refused.to_json() == {**nothing, "reason": "lost", **of}

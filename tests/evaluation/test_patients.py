@@ -22,7 +22,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.courses import courses
 from unpad.evaluation.metrics import Refused, metric_lines
-from unpad.evaluation.patients import count, describe, evaluate, held_out, summarise
+from unpad.evaluation.patients import _thin, count, describe, evaluate, held_out, summarise
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, summarise_sets
 from unpad.inference.patients import PatientPredictions, predict
@@ -268,6 +268,56 @@ def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
         assert timed == sorted(timed)
         assert None not in course["days"][1:]
         assert {at for at, _, _ in course["events"]} == set(range(len(course["days"])))
+
+
+def test_curves_are_thinned_to_what_a_picture_shows() -> None:
+    few = np.stack([np.linspace(0, 1, 7), np.linspace(0, 1, 7) ** 2], 1)
+    assert _thin(few) == few.round(6).tolist()
+    many = np.stack([np.linspace(0, 1, 5000), np.linspace(0, 1, 5000)], 1)
+    thin = np.array(_thin(many))
+    assert len(thin) == 200
+    assert (thin[0].tolist(), thin[-1].tolist()) == ([0, 0], [1, 1])
+    assert np.diff(thin[:, 0]).max() < 1.1 / 199
+
+
+def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
+    found = predict(Guess(), draw(80), np.arange(80), MANY, CPU)
+    drawn = describe(found)
+    assert list(drawn) == ["calibration", "roc", "precision_recall"]
+    labels, p = found.labels[found.known], found.p[found.known]
+    bins = binary.calibration_bins(p)
+    assert len(drawn["calibration"]) == len(np.unique(bins)) == 10
+    for b, row in zip(np.unique(bins), drawn["calibration"], strict=True):
+        share, num, z = labels[bins == b].mean(), int((bins == b).sum()), 1.96
+        # The limits are the shares from which the observed one is z standard errors away.
+        for limit in (row["low"], row["high"]):
+            assert abs(share - limit) == pytest.approx(z * math.sqrt(limit * (1 - limit) / num), abs=1e-4)
+        assert row["low"] <= share <= row["high"]
+        assert (row["patients"], row["observed"]) == (num, pytest.approx(share, abs=1e-6))
+        assert row["predicted"] == pytest.approx(p[bins == b].mean(), abs=1e-6)
+    assert drawn["roc"] == binary.roc_points(labels, p).round(6).tolist()
+    points = binary.precision_recall_points(labels, p).round(6).tolist()
+    assert (drawn["precision_recall"][0], drawn["precision_recall"][-1]) == (points[0], points[-1])
+    assert [point for point in drawn["precision_recall"] if point not in points] == []
+
+
+def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown() -> None:
+    run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(classification=1.0))
+    data, ids = draw(), np.arange(40)
+    found = predict(Guess(), data, ids, MANY, CPU)
+    wrong = [i for i in range(40) if found.labels[i] >= 0 and abs(found.p[i] - found.labels[i]) > 0.5]
+    wrong.sort(key=lambda i: -abs(found.p[i] - found.labels[i]))
+    said = {0: "an outcome that did not come", 1: "an outcome that came"}
+    expected = [f"{data.where(i)}: {found.p[i]:.0%} for {said[int(found.labels[i])]}" for i in wrong]
+    assert {0, 1} == {int(found.labels[i]) for i in wrong}
+    for num in (0, 3, 40):
+        evaluated = evaluate(run, data, ids, num)
+        assert evaluated.lines[1:] == expected[:num]
+    counts = {"patients": 40, **count(found, labelled=True)}
+    assert evaluated.drawn is not None
+    assert evaluated.drawn["counts"] == counts
+    said_first = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
+    assert evaluated.lines[0] == f"evaluated: {said_first}"
 
 
 def test_one_outcome_alone_has_no_curve() -> None:

@@ -18,6 +18,27 @@ def test_answers_are_normalised(answer: str, expected: str) -> None:
     assert normalise(answer) == expected
 
 
+WITHOUT = (
+    "aint arent cant couldnt didnt doesnt dont hadnt hasnt havent hes isnt its shes shouldnt thats theres theyre wasnt "
+    "werent whats wont wouldnt youre"
+)
+WITH = (
+    "ain't aren't can't couldn't didn't doesn't don't hadn't hasn't haven't he's isn't it's she's shouldn't that's "
+    "there's they're wasn't weren't what's won't wouldn't you're"
+)
+COUNTED = "none zero one two three four five six seven eight nine ten"
+
+
+def test_every_contraction_number_article_and_mark_is_known() -> None:
+    assert normalise(WITHOUT) == normalise(WITH) == WITH
+    assert normalise(COUNTED) == "0 0 1 2 3 4 5 6 7 8 9 10"
+    assert normalise("a an the A An The") == ""
+    for mark in ';/[]"{}()=+\\_-><@`,?!。，、？！；：“”（）《》\n\t':
+        assert normalise(f"red{mark}blue") == "red blue", mark
+    assert normalise("10,000.5 a.m.") == "10000.5 am"
+    assert normalise("it's 5'") == "it's 5'", "an apostrophe stays"
+
+
 def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
     people = ["yes"] * 3 + ["no"] * 7
     # Of ten subsets of nine people, three have two "yes" left and seven have all three.
