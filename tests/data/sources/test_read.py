@@ -220,6 +220,7 @@ def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp
     assert "b.jsonl: chat, 1 of 1 rows usable" in told
 
 
+@pytest.mark.slow
 def test_a_text_of_one_sentence_per_line_is_told_how_to_split(unpad: Shell, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("".join(f"sentence {n}\n" for n in range(30)))
