@@ -2,6 +2,7 @@ import json
 import math
 import re
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from unpad.errors import SourceError
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
+from unpad.run.report.section import family_section
 from unpad.run.report.svg import MAX_POINTS, Curve, plot, running_mean, short, span, thin, tick_labels, ticks
 from unpad.storage import RunLock
 
@@ -289,3 +291,8 @@ def test_durations_and_tick_labels_read_alike() -> None:
     assert tick_labels([0.0, 5000.0, 10000.0]) == ["0", "5k", "10k"]
     assert tick_labels([0.0, 2e-4, 4e-4]) == ["0", "2e-4", "4e-4"]
     assert tick_labels([1.0, 1.5, 2.0]) == ["1.0", "1.5", "2.0"]
+
+
+def test_a_family_counts_the_same_units_on_its_page_as_in_its_data() -> None:
+    for family in ("text", "images", "vqa", "patients"):
+        assert family_section(family).length_unit == import_module(f"unpad.data.{family}").UNITS[1], family

@@ -31,4 +31,4 @@ def section(found: dict[str, Any]) -> str:
     return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"
 
 
-SECTION = FamilySection(section)
+SECTION = FamilySection(section, length_unit="patches")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from unpad import storage
-from unpad.data.family import family_name, family_of
+from unpad.data.family import family_name
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run.report import attention, samples, svg
@@ -75,7 +75,7 @@ def _number(value: Any) -> str:
     return f"{float(value):#.4g}" if abs(float(value)) < 1e3 else f"{float(value):,.0f}"
 
 
-def _tiles(run: RunHistory, perplexity: bool, tokens_name: str) -> str:
+def _tiles(run: RunHistory, family: FamilySection) -> str:
     train, timing = run.steps, run.timing
     tokens, cells = train["tokens"].sum(), train["padded_tokens"].sum()
     held = [row for row in run.evaluations if row["stage"] == run.last["stage"] and row["loss"] is not None]
@@ -85,13 +85,13 @@ def _tiles(run: RunHistory, perplexity: bool, tokens_name: str) -> str:
     exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [
         ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
-        (f"Real {tokens_name} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
+        (f"Real {family.length_unit} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
         ("Held-out loss", _number(best["loss"]) if best else "–", note),
-        *([exp] if perplexity else []),
+        *([exp] if family.perplexity else []),
         (
             "Speed",
             f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
-            f"real {tokens_name} per second, median",
+            f"real {family.length_unit} per second, median",
         ),
         ("Padding", f"{1 - tokens / cells:.1%}" if cells else "–", "share of computed cells"),
         ("Peak memory", f"{timing['peak_bytes'].max() / 1e9:.2f} GB" if busy else "–", "at any time of training"),
@@ -102,7 +102,7 @@ def _tiles(run: RunHistory, perplexity: bool, tokens_name: str) -> str:
     )
 
 
-def _plots(run: RunHistory, limit: float | None, tokens_name: str) -> str:
+def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
     train, timing, step = run.steps, run.timing, run.steps["step"]
     starts = [index for _, index in run.stage_starts]
     parts = [slice(a, b) for a, b in zip(starts, [*starts[1:], len(step)], strict=True)]
@@ -139,7 +139,7 @@ def _plots(run: RunHistory, limit: float | None, tokens_name: str) -> str:
         plot("Loss", loss, Axes("nats per target", WIDE), stages=bounds),
         plot("Learning rate", lr, Axes(zero=True), stages=bounds),
         plot("Gradient norm", norm, Axes("before clipping"), stages=bounds, limit=limit),
-        plot("Speed", rate, Axes(f"real {tokens_name} per second", zero=True), stages=bounds),
+        plot("Speed", rate, Axes(f"real {family.length_unit} per second", zero=True), stages=bounds),
         plot("Memory", memory, Axes("GB", zero=True), stages=bounds),
         plot("Padding", padding, Axes("% of computed cells", zero=True), stages=bounds),
         plot("Waiting for data", waited, Axes("ms per step", zero=True), stages=bounds),
@@ -250,13 +250,6 @@ def _details(entry: dict[str, Any]) -> str:
     return entry.get("message") or " · ".join(f"{key.replace('_', ' ')} {value}" for key, value in _pairs(flat))
 
 
-def _tokens_name(recipe: Recipe | None) -> str:
-    """Name of what the lengths of the run's data count, plural."""
-    if recipe is None or recipe.model["kind"] not in model_kinds():
-        return "tokens"
-    return family_of(recipe).UNITS[1]
-
-
 def _family(recipe: Recipe | None) -> FamilySection:
     """Section of the family that the run's model reads; none for a model of another version."""
     if recipe is None or recipe.model["kind"] not in model_kinds():
@@ -273,7 +266,6 @@ def write_report(folder: Path) -> Path:
     """
     run = read_history(folder)
     family = _family(run.recipe)
-    tokens_name = _tokens_name(run.recipe)
     limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
     readings = "".join(readings_section(kind, rows, run.recipe) for kind, rows in run.readings.items())
     name, state = escape(folder.resolve().name), run_state(folder, run.log)
@@ -287,8 +279,8 @@ def write_report(folder: Path) -> Path:
 <style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in run.gaps)}
-<div class=tiles>{_tiles(run, family.perplexity, tokens_name)}</div>
-{_plots(run, limit, tokens_name)}
+<div class=tiles>{_tiles(run, family)}</div>
+{_plots(run, limit, family)}
 {readings}
 {_evaluations(run, family.perplexity)}
 {_evaluation(folder, family)}

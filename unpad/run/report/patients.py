@@ -192,4 +192,5 @@ SECTION = FamilySection(
     title="Held-out patients",
     adds="calibration, curves and the course of some patients",
     private=True,
+    length_unit="events",
 )

@@ -24,6 +24,8 @@ class FamilySection:
         perplexity: whether exp of the loss means something.
         title, adds: heading and contents that the page promises before `unpad eval` has run; empty promises nothing.
         private: whether the page shows people, so that only its owner may read it.
+        length_unit: what a sequence's length counts, plural: the second of `UNITS` of the family of data, which would
+            load its libraries.
     """
 
     draw: Callable[[dict[str, Any]], str]
@@ -32,6 +34,7 @@ class FamilySection:
     title: str = ""
     adds: str = ""
     private: bool = False
+    length_unit: str = "tokens"
 
 
 NO_SECTION = FamilySection(lambda found: "")

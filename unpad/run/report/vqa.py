@@ -138,4 +138,4 @@ def _picture(found: dict[str, Any]) -> str:
     return f"<figure>{to_svg(picture_from_json(found))}<p>{escape(note)}</p></figure>"
 
 
-SECTION = FamilySection(section, STYLE)
+SECTION = FamilySection(section, STYLE, length_unit="positions")
