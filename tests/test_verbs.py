@@ -71,9 +71,11 @@ def test_bench_takes_less_time_only_if_it_is_asked_to(
 def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_beside_it(
     unpad: Shell, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
 ) -> None:
+    new = SimpleNamespace(metrics={}, lines=["5 rows read"], facts={"near_duplicates": {"near": 2}})
     monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: ({}, ["5 rows read"]))
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_new", lambda *_: new)
     told = unpad("eval", "any", "--json", *options)
-    assert (told.code, json.loads(told.out), told.err) == (0, {}, said)
+    assert (told.code, json.loads(told.out), told.err) == (0, new.facts if options else {}, said)
 
 
 def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_commands(unpad: Shell, calls: Calls) -> None:
@@ -144,7 +146,10 @@ def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, call
 
 
 def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell, calls: Calls) -> None:
-    calls.replace("unpad.evaluation.run.evaluate_run", ({"loss": Metric(2.0, 1.0, 3.0, 4)}, ["a reply"]))
+    metrics = {"loss": Metric(2.0, 1.0, 3.0, 4)}
+    calls.replace("unpad.evaluation.run.evaluate_run", (metrics, ["a reply"]))
+    found = SimpleNamespace(metrics=metrics, lines=[], facts={"near_duplicates": {"near": 1}})
+    calls.replace("unpad.evaluation.run.evaluate_new", found)
     told = unpad("eval", "mine")
     assert told.out.splitlines() == ["a reply", "loss      2.0000   1.0000 to 3.0000   of 4"]
     calls.replace("unpad.evaluation.vqa_cost.evaluate_cost", {"cache_bytes_hard": Metric(5.0, 5.0, 5.0, 1)})
@@ -153,10 +158,11 @@ def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell
     assert json.loads(told.out) == {
         "loss": {"value": 2.0, "low": 1.0, "high": 3.0, "num": 4, **of},
         "cache_bytes_hard": {"value": 5.0, "low": 5.0, "high": 5.0, "num": 1, **of},
+        "near_duplicates": {"near": 1},
     }
     assert calls.made == [
-        ("evaluate_run", ("mine", 0, None, None)),
-        ("evaluate_run", ("mine", 2, "train", Path("new"))),
+        ("evaluate_run", ("mine", 0, None)),
+        ("evaluate_new", ("mine", 2, "train", Path("new"))),
         ("evaluate_cost", ("mine",)),
     ]
     assert unpad("eval", "mine", "--split", "all").code == 2
@@ -165,20 +171,25 @@ def test_eval_passes_its_options_on_and_adds_the_cost_only_if_asked(unpad: Shell
 def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
     unpad: Shell, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good, bad = Answer(Path("a"), (("cat", 0.75), ("dog", 0.25))), Answer(Path("b"), fault="E_EMPTY no bytes")
+    good, bad = (
+        Answer(Path("a"), (("cat", 0.75), ("dog", 0.25)), mark="odd"),
+        Answer(Path("b"), fault="E_EMPTY no bytes"),
+    )
     answered = Answer(Path("a"), text="two", unknown_characters=4)
     run = SimpleNamespace(tokenizer="tokenizer")
     calls.replace("unpad.inference.loaded.load", run)
     calls.replace("unpad.inference.images.list_images", [Path("a"), Path("b")])
     calls.replace("unpad.inference.images.classify", [good, bad])
     calls.replace("unpad.inference.images.ask", [answered])
+    monkeypatch.setattr("unpad.inference.images.ledger", lambda *_: ["1 of 2 pictures"])
     calls.replace("unpad.inference.prompts.lost_of", LostCharacters(4, 4))
     calls.replace("unpad.run.report.kept_patches.write_pictures", ["out.png written"])
     (tmp_path / "open").mkdir(mode=0o755)
     told = unpad("infer", "mine", "--image", "a", "--image", "b", "--csv", "open/out.csv")
-    assert (told.code, told.out) == (3, "a: cat 75.0%, dog 25.0%\nb: E_EMPTY no bytes\n")
+    assert (told.code, told.out) == (3, "a: cat 75.0%, dog 25.0%  (odd)\nb: E_EMPTY no bytes\n")
+    assert told.err == "1 of 2 pictures\n"
     csv = tmp_path / "open" / "out.csv"
-    assert csv.read_text() == "image,class,probability,fault\na,cat,0.750000,\nb,,,E_EMPTY no bytes\n"
+    assert csv.read_text() == "image,class,probability,fault,mark\na,cat,0.750000,,odd\nb,,,E_EMPTY no bytes,\n"
     assert csv.stat().st_mode & 0o077 == 0, "answers about files are their owner's"
     told = unpad("infer", "mine", "--image", "a", "--question", "How many?", "--show", "out.png")
     assert (told.code, told.out) == (0, "a: two\nout.png written\n")
@@ -196,7 +207,7 @@ def test_infer_passes_its_options_on_and_ends_with_the_code_of_a_fault(
     calls.made.clear()
     told = unpad("infer", "mine", "--image", "a", "--question", "How many?", "--json")
     assert json.loads(told.out) == [
-        {"image": "a", "answer": "two", "unknown_characters": 4, "fault": "", "notes": []},
+        {"image": "a", "answer": "two", "unknown_characters": 4, "fault": "", "notes": [], "mark": ""},
     ]
     assert calls.made[2][2] == {"show": False}
     calls.made.clear()

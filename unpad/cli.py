@@ -241,9 +241,14 @@ def evaluate(
     chose the weights.
     """
     from unpad.evaluation.metrics import metric_lines
-    from unpad.evaluation.run import evaluate_run
+    from unpad.evaluation.run import evaluate_new, evaluate_run
 
-    metrics, shown = evaluate_run(run, replies, part, data)
+    facts: dict[str, object] = {}
+    if data is None:
+        metrics, shown = evaluate_run(run, replies, part)
+    else:
+        found = evaluate_new(run, replies, part, data)
+        metrics, shown, facts = found.metrics, found.lines, found.facts
     if cost:
         from unpad.evaluation.vqa_cost import evaluate_cost
 
@@ -251,7 +256,7 @@ def evaluate(
     if as_json:
         for line in shown if data is not None else ():  # such as rows of unknown classes
             print(line, file=sys.stderr)
-        _print_json({name: metric.to_json() for name, metric in metrics.items()})
+        _print_json({name: metric.to_json() for name, metric in metrics.items()} | facts)
     else:
         _print_lines([*shown, *metric_lines(metrics)])
 
@@ -270,7 +275,7 @@ def infer(
     debug: Debug = False,
 ) -> None:
     """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
-    from unpad.inference.images import ask, classify, list_images, to_csv
+    from unpad.inference.images import ask, classify, ledger, list_images, to_csv
     from unpad.inference.loaded import load
     from unpad.inference.prompts import lost_of, prompt_warning
     from unpad.run.report.kept_patches import check_request, write_pictures
@@ -285,6 +290,8 @@ def infer(
         answers = ask(loaded, paths, question, show=show is not None)
         if warning := prompt_warning(lost_of(loaded.tokenizer, [question])):
             print(warning, file=sys.stderr)
+    for line in ledger(loaded, answers):
+        print(line, file=sys.stderr)
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
         write_atomic(table, to_csv(answers), private=True)

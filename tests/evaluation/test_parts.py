@@ -110,6 +110,36 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, 
     assert unpad("eval", texts / "run", "--split", "some").code == 2
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(
+    texts: Path, tmp_path: Path, unpad: Any, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    folder = texts / "run"
+    if joined:
+        run(texts / "toy.yaml", tmp_path / "run", "plan.cross_documents=true")
+        folder = tmp_path / "run"
+    data = open_data(load_recipe(str(texts / "toy.yaml")), None)
+    learned = [data.where(one) for one in np.flatnonzero(data.table.split == Split.TRAIN).tolist()]
+    lines = (texts / "texts.jsonl").read_text("utf-8").splitlines()
+    first, second = (json.loads(lines[int(place.rpartition(":")[2]) - 1])["text"] for place in learned[:2])
+    new = tmp_path / "new.jsonl"
+    rows = [{"text": "龘靐齉" * 9, "split": "valid"}, {"text": first}, {"text": second + "完", "split": "valid"}]
+    new.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    told = unpad("eval", folder, "--data", new, "--json")
+    found = json.loads(told.out)["near_duplicates"]
+    assert (found["unit"], found["compared"], found["equal"]) == ("documents", 3, 1)
+    pairs = {pair["row"]: pair["training_row"] for pair in found["found"]}
+    assert pairs[f"{new}:2"] == learned[0]
+    assert f"{new}:3" in pairs
+    assert "new data, 3 documents: 1 equal to a trained one" in told.err
+    assert f"{new}:2: 100% of it occurs in training, most of it in {learned[0]}" in told.err
+    part = json.loads(unpad("eval", folder, "--data", new, "--json", "--split", "valid").out)["near_duplicates"]
+    assert (part["compared"], part["equal"]) == (2, 0)
+    monkeypatch.setattr("unpad.data.text.MOST_CHARACTERS", 1)
+    found = json.loads(unpad("eval", folder, "--data", new, "--json").out)["near_duplicates"]
+    assert "characters of the run's data are too many" in found["reason"]
+
+
 def _without_split(path: Path, out: Path) -> Path:
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     out.write_text("".join(json.dumps({"text": line["text"]}) + "\n" for line in lines), "utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tests.data.test_images import SMALL, recipe_of, write_folder, write_recipe
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_toy
 from unpad.data.images import ImageData
+from unpad.data.sources.split import Split
 from unpad.inference.images import classify, list_images
 from unpad.inference.loaded import load
 from unpad.training.loop import train
@@ -125,3 +127,84 @@ def test_what_cannot_be_meant_is_refused(unpad: Shell, trained: tuple[Path, Path
     asked = unpad("generate", run, "--prompt", "你好")
     assert asked.code == 2
     assert "writes no text" in asked.err
+
+
+def test_pictures_of_another_mode_or_size_than_those_of_training_are_marked_and_warned_of(
+    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, folder = trained
+    seen = json.loads((run / "pictures.json").read_text("utf-8"))
+    assert list(seen["modes"]) == ["colour"]
+    known = folder / "dark" / "0.png"
+    usual = unpad("infer", run, "--image", known, "--json")
+    assert (usual.err, json.loads(usual.out)[0]["mark"]) == ("", "")
+    inside = tmp_path / "new" / "dark"
+    inside.mkdir(parents=True)
+    picture = Image.open(known)
+    picture.convert("L").save(inside / "grey.png")
+    picture.convert("RGBA").save(inside / "alpha.png")
+    picture.quantize(16).save(inside / "palette.png")
+    deep = np.asarray(picture.convert("L")).astype(np.uint16) * 256
+    Image.fromarray(deep).save(inside / "deep.png")
+    picture.resize((seen["width"][1] + 1, seen["height"][0])).save(inside / "wide.png")
+    (inside / "same.png").write_bytes(known.read_bytes())
+    marks = {
+        "grey.png": "mode not in training: grey",
+        "alpha.png": "mode not in training: colour with alpha",
+        "palette.png": "mode not in training: palette",
+        "deep.png": "mode not in training: grey of 16 bits",
+        "wide.png": f"size outside of training: {seen['width'][1] + 1} x {seen['height'][0]}",
+        "same.png": "",
+    }
+    told = unpad("infer", run, "--image", inside, "--csv", tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text("utf-8").splitlines()))
+    assert {Path(row["image"]).name: row["mark"] for row in rows} == marks
+    assert all(f"({mark})" in told.out for mark in marks.values() if mark)
+    assert "warning: 4 of 6 pictures (66.7%) have a mode that training had not" in told.err
+    assert "warning: 1 of 6 pictures (16.7%) have a size that training had not" in told.err
+    new = unpad("eval", run, "--data", inside.parent, "--json")
+    assert "warning: 4 of 6 pictures (66.7%)" in new.err
+    facts = json.loads(new.out)["unlike_training"]
+    assert (facts["pictures"], facts["unknown_sizes"], sum(facts["unknown_modes"].values())) == (6, 1, 4)
+    old = tmp_path / "old"
+    shutil.copytree(run, old)
+    (old / "pictures.json").unlink()
+    told = unpad("infer", old, "--image", inside, "--json")
+    assert (told.code, told.err, {row["mark"] for row in json.loads(told.out)}) == (0, "", {""})
+    assert "unlike_training" not in json.loads(unpad("eval", old, "--data", inside.parent, "--json").out)
+
+
+def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
+    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, folder = trained
+    data = load(run).data()
+    assert isinstance(data, ImageData)
+    learned = [
+        Path(one.where) for one, part in zip(data.examples, data.table.split, strict=True) if part == Split.TRAIN
+    ]
+    inside = tmp_path / "new" / learned[0].parent.name
+    inside.mkdir(parents=True)
+    (inside / "copy.png").write_bytes(learned[0].read_bytes())
+    Image.open(learned[1]).save(inside / "other.bmp")
+    rng = np.random.default_rng(7)
+    Image.fromarray(rng.integers(0, 255, (16, 16, 3)).astype(np.uint8)).save(inside / "unknown.png")
+    told = unpad("eval", run, "--data", inside.parent, "--json")
+    found = json.loads(told.out)["near_duplicates"]
+    assert (found["compared"], found["equal"], found["near"], found["reason"]) == (3, 1, 1, None)
+    pairs = {Path(pair["row"]).name: pair["training_row"] for pair in found["found"]}
+    assert pairs == {"copy.png": str(learned[0]), "other.bmp": str(learned[1])}
+    assert "new data, 3 pictures: 2 near-duplicates of training ones, 1 of them equal" in told.err
+    shown = unpad("eval", run, "--data", inside.parent)
+    assert f"{inside / 'copy.png'} is like {learned[0]}" in shown.out
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    try:
+        told = unpad("eval", run, "--data", inside.parent, "--json")
+    finally:
+        moved.rename(folder)
+    assert told.code == 0
+    found = json.loads(told.out)["near_duplicates"]
+    assert (found["compared"], found["found"]) == (None, [])
+    assert "own data cannot be read" in found["reason"]
+    assert "are not looked for" in told.err

@@ -26,6 +26,9 @@ from unpad.recipes.recipe import Recipe, stages_of
 
 # Optional file of a run: the random key of the pseudonyms of the people in its data.
 NAMES_KEY = "names.key"
+# Optional file of a run: modes and sizes of the pictures in training.
+PICTURES = "pictures.json"
+OPTIONAL_FILES = (NAMES_KEY, PICTURES)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,16 +21,18 @@ import torch
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
 from unpad.data.alike_pictures import Pictures, tie_alike
-from unpad.data.family import Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import PICTURES, Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.image_grids import DECODERS, grids_of, largest_grids, pixels_of
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.cache import PixelCache
-from unpad.data.pixels.decode import NOTES, ImageError, decode
+from unpad.data.pixels.decode import NOTES
 from unpad.data.pixels.patches import prepare, resize
-from unpad.data.pixels.sizes import Grid, detail, grid_of, scaled_grid
+from unpad.data.pixels.sizes import Grid, scaled_grid
+from unpad.data.seen_pictures import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, count_bad
-from unpad.data.sources.images import ImageExample, content_key, expand, read_all, read_bytes
+from unpad.data.sources.images import ImageExample, content_key, expand, read_all
 from unpad.data.sources.picture_groups import group_names
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import (
@@ -50,7 +52,6 @@ from unpad.models import model_config
 from unpad.models.contract import PixelConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
-from unpad.terminal.progress import counted
 
 KINDS = ("images",)
 UNITS = ("images", "patches")
@@ -58,9 +59,7 @@ CLASSES = "classes.json"
 FILES = (CLASSES,)
 NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
 open_sample = None
-DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 WITH_OPACITY = 4  # channels
-CHUNK = 64  # images per task of a thread that finds sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +76,7 @@ class ImageData(Data):
         unknown_classes: class of new images that the run does not know -> their number; they are left out as well.
         shared_groups: groups with images both in training and held out.
         pictures: images of every part, to compare with others.
+        seen: what the run trained on, if it keeps that.
     """
 
     table: SequenceTable
@@ -94,6 +94,7 @@ class ImageData(Data):
     shared_groups: int
     cache: PixelCache
     pictures: Pictures
+    seen: SeenPictures | None
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "images"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -104,7 +105,10 @@ class ImageData(Data):
 
     @property
     def files(self) -> dict[str, bytes]:
-        return {CLASSES: json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()}
+        classes = json.dumps({"classes": self.classes}, ensure_ascii=False, indent=1).encode()
+        trained = [self.examples[i] for i in np.flatnonzero(self.table.split == Split.TRAIN).tolist()]
+        factor = 1 + self.settings.scale if self.settings.draws_sizes else 1.0
+        return {CLASSES: classes} | ({PICTURES: summarise(trained, factor).to_bytes()} if trained else {})
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
         patches: np.ndarray = self.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
@@ -179,6 +183,10 @@ class ImageData(Data):
         self.pictures.refuse()
         return []  # `lines` has them
 
+    def unlike_training(self) -> Unlike | None:
+        """Images whose mode or size training had not; None if the run does not record these."""
+        return compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.examples])
+
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, ImageData), "data of one family"
         own = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
@@ -236,18 +244,6 @@ def image_batch(
     )
 
 
-def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
-    """Decode a listed image, (height, width, 3) uint8, or 4 channels with opacity.
-
-    Raises:
-        ImageError: the coded pixels are damaged, which only decoding reveals; names the file.
-    """
-    try:
-        return decode(read_bytes(example), opacity).pixels
-    except ImageError as error:
-        raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
-
-
 def num_outputs(files: dict[str, bytes]) -> int:
     """Number of classes of a run."""
     return len(read_classes(files))
@@ -300,7 +296,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     config, settings = model_config(recipe.model), recipe.images
     assert isinstance(config, PixelConfig), "a model of images says what its patches are"
     grids = grids_of(used, config.patch, settings)
-    largest = _largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
+    largest = largest_grids(used, config.patch, settings) if settings.draws_sizes else grids
     refuse_image_cuts(recipe, int(largest.prod(1).max()), "an image")
     return ImageData(
         table=sequence_table(
@@ -331,6 +327,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
             {} if wanted is Wanted.NEW else {part: split == part for part in Split},
             recipe.data.near_duplicates,
         ),
+        seen=seen_pictures(kept),
     )
 
 
@@ -376,23 +373,3 @@ def _check_classes(examples: list[ImageExample], classes: tuple[str, ...]) -> No
 def refuse_image_cuts(recipe: Recipe, most: int, what: str) -> None:
     """Refuse plans that would cut through an image, given the positions of the longest sequence."""
     refuse_cuts(recipe, most, f"{what} has {{}} positions", "images are never cut", "lower images.max_tokens")
-
-
-def _largest_grids(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
-    """Rows and columns of every image at the largest size that an epoch may draw, (num_images, 2) int64."""
-    grids = [scaled_grid(image.width, image.height, 1 + settings.scale, patch, settings) for image in examples]
-    return np.array(grids, np.int64).reshape(-1, 2)
-
-
-def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
-    """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes depend on the pixels."""
-
-    def grid(example: ImageExample) -> tuple[int, int]:
-        content = detail(pixels_of(example)) if settings.size == "adaptive" else None
-        return grid_of(example.width, example.height, patch, settings, content)
-
-    if settings.size != "adaptive":
-        return np.array([grid(example) for example in examples], np.int64).reshape(-1, 2)
-    with ThreadPoolExecutor(DECODERS) as pool:
-        grids = counted(pool.map(grid, examples, chunksize=CHUNK), "measuring images", len(examples), "images")
-        return np.array(list(grids), np.int64).reshape(-1, 2)

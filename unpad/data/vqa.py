@@ -21,13 +21,15 @@ import torch
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
 from unpad.data.alike_pictures import Pictures
-from unpad.data.family import Data, SequenceTable, sequence_table
-from unpad.data.images import DECODERS, grids_of, image_batch, pixels_of, refuse_image_cuts
+from unpad.data.family import PICTURES, Data, SequenceTable, sequence_table
+from unpad.data.image_grids import DECODERS, grids_of, pixels_of
+from unpad.data.images import image_batch, refuse_image_cuts
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.cache import PixelCache
 from unpad.data.pixels.patches import prepare, unpatch
 from unpad.data.question_images import pictures_of, shown_by, split_rows
+from unpad.data.seen_pictures import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, Turn, count_bad
 from unpad.data.sources.files import expand
@@ -96,6 +98,7 @@ class VqaData(Data):
         bad: rows that cannot be used; left_out: usable rows that are not asked for, which are of the test part.
         shared_groups: groups with rows both in training and held out.
         pictures: images of every part, to compare with others.
+        seen: what the run trained on, if it keeps that.
     """
 
     table: SequenceTable
@@ -111,6 +114,7 @@ class VqaData(Data):
     shared_groups: int
     cache: PixelCache
     pictures: Pictures
+    seen: SeenPictures | None
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "vqa"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -126,7 +130,10 @@ class VqaData(Data):
 
     @property
     def files(self) -> dict[str, bytes]:
-        return {TOKENIZER: self.tokenizer.to_bytes()}
+        shown = shown_by(self.examples, self.images, np.flatnonzero(self.table.split == Split.TRAIN))
+        trained = [self.images[i] for i in np.flatnonzero(shown).tolist()]
+        kept = {PICTURES: summarise(trained).to_bytes()} if trained else {}
+        return {TOKENIZER: self.tokenizer.to_bytes()} | kept
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
@@ -192,6 +199,10 @@ class VqaData(Data):
     def compare(self) -> list[str]:
         self.pictures.refuse()
         return []  # `lines` has them
+
+    def unlike_training(self) -> Unlike | None:
+        """Images whose mode or size training had not; None if the run does not record these."""
+        return compare_pictures(self.seen, [(one.mode, (one.width, one.height)) for one in self.images])
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, VqaData), "data of one family"
@@ -308,6 +319,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         shared_groups=shared,
         cache=PixelCache(settings.cache_mib << 20),
         pictures=pictures,
+        seen=seen_pictures(kept),
     )
 
 
@@ -332,6 +344,7 @@ def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExam
         shared_groups=0,
         cache=PixelCache(0),
         pictures=pictures_of(recipe, examples, images, {}),
+        seen=None,
     )
 
 

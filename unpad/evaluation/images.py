@@ -104,8 +104,9 @@ def evaluate(run: LoadedRun, data: ImageData, seq_ids: np.ndarray, num_shown: in
 
 
 def check_new(data: ImageData, path: Path) -> list[str]:
-    """Nothing more to say of new images: opening them refuses unknown classes alone, and `data.lines()` counts some."""
-    return []
+    """Lines on images whose mode or size training had not; unknown classes are in `data.lines()`."""
+    unlike = data.unlike_training()
+    return [*unlike.lines] if unlike is not None else []
 
 
 def summarise(

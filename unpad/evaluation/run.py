@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
 from unpad.data.family import Data, open_data
+from unpad.data.images import ImageData
+from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.split import PARTS, Split, Wanted
-from unpad.errors import DiskError, SourceError
+from unpad.data.vqa import VqaData
+from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.metrics import Evaluation, Metric
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
@@ -47,9 +50,10 @@ def evaluate_run(
         RecipeError: `data` does not have the form of the run's.
         DiskError: a file cannot be written.
     """
-    loaded = load(run)
     if data is not None:
-        return _evaluate_new(loaded, num_shown, part, data)
+        of_new = evaluate_new(run, num_shown, part, data)
+        return of_new.metrics, of_new.lines
+    loaded = load(run)
     own = loaded.data()  # also for the test part: data that changed may have moved rows there from training
     part = part or (PARTS[Split.TEST] if own.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own.table.num_test:
@@ -78,19 +82,47 @@ def _keep(loaded: LoadedRun, data: Data, found: Evaluation, part: str, best_of: 
     return found.lines
 
 
-def _evaluate_new(
-    loaded: LoadedRun, num_shown: int, part: str | None, path: Path
-) -> tuple[dict[str, Metric], list[str]]:
-    """Evaluate all rows of new data, or those that declare a part."""
+@dataclass(frozen=True)
+class NewEvaluation:
+    """Evaluation of new data.
+
+    Args:
+        lines: counts of its rows, what sets it apart from the training data, and examples.
+        facts: the same about the training data, for programs, by name.
+    """
+
+    metrics: dict[str, Metric]
+    lines: list[str]
+    facts: dict[str, object]
+
+
+def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewEvaluation:
+    """Evaluate all rows of new data, or those that declare a part; see `evaluate_run`."""
+    loaded = load(run)
     new = open_data(recipe_for(loaded.recipe, path), loaded.files, Wanted.NEW)
     seq_ids = np.arange(len(new.table)) if part is None else np.flatnonzero(new.table.split == SPLITS[part])
     if not len(seq_ids):
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
     unknown: list[str] = import_module(f"unpad.evaluation.{new.family}").check_new(new, path)
-    lines = [*new.lines(), *unknown]
+    near = _near_training(loaded, new, seq_ids)
+    lines = [*new.lines(), *unknown, *(near.lines if near is not None else ())]
+    facts: dict[str, object] = {} if near is None else {"near_duplicates": near.to_json()}
+    unlike = new.unlike_training() if isinstance(new, ImageData | VqaData) else None
+    facts |= {} if unlike is None else {"unlike_training": unlike.to_json()}
     found = _measure(loaded, new, seq_ids, num_shown, name, None)
-    return found.metrics, [*lines, *(line for line in found.lines if line not in lines)]
+    return NewEvaluation(found.metrics, [*lines, *(line for line in found.lines if line not in lines)], facts)
+
+
+def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
+    """Near-duplicates of the run's training rows among new rows; None for a family that is not compared."""
+    if not new.compares:
+        return None
+    try:
+        return new.near_training(loaded.data(), seq_ids)
+    except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
+        where = f" ({error.where})" if error.where else ""
+        return not_compared("rows", f"the run's own data cannot be read{where}: {error.what}")
 
 
 def _measure(

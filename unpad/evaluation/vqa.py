@@ -89,13 +89,15 @@ def evaluate(run: LoadedRun, data: VqaData, seq_ids: np.ndarray, num_shown: int)
 
 
 def check_new(data: VqaData, path: Path) -> list[str]:
-    """Refuse new questions of which next to nothing survives the run's tokenizer; `data.lines()` counts what is lost.
+    """Refuse new questions of which next to nothing survives the run's tokenizer; lines on images whose mode or size
+    training had not. `data.lines()` counts what is lost.
 
     Raises:
         SourceError: as `LostCharacters.refuse`.
     """
     data.rows.lost.refuse(str(path), FIX_OF_RUN)
-    return []
+    unlike = data.unlike_training()
+    return [*unlike.lines] if unlike is not None else []
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from unpad.data.images import WITH_OPACITY, image_batch, pixels_of, read_classes
+from unpad.data.image_grids import pixels_of
+from unpad.data.images import WITH_OPACITY, image_batch, read_classes
 from unpad.data.pixels.decode import NOTES, ImageError, decode
+from unpad.data.pixels.modes import mode_of
 from unpad.data.pixels.patches import prepare
 from unpad.data.pixels.sizes import Grid, detail, grid_of
+from unpad.data.seen_pictures import compare_pictures, seen_pictures
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import natural_key
 from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine
@@ -41,6 +44,8 @@ class Answer:
         notes: corrections applied, such as reading the first frame only.
         unknown_characters: characters of the question that the tokenizer lost; None without a question.
         shown: the patches that the model kept, if requested.
+        mode: of the file, of `pixels.modes`; size: width and height in pixels; "" and None for an unusable file.
+        mark: what sets the image apart from those of training, or "".
     """
 
     path: Path
@@ -50,6 +55,9 @@ class Answer:
     notes: tuple[str, ...] = ()
     shown: Kept | None = None
     unknown_characters: int | None = None
+    mode: str = ""
+    size: tuple[int, int] | None = None
+    mark: str = ""
 
     def line(self) -> str:
         """The answer as text: the likeliest class and its probability, then the others."""
@@ -58,14 +66,17 @@ class Answer:
         shown = (
             ", ".join(f"{name} {p:.1%}" for name, p in self.top) if self.text is None else self.text or "(no answer)"
         )
-        return f"{self.path}: {shown}" + (f"  ({'; '.join(NOTES[note] for note in self.notes)})" if self.notes else "")
+        remarks = [NOTES[note] for note in self.notes] + ([self.mark] if self.mark else [])
+        return f"{self.path}: {shown}" + (f"  ({'; '.join(remarks)})" if remarks else "")
 
     def to_json(self) -> dict[str, Any]:
         top = [{"class": name, "probability": p} for name, p in self.top]
         result: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
         if self.unknown_characters is not None:
             result["unknown_characters"] = self.unknown_characters
-        return {"image": str(self.path), **result, "fault": self.fault, "notes": list(self.notes)}
+        return {
+            "image": str(self.path), **result, "fault": self.fault, "notes": list(self.notes), "mark": self.mark
+        }  # fmt: skip
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
@@ -117,7 +128,23 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
             results |= _classify_batch(run, waiting, classes, top)
             waiting, tokens = [], 0
     results |= _classify_batch(run, waiting, classes, top)
-    return [results[path] for path in paths]
+    return _marked(run, [results[path] for path in paths])
+
+
+def _marked(run: LoadedRun, answers: list[Answer]) -> list[Answer]:
+    """Mark the images whose mode or size training had not."""
+    seen = seen_pictures(run.files)
+    return [
+        replace(one, mark=seen.mark(one.mode, one.size)) if seen is not None and one.size is not None else one
+        for one in answers
+    ]
+
+
+def ledger(run: LoadedRun, answers: Sequence[Answer]) -> list[str]:
+    """Lines on the images whose mode or size training had not; none where it had them all, or the run does not say."""
+    known = [(one.mode, one.size) for one in answers if one.size is not None]
+    unlike = compare_pictures(seen_pictures(run.files), known)
+    return [*unlike.lines] if unlike is not None and any(one.mark for one in answers) else []
 
 
 def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = False) -> list[Answer]:
@@ -148,25 +175,33 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
         else:
             texts = answer(run, data, rows)
     answers = {
-        image.path: Answer(image.path, text=text, notes=image.notes, shown=kept_of, unknown_characters=lost)
+        image.path: Answer(
+            image.path,
+            text=text,
+            notes=image.notes,
+            shown=kept_of,
+            unknown_characters=lost,
+            mode=image.mode,
+            size=(image.width, image.height),
+        )
         for image, text, kept_of in zip(images, texts, shown, strict=True)
     }
     for path, image in looked.items():
         if not isinstance(image, ImageExample):
             answers[path] = Answer(path, fault=f"{image.code} {image.what}; {image.fix}")
-    return [answers[path] for path in paths]
+    return _marked(run, [answers[path] for path in paths])
 
 
 def to_csv(answers: Sequence[Answer]) -> str:
-    """One row per file: image, class or answer, probability, fault."""
+    """One row per file: image, class or answer, probability, fault, mark."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(
-        ["image", "class" if all(one.text is None for one in answers) else "answer", "probability", "fault"]
+        ["image", "class" if all(one.text is None for one in answers) else "answer", "probability", "fault", "mark"]
     )
     for one in answers:
         name, p = (one.top[0][0], f"{one.top[0][1]:.6f}") if one.top else (one.text or "", "")
-        writer.writerow([one.path, name, p, one.fault])
+        writer.writerow([one.path, name, p, one.fault, one.mark])
     return out.getvalue()
 
 
@@ -179,18 +214,20 @@ class _Read:
     grid: Grid
     size: tuple[int, int]
     notes: tuple[str, ...]
+    mode: str
 
 
 def _read(run: LoadedRun, path: Path) -> _Read:
     settings, config = run.recipe.images, run.model.config
     assert isinstance(config, PixelConfig), "checked by classify"
-    decoded = decode(path.read_bytes(), config.channels == WITH_OPACITY)
+    content = path.read_bytes()
+    decoded = decode(content, config.channels == WITH_OPACITY)
     _refuse_blank(decoded.pixels)
     height, width = decoded.pixels.shape[:2]
-    content = detail(decoded.pixels) if settings.size == "adaptive" else None
-    grid = grid_of(width, height, config.patch, settings, content)
+    shown = detail(decoded.pixels) if settings.size == "adaptive" else None
+    grid = grid_of(width, height, config.patch, settings, shown)
     patches = prepare(decoded.pixels, grid, config.patch, settings)
-    return _Read(path, patches, grid, (height, width), decoded.notes)
+    return _Read(path, patches, grid, (height, width), decoded.notes, mode_of(content))
 
 
 def _examine(path: Path) -> ImageExample | BadRow:
@@ -232,7 +269,13 @@ def _classify_batch(
     p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
     return {
-        image.path: Answer(image.path, tuple((classes[c], float(p[i, c])) for c in order[i]), notes=image.notes)
+        image.path: Answer(
+            image.path,
+            tuple((classes[c], float(p[i, c])) for c in order[i]),
+            notes=image.notes,
+            mode=image.mode,
+            size=(image.size[1], image.size[0]),
+        )
         for i, image in enumerate(waiting)
     }
 

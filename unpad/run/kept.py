@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unpad.data.family import NAMES_KEY, family_of
+from unpad.data.family import OPTIONAL_FILES, family_of
 from unpad.errors import CheckpointError
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, run_recipe
@@ -26,9 +26,7 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
                 f"{name} is missing", where=str(folder), fix="the run ended before its first step; train again"
             )
         files[name] = (folder / name).read_bytes()
-    if (folder / NAMES_KEY).is_file():
-        files[NAMES_KEY] = (folder / NAMES_KEY).read_bytes()
-    return files
+    return files | {name: (folder / name).read_bytes() for name in OPTIONAL_FILES if (folder / name).is_file()}
 
 
 def what_next(folder: Path) -> list[str]:

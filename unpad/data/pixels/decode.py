@@ -139,7 +139,7 @@ class _Header:
 
 
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
-_BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
+BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _REFUSED = (
     (b"<", "HTML, XML or SVG"),
     (b"%PDF", "PDF"),
@@ -160,7 +160,7 @@ def sniff(head: bytes) -> str | None:
         return "GIF"
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "WEBP"
-    if head[:4] in _BYTE_ORDERS:
+    if head[:4] in BYTE_ORDERS:
         return "TIFF"
     return "BMP" if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_HEADERS else None
 
@@ -213,7 +213,7 @@ _PNG_PIXELS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _PNG_FRAMES = (b"acTL", b"fcTL", b"fdAT")
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+def png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yield (kind, start, end) of every chunk, with its length and checksum, up to IEND."""
     kind, position = b"", 8
     while kind != b"IEND":
@@ -230,7 +230,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 def _png(data: bytes) -> _Header:
     view = memoryview(data)
     parts, orientation, metadata, num_frames, end = [view[:8]], 1, 0, 1, 8
-    for kind, start, end in _png_chunks(data):
+    for kind, start, end in png_chunks(data):
         if kind in _PNG_PIXELS:
             if zlib.crc32(view[start + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
                 raise ImageError("E_DECODE", f"the checksum of its {kind.decode()} chunk is wrong")
@@ -253,11 +253,11 @@ def _png(data: bytes) -> _Header:
 # second beginning, D8, have no segment.
 _MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 _END, _SCAN = 0xD9, 0xDA
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _APPLICATION = frozenset((*range(0xE0, 0xF0), 0xFE))
 
 
-def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield (marker, start, end) of every segment, the end of the image last; coded pixels are between segments."""
     position = 2
     while marker := _MARKER.search(data, position):
@@ -275,8 +275,8 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 def _jpeg(data: bytes) -> _Header:
     view = memoryview(data)
     parts, width, height, orientation, scan, metadata, end = [view[:2]], 0, 0, 0, 0, 0, 0
-    for code, start, end in _jpeg_segments(data):
-        if code in _FRAMES:
+    for code, start, end in jpeg_segments(data):
+        if code in FRAMES:
             if width:
                 raise ImageError("E_DECODE", "two headers of a frame")
             height, width = struct.unpack_from(">HH", data, start + 5)
@@ -301,16 +301,16 @@ def _jpeg(data: bytes) -> _Header:
 
 def _gif(data: bytes) -> _Header:
     width, height = struct.unpack_from("<HH", data, 6)
-    position, num_frames = 13 + _gif_palette(data[10]), 0
+    position, num_frames = 13 + gif_palette(data[10]), 0
     while position < len(data) and data[position] != 0x3B and num_frames < 2:
         if data[position] == 0x2C:
             left, top, columns, rows, flags = struct.unpack_from("<HHHHB", data, position + 1)
             num_frames += 1
             if num_frames == 1:  # a frame beyond the canvas enlarges it
                 width, height = max(width, left + columns), max(height, top + rows)
-                position = _gif_blocks(data, position + 11 + _gif_palette(flags))
+                position = gif_blocks(data, position + 11 + gif_palette(flags))
         elif data[position] == 0x21:
-            position = _gif_blocks(data, position + 2)
+            position = gif_blocks(data, position + 2)
         else:
             position += 1
     if num_frames == 0:
@@ -319,11 +319,12 @@ def _gif(data: bytes) -> _Header:
     return _Header("GIF", width, height, (data,), notes=notes)
 
 
-def _gif_palette(flags: int) -> int:
+def gif_palette(flags: int) -> int:
+    """Bytes of a palette."""
     return 6 << (flags & 7) if flags & 128 else 0
 
 
-def _gif_blocks(data: bytes, position: int) -> int:
+def gif_blocks(data: bytes, position: int) -> int:
     """Return the end of a run of blocks, each of which begins with its length."""
     while data[position]:
         position += data[position] + 1
@@ -377,7 +378,7 @@ _TIFF_TAGS = _TIFF_SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 530, 5
 _TIFF_COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32773, 32946)  # none, CCITT, LZW, JPEG, deflate, PackBits
 
 
-def _directory(data: bytes, order: str) -> tuple[dict[int, _Entry], bool]:
+def tiff_directory(data: bytes, order: str) -> tuple[dict[int, _Entry], bool]:
     """Read the entries of the first directory by tag, and whether another directory follows."""
     (start,) = struct.unpack_from(order + "I", data, 4)
     (num_entries,) = struct.unpack_from(order + "H", data, start)
@@ -389,7 +390,7 @@ def _directory(data: bytes, order: str) -> tuple[dict[int, _Entry], bool]:
     return entries, any(data[end : end + 4])
 
 
-def _first_value(data: bytes, entry: _Entry, order: str) -> int:
+def first_value(data: bytes, entry: _Entry, order: str) -> int:
     """Return the first value of an entry of whole numbers; 0 for other types."""
     kind, count, field = entry
     layout = order + {1: "B", 3: "H", 4: "I"}.get(kind, "0s")
@@ -403,8 +404,8 @@ def _first_value(data: bytes, entry: _Entry, order: str) -> int:
 def _orientation(exif: bytes) -> int:
     """EXIF orientation; 1, upright, if it is missing or damaged."""
     try:
-        order = _BYTE_ORDERS[exif[:4]]
-        value = _first_value(exif, _directory(exif, order)[0][_ORIENTATION], order)
+        order = BYTE_ORDERS[exif[:4]]
+        value = first_value(exif, tiff_directory(exif, order)[0][_ORIENTATION], order)
     except (KeyError, struct.error):
         return 1
     return value if 1 <= value <= 8 else 1
@@ -412,10 +413,10 @@ def _orientation(exif: bytes) -> int:
 
 def _tiff(data: bytes) -> _Header:
     """Return the first page, behind a new directory of the tags that its pixels depend on."""
-    order = _BYTE_ORDERS[data[:4]]
-    entries, more_pages = _directory(data, order)
+    order = BYTE_ORDERS[data[:4]]
+    entries, more_pages = tiff_directory(data, order)
     kept = {tag: entries[tag] for tag in sorted(entries.keys() & _TIFF_TAGS) if entries[tag][0] in _TIFF_TYPE_BYTES}
-    value = {tag: _first_value(data, entry, order) for tag, entry in kept.items()}
+    value = {tag: first_value(data, entry, order) for tag, entry in kept.items()}
     _check_tiff(data, order, kept, value)
     padding = bytes(len(data) % 2)
     directory = struct.pack(order + "H", len(kept))

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
 from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
+from unpad.data.pixels.modes import mode_of
 from unpad.data.sources import files
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
@@ -49,6 +50,7 @@ class ImageExample:
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
         group: that the row declares, or "".
+        mode: of the file, of `pixels.modes`.
     """
 
     where: str
@@ -61,6 +63,7 @@ class ImageExample:
     path: Path
     row: tuple[int, int, str] | None = None
     group: str = ""
+    mode: str = ""
 
 
 def content_key(example: ImageExample) -> int:
@@ -187,11 +190,12 @@ def examine(found: Found | BadRow) -> ImageExample | BadRow:
         content = _contained_bytes(found.path, found.root) if found.content is None else found.content
         info, digest = probe(content), sha256(content).hexdigest()
         _check_unchanged(found.declared, info, digest)
+        mode = mode_of(content)
     except (ImageError, RowFault) as error:
         return BadRow(found.where, error.code, error.what, error.fix, excerpt(str(found.path)))
     size = info.width, info.height
     return ImageExample(
-        found.where, found.label, found.split, *size, info.notes, digest, found.path, found.row, found.group
+        found.where, found.label, found.split, *size, info.notes, digest, found.path, found.row, found.group, mode
     )
 
 
