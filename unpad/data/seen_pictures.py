@@ -37,7 +37,7 @@ class SeenPictures:
         return json.dumps({"modes": self.modes, "width": self.width, "height": self.height}, indent=1).encode()
 
     def has_size(self, size: Size) -> bool:
-        """Whether the size is within that of training."""
+        """Check that a size is within those of training."""
         bounds = zip(size, (self.width, self.height), strict=True)
         return all(low <= length <= high for length, (low, high) in bounds)
 
@@ -63,7 +63,7 @@ def summarise(examples: Sequence[ImageExample], factor: float = 1.0) -> SeenPict
 
 
 def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
-    """What the kept files of a run say of the pictures of training; None for a run of an earlier version."""
+    """Summary of the training pictures among the kept files of a run; None for a run of an earlier version."""
     if kept is None or PICTURES not in kept:
         return None
     values = json.loads(kept[PICTURES])
