@@ -114,3 +114,40 @@ def test_a_table_of_facts_and_labels_counts_once(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert [(row.where, row.code) for row in report.bad] == [(f"{labels}:4", "E_LABEL")]
     assert report.num_rows == report.num_used + 1 == 7
+
+
+# --------------------------------------------------------------------------- JSON
+
+
+def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "一二"}\n\n{"text": "一二"}\n \n{"text": 3}\n{"text": "三"}\n', encoding="utf-8")
+    picture = tmp_path / "picture.png"
+    picture.write_bytes(b"no image")
+    report = check([path, picture])
+    found = json.loads(unpad("data", "check", path, picture, "--json").out)
+    assert [row.what for row in report.bad] == [fault.pop("what") for fault in found["faults"]]
+    assert [row.fix for row in report.bad] == [fault.pop("fix") for fault in found["faults"]]
+    lengths = found["files"][0].pop("characters")
+    assert (lengths["min"], lengths["max"]) == (1, 2)
+    assert found == {
+        "passed": False,
+        "rows": 5,
+        "used": 3,
+        "bad": 2,
+        "files": [
+            {
+                "path": str(path), "kind": "text", "rows": 4, "used": 3, "blank_lines": 2, "repeated": 1, "note": None,
+            },
+            {
+                "path": str(picture), "kind": "images", "rows": 1, "used": 0, "blank_lines": 0, "repeated": None,
+                "characters": None, "note": None,
+            },
+        ],
+        "notes": [],
+        "faults": [
+            {"where": f"{path}:5", "code": "E_TYPE", "rows": 1},
+            {"where": str(picture), "code": "E_FORMAT", "rows": 1},
+        ],
+    }  # fmt: skip
+    assert unpad("data", "check", path, picture, "--json").code == 3

@@ -97,6 +97,13 @@ def test_folders_named_like_parts_of_a_split_hold_the_classes(tmp_path: Path) ->
     for name in ("train/1.png", "car/1.png", "train/steam/2.png"):  # a class named train
         put(tmp_path / "b" / name)
     assert {label for _, label in listed(tmp_path / "b")} == {"train", "car"}
+    for name in ("train/1.png", "test/1.png", "steam/1.png"):  # two of them
+        put(tmp_path / "c" / name)
+    assert sorted(listed(tmp_path / "c")) == [
+        ("/steam/1.png", "steam"),
+        ("/test/1.png", "test"),
+        ("/train/1.png", "train"),
+    ]
     put(tmp_path / "a" / "more" / "1.png")
     with pytest.raises(SourceError, match="more beside them is not"):
         items(tmp_path / "a")

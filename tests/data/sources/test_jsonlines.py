@@ -228,3 +228,10 @@ def test_excerpts_are_short_and_printable() -> None:
     assert excerpt(b"a\0b\xff\n") == "a\\x00b\\xff"
     assert excerpt("\u2028" * 500).isprintable()
     assert len(excerpt("学" * 500)) == MAX_EXCERPT
+
+
+@pytest.mark.parametrize("content", ["汉" * 200, "  " + "ab" * 100, " " * 60 + "x" * 79, "x" * 80, "x" * 81, "𝄞" * 80])
+def test_an_excerpt_of_bytes_is_that_of_their_text(content: str) -> None:
+    stripped = content.strip()
+    expected = stripped if len(stripped) <= MAX_EXCERPT else stripped[: MAX_EXCERPT - 1] + "…"
+    assert excerpt(content.encode()) == excerpt(content) == expected

@@ -12,6 +12,7 @@ from unpad.data.sources.split import (
     assign,
     assign_by_hash,
     content_key,
+    describe_groups,
     divide,
     groups_on_both_sides,
     numbered,
@@ -237,3 +238,11 @@ def test_the_rule_of_earlier_runs_equals_its_words(rows: list[tuple[int, int]], 
         moved = free[-1][1] if after[0] else free[0][1]
         after = [1 - side if key == moved else side for side, (key, _) in zip(after, rows, strict=True)]
     assert found.tolist() == after
+
+
+def test_units_of_several_rows_are_described() -> None:
+    assert describe_groups(np.array([0, 1, 2]), 0, "rows") == describe_groups(np.zeros(0, np.int64), 0, "rows") == []
+    (line,) = describe_groups(np.array([4, 0, 4, 1, 1, 4]), 0, "rows")
+    assert "5 rows are in 2 groups" in line
+    assert "each is on one side" in line
+    assert "3 of them are both" in describe_groups(np.array([1, 1]), 3, "rows")[0]
