@@ -142,6 +142,45 @@ def test_the_name_of_a_new_folder_is_flushed(tmp_path, monkeypatch):
     assert flushed == [str(tmp_path), str(tmp_path / "a")]
 
 
+def flushed_by(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what `work` really flushes and renames, in order; temporary names are all `temporary`."""
+    done, flush, rename = list[str](), os.fsync, os.rename
+
+    def name_of(path: str | Path) -> str:
+        return "temporary" if Path(path).name.startswith(".tmp-") else Path(path).name
+
+    def fsync(descriptor: int) -> None:
+        flush(descriptor)
+        done.append(f"flush {name_of(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+
+    def renamed(source: Path, target: Path) -> None:
+        rename(source, target)
+        done.append(f"rename {name_of(source)} to {name_of(target)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "rename", renamed)
+        work()
+    return done
+
+
+def test_contents_are_on_the_device_before_the_name_and_the_name_before_the_call_returns(tmp_path, monkeypatch):
+    parent, path = f"flush {tmp_path.name}", tmp_path / "best"
+    file = ["flush temporary", "rename temporary to file", parent]
+    assert flushed_by(lambda: storage.write_atomic(tmp_path / "file", b"x"), monkeypatch) == file
+    contents = [f"flush {name}" for name in (*FILES, "MANIFEST.json", "temporary")]
+    written = [*contents, "rename temporary to best", parent]
+    assert flushed_by(lambda: storage.write_folder(path, FILES), monkeypatch) == written
+    aside, gone = "rename best to .old-best", ["rename .old-best to temporary", parent]
+    replaced = [*contents, aside, "rename temporary to best", parent, *gone]
+    assert flushed_by(lambda: storage.replace_folder(path, FILES), monkeypatch) == replaced
+    removed = ["rename best to temporary", parent]
+    assert flushed_by(lambda: storage.remove_folder(path), monkeypatch) == removed
+    log = LineLog(tmp_path / "log.jsonl")
+    assert flushed_by(log.sync, monkeypatch) == ["flush log.jsonl"]
+    log.close()
+
+
 def test_a_private_folder_and_what_is_in_it_are_for_the_owner(tmp_path):
     tmp_path.chmod(0o755)
     before = os.umask(0o022)
@@ -318,6 +357,16 @@ def test_a_hostile_manifest_is_refused(tmp_path, text):
         storage.read_folder(folder)
 
 
+def test_a_manifest_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path, monkeypatch):
+    storage.write_folder(tmp_path / "cache", FILES)
+    size = (tmp_path / "cache/MANIFEST.json").stat().st_size
+    monkeypatch.setattr(storage, "MAX_MANIFEST_BYTES", size)
+    assert storage.read_folder(tmp_path / "cache") == FILES
+    monkeypatch.setattr(storage, "MAX_MANIFEST_BYTES", size - 1)
+    with pytest.raises(CheckpointError, match="is larger than"):
+        storage.read_folder(tmp_path / "cache")
+
+
 def test_files_outside_the_manifest_are_never_opened(tmp_path, monkeypatch):
     storage.write_folder(tmp_path / "cache", FILES)
     (tmp_path / "cache/planted.pt").write_bytes(b"x")
@@ -412,6 +461,16 @@ def test_truncating_keeps_chosen_records_to_the_byte_and_goes_on(tmp_path):
     log.close()
     assert path.read_bytes() == before
     assert names_in(tmp_path) == ["metrics.jsonl"]
+
+
+def test_a_log_of_which_all_is_kept_is_not_written_again(tmp_path, monkeypatch):
+    log = LineLog(tmp_path / "metrics.jsonl")
+    log.append({"step": 0})
+    assert operations(lambda: log.truncate(lambda record: True), monkeypatch) == []
+    assert operations(lambda: log.truncate(lambda record: False), monkeypatch) != []
+    log.append({"step": 1})
+    log.close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,12 @@ def test_what_training_tells_a_model_replaces_its_own_weights() -> None:
     assert (model.trained, model.weights) == ({"cross_entropy": 0.5}, {"cross_entropy": 1.0})
 
 
+def test_a_model_that_says_nothing_of_itself_is_a_causal_model_of_tokens() -> None:
+    model = Stub()
+    assert (model.additions, model.label_smoothing, model.causal, model.head_dim) == ((), 0.0, True, None)
+    assert (model.claims, dict(model.weights), model.trained) == ("tokens", {"cross_entropy": 1.0}, model.weights)
+
+
 def test_a_model_without_a_member_of_the_contract_cannot_be_built() -> None:
     class Incomplete(Stub, Classifies):
         pass

@@ -155,6 +155,21 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
             assert cache.lengths.tolist() == [len(tokens) for tokens in held[0].rows]
 
 
+@pytest.mark.parametrize("most", [11, 12, 23, 25, 47, 100])
+def test_buffers_double_when_they_are_full_and_stay_within_what_was_announced(most: int) -> None:
+    layout, heads, held = build_layout(np.array([5, 6])), 2, list[int]()
+    with torch.inference_mode():
+        cache = KeyValueCache(layout, most)
+        cache.attend(0, torch.randn(11, heads + 2, 16), layout, heads, None)
+        for _ in range(6, most):
+            cache.begin_step()
+            held.append(cache.num_bytes // (2 * 2 * 16 * 4))  # tokens of one row: keys and values of two rows
+            cache.end_step()
+        with pytest.raises(AssertionError, match="exceeds the length"):
+            cache.begin_step()
+    assert held == [min(next(size for size in (12, 24, 48, 96, 192) if size > read), most) for read in range(6, most)]
+
+
 def test_layers_that_read_the_same_tokens_share_their_lengths() -> None:
     with torch.inference_mode():
         cache, _ = prefill(tiny_model(blocks=3).eval(), [[1, 2, 3], [4]], most=20)

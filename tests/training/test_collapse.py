@@ -396,8 +396,11 @@ def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path)
     found = list(tmp_path.glob("before-collapse-*"))
     assert [path.name for path in found] == [f"before-collapse-step-{healthy_step:08d}"]
     assert sum(verdict.action == "save" for verdict in run.verdicts) == 1
-    kept = checkpoint.load(found[0], ["model.*"])
+    kept = checkpoint.load(found[0])
     assert kept.step == healthy_step
+    assert kept.tensors.keys() == {f"model.{name}" for name in run.model.state_dict()}
+    then = CollapseState(light="red", streak=run.settings.patience, healthy_step=healthy_step)
+    assert kept.values == {"collapse": asdict(then)}
     assert all(torch.equal(kept.tensors[f"model.{name}"], value) for name, value in run.read_at[healthy_step].items())
     assert run.lights[healthy_step] in ("green", "yellow")
     assert checkpoint.load_newest(tmp_path) is None  # it is no checkpoint that a resume would take

@@ -222,6 +222,21 @@ def test_skipping_leaves_the_weights_alone_and_is_counted(
         run(recipe, tmp_path / "worse")
 
 
+def test_an_overflow_of_fp16_is_no_fault_halves_the_scale_and_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
+) -> None:
+    recipe = write_toy(tmp_path, plan={"tokens_per_micro": 4096}, precision="fp16", checkpoint={"every": 100})
+    monkeypatch.setattr(Decoder, "losses", spoiled(2, FAULTS["loss"]))
+    run(recipe, tmp_path / "run", "train.max_steps=5")  # train.on_nonfinite is stop
+    assert [row["step"] for row in rows(tmp_path / "run", "train") if row["skipped"]] == [3]
+    [event] = events(tmp_path / "run", "skipped_step")
+    assert (event["step"], event["message"]) == (3, "fp16 overflow; loss scale now 32768")
+    assert same_tensors(snapshots[2]["weights"], snapshots[3]["weights"])
+    state, _ = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    saved = state.values["progress"]
+    assert (saved["num_skipped"], saved["scaler"]["scale"], saved["scaler"]["good_steps"]) == (0, 2.0**15, 2)
+
+
 def test_out_of_memory_names_the_shape_and_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(self: Decoder, batch: RaggedBatch, *arguments: object, **named: object) -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: tried")

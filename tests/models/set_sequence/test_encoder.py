@@ -23,7 +23,7 @@ from unpad.models.set_sequence.encoder import (
     soft_clamp,
     value_features,
 )
-from unpad.nn.block import BlockConfig
+from unpad.nn.block import BlockConfig, init_weights
 
 POINTS, LATENT = 3, 5
 SIZES = [1, 40, 2, 7, 1, 3, 12]
@@ -83,10 +83,14 @@ def test_vectors_of_another_length_are_refused(size: int | None, expects: str) -
     assert error.value.where == "model.code_vectors"
 
 
-def test_embeddings_start_as_long_as_one() -> None:
+@pytest.mark.parametrize("vector_size", [None, 32])
+def test_embeddings_start_as_long_as_one(vector_size: int | None) -> None:
     torch.manual_seed(0)
-    embed = EventEmbedding(200, 64, None)
+    embed = EventEmbedding(200, 64, vector_size)
+    init_weights(embed, 1)
     embed.reset()
+    if vector_size is not None:
+        embed.load_code_vectors(torch.randn(200, vector_size))
     codes, values = torch.arange(200), torch.randn(200)
     bare = embed(codes, values, torch.zeros(200, dtype=torch.bool)).norm(dim=1)
     told = embed(codes, values, torch.ones(200, dtype=torch.bool)).norm(dim=1)

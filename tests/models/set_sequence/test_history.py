@@ -41,6 +41,10 @@ def test_a_readout_stands_behind_the_sets_of_every_patient_at_day_0() -> None:
     assert course.days.tolist() == [-9, -9, -2.5, 0, 0, 4, 0, -7, -1, 0]
     assert course.gaps.tolist() == [0, 0, 6.5, 2.5, 0, 0, 0, 0, 6, 1]  # neither across patients nor backwards
     assert course.is_first.tolist() == [True, False, False, True, True, False]
+    for sets in ([], [0], [2], [1, 0], [0, 0, 5]):
+        lengths = course_of(sets, [-1.0] * sum(sets)).layout.lengths().tolist()
+        assert lengths == [num + 1 for num in sets]
+        assert course_of(sets, [-1.0] * sum(sets)).layout.max_seqlen == max(lengths, default=0)
     nobody = course_of([], [])
     assert (nobody.layout.num_seqs, nobody.layout.max_seqlen, len(nobody.days)) == (0, 0, 0)
 

@@ -206,7 +206,8 @@ def test_what_is_written_back_gives_the_same_logits_in_transformers(
 def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
     sizes = {"width": 16, "blocks": 2, "heads": 2, "hidden": 24}
     section = {
-        "kind": "vision_language", "image_id": IMAGE, "language": {**sizes, "rope_theta": 300.0, "eps": 1e-5},
+        "kind": "vision_language", "image_id": IMAGE,
+        "language": {**sizes, "rope_theta": 300.0, "eps": 1e-5, "tied": False},
         "vision": {**sizes, "patch": 2, "side": 2, "positions": "learned", "pre_norm": True},
     }  # fmt: skip
     torch.manual_seed(1)
@@ -214,6 +215,14 @@ def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
     for parameter in ours.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.2)
     save_llava(ours, tmp_path / "ours")
+    # The names of the released checkpoints, which all versions read.
+    names = {
+        ".".join(name.split(".")[:2]) for file in (tmp_path / "ours").glob("*.safetensors") for name in load_file(file)
+    }
+    assert names == {
+        "language_model.model", "language_model.lm_head", "vision_tower.vision_model", "multi_modal_projector.linear_1",
+        "multi_modal_projector.linear_2",
+    }  # fmt: skip
     theirs = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
     batch = samples(theirs).batch
     assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5

@@ -48,6 +48,10 @@ def dense(merged: Merged, num_vision: int) -> Tensor:
     return merged.weights.average(torch.eye(num_vision, dtype=torch.float64))
 
 
+def test_slots_have_any_width_that_their_heads_divide() -> None:
+    assert PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_in_a_batch_is_merged_as_alone(kind: str) -> None:
     merger = moved(make(kind))

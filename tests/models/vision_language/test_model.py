@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from tests.helpers.vision import GRIDS, IMAGE, ROWS, VOCAB, VOCABULARY, picture, prepare, tiny
+from tests.helpers.vision import GRIDS, IMAGE, PATCH, ROWS, VOCAB, VOCABULARY, picture, prepare, tiny
 from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
@@ -217,6 +217,21 @@ def test_embeddings_in_place_of_tokens_are_equal() -> None:
     assert given.inputs_embeds.grad[batch.media_index].abs().max() == 0
 
 
+def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_else() -> None:
+    model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
+    assert batch.media is not None
+    visual = model.encode(batch.media)
+    spliced = model.splice(batch, visual)
+    assert (spliced.media, spliced.media_index, spliced.media_seqs) == (None, None, None)
+    embeds = model.embed(batch.input_ids.masked_fill(batch.input_ids == IMAGE, 0))
+    embeds = embeds.index_copy(0, batch.media_index, visual)
+    assert torch.equal(spliced.inputs_embeds, embeds)
+    for name in ("layout", "position_ids", "input_ids", "labels", "loss_mask", "target_index", "seq_ids"):
+        assert getattr(spliced, name) is getattr(batch, name), name
+    order = [3, 0, 5]  # it is a batch of text like any other
+    torch.testing.assert_close(model.decoder(spliced.select(order)), model(batch.select(order)), rtol=1e-10, atol=1e-10)
+
+
 def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
     model, batch = tiny(**KINDS["clip"]), prepare(ROWS).batch
     # The last token of an answer is no input of the batch; in the whole pass a 3 takes its place.
@@ -315,6 +330,21 @@ def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
 
 
 # --------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, set()),
+        ({"pre_norm": True}, {"pre_norm"}),
+        ({"positions": "learned", "side": 2}, {"class_token"}),
+    ],
+)
+def test_a_tower_has_the_parts_that_its_settings_name(fields: dict[str, Any], expected: set[str]) -> None:
+    tower = Tower(TowerConfig(width=8, blocks=1, heads=2, hidden=12, patch=PATCH, **fields))
+    assert {name.partition(".")[0] for name, _ in tower.named_parameters()} == {
+        "patch_embed", "positions", "blocks", *expected,
+    }  # fmt: skip
 
 
 def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:

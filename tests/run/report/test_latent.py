@@ -86,6 +86,13 @@ def test_what_is_drawn_is_what_the_log_holds(tmp_path: Path) -> None:
     kl = np.sort(logged[-1]["kl"])[::-1]
     needed = int(np.searchsorted(kl.cumsum(), 0.9 * kl.sum())) + 1
     assert f"{needed} of 32 carry 90 % of the KL" in shown
+    figure = shown.split("<b>Dimensions at step 600</b>")[1].split("</figure>")[0]
+    order = np.argsort(-np.array(logged[-1]["kl"]), kind="stable")
+    for css, name in (("main", "kl"), ("held", "variance")):
+        dots = re.findall(rf'<circle class="{css}"[^>]*><title>dimension (\d+): ([-\d.e+]+)<', figure)
+        assert [int(place) for place, _ in dots] == list(range(1, 33))
+        drawn = np.maximum(np.array(logged[-1][name])[order], report.FLOOR)
+        assert [float(value) for _, value in dots] == pytest.approx(drawn, rel=1e-3)
 
 
 def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from unpad.errors import SourceError
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.report.page import write_report
-from unpad.run.report.section import family_section
+from unpad.run.report.section import family_section, part_note
 from unpad.run.report.svg import MAX_POINTS, Curve, plot, running_mean, short, span, thin, tick_labels, ticks
 from unpad.storage import RunLock
 
@@ -131,6 +131,76 @@ def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path: Pat
     (folder / "log.jsonl").write_text(steps + again, encoding="utf-8")
     page = text_of(write_report(folder).read_text())
     assert "Where the time went in the process that took steps 41 to 60 of the run" in page
+
+
+def tables_of(page: str) -> dict[str, list[list[str]]]:
+    """Cells of every table of a page, by the heading before it."""
+    found = re.findall(r"<h2>(.*?)</h2><div class=box><table>(.*?)</table>", page, re.S)
+    return {
+        text_of(f"</style>{title}").strip(): [
+            [unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
+            for row in re.findall(r"<tr[^>]*>(.*?)</tr>", table)
+        ]
+        for title, table in found
+    }
+
+
+def test_tables_hold_every_row_and_every_column_of_the_files(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    page = write_report(folder).read_text()
+    tables = tables_of(page)
+    held = [row for row in load_metrics(folder) if row["kind"] == "eval"]
+    head, *shown = tables["Held-out evaluations of the part valid"]
+    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "bits per char", "Targets", "Best"]
+    assert [row[:4] + row[5:] for row in shown] == [
+        [row["stage"], str(row["step"]), str(row["epoch"]), f"{row['loss']:#.4g}", "2.500", "4,212", best]
+        for row, best in zip(held, ["✓", "✓", "★", "✓", "★", ""], strict=True)
+    ]
+    assert [float(row[4].replace(",", "")) for row in shown] == pytest.approx(
+        [row["perplexity"] for row in held], rel=1e-3
+    )
+    assert page.count("<tr class=best>") == 2
+    assert tables["Where the time went"] == [["Part", "Seconds", "Share"], ["train", "6.0", "75.0%"]]
+    assert tables["Environment"] == [
+        ["Name", "Value"], ["torch", "2.13.0"], ["threads", "2"], ["kernel", "native bf16"],
+    ]  # fmt: skip
+    log = list(read_rows(folder / "log.jsonl"))
+    head, *entries = tables["Log"]
+    assert head == ["Time", "Entry", "Details"]
+    told = [entry for entry in log if entry["kind"] not in ("environment", "timers")]
+    assert [row[0] for row in entries] == [entry["time"][:19].replace("T", " ") for entry in told]
+    assert [row[1] for row in entries] == [entry["kind"] for entry in told]
+    assert entries[0][2] == "recipe zh_chat"
+    assert [row[2] for row in entries if row[1] == "warning"] == [
+        entry["message"] for entry in told if entry["kind"] == "warning"
+    ]
+
+
+def test_a_long_log_shows_its_newest_entries_and_says_how_many_there_are(tmp_path: Path) -> None:
+    folder = run_directory(tmp_path / "run")
+    with (folder / "log.jsonl").open("a") as log:
+        for number in range(300):
+            log.write(f'{{"time": "2026-01-01T00:00:00+00:00", "kind": "noted", "number": {number}}}\n')
+    total = len(list(read_rows(folder / "log.jsonl"))) - 2
+    [(title, table)] = [(t, rows) for t, rows in tables_of(write_report(folder).read_text()).items() if "Log" in t]
+    assert " ".join(title.split()) == f"Log the newest 200 of {total}"
+    assert [row[2] for row in table[1:]] == [f"number {number}" for number in range(100, 300)]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({}, ""),
+        ({"part": "test", "best_of": None}, "These figures are of the part test."),
+        (
+            {"part": "valid", "best_of": 4},
+            "These figures are of the part valid, by which the weights were chosen: they are the best of 4 checks of "
+            "the same rows.",
+        ),
+    ],
+)
+def test_figures_name_their_part_and_how_often_it_was_looked_at(found: dict[str, object], expected: str) -> None:
+    assert re.sub("<[^>]*>", "", part_note(found)) == expected
 
 
 @pytest.mark.parametrize(("title", "unit", "value"), [("Waiting for data", "ms per step", 20), ("Memory", "GB", 0.6)])

@@ -133,3 +133,9 @@ def test_the_heaviest_set_has_the_whole_height_and_a_value_of_the_mean_is_a_valu
     assert tops == [pytest.approx(10 + 110 * (1 - weight), abs=0.06) for weight in (0.25, 1.0, 0.5)]
     assert re.findall(r"<circle class=(\w+)", drawn) == ["low", "high", "bare"]
     assert "+0.00 standard deviations" in drawn
+
+
+def test_an_event_is_the_stronger_coloured_the_further_its_value_is_from_the_mean() -> None:
+    given = {None: 1.0, 0.0: 0.15, 0.5: 0.4, -1.0: 0.65, 1.6: 0.95, 3.0: 1.0, -9.0: 1.0}
+    drawn = course("p", one_patient(events=[[1, "age", value] for value in given]))
+    assert [float(one) for one in re.findall(r'fill-opacity="([^"]*)"', drawn)] == list(given.values())

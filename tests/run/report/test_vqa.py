@@ -39,6 +39,12 @@ def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> No
     ends = [float(x) for x in re.findall(r"class=bar d=\"M\d+ [\d.]+H([\d.]+)", page)]
     whole = WIDTH - LEFT - 60
     assert ends == [LEFT + 0.75 * whole, LEFT + 0.5 * whole]
+    bounds = re.findall(r'class=interval d="M([\d.]+) [\d.]+H([\d.]+)"', page)
+    assert [[float(end) for end in one] for one in bounds] == [
+        [LEFT + low * whole, LEFT + high * whole] for low, high in ((0.7, 0.8), (0.4, 0.6))
+    ]
+    values = re.findall(r"<text x=([\d.]+) y=[\d.]+>([\d.]+%)</text>", page)
+    assert values == [(f"{LEFT + 0.8 * whole + 8:.1f}", "75.0%"), (f"{LEFT + 0.6 * whole + 8:.1f}", "50.0%")]
     assert page.count("<image") == 6
     assert "<b>?</b>" not in page
     assert "the answer is y" in page
