@@ -151,7 +151,7 @@ def test_tables_hold_every_row_and_every_column_of_the_files(tmp_path: Path) -> 
     tables = tables_of(page)
     held = [row for row in load_metrics(folder) if row["kind"] == "eval"]
     head, *shown = tables["Held-out evaluations of the part valid"]
-    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "bits per char", "Targets", "Best"]
+    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "Bits per char", "Targets", "Best"]
     assert [row[:4] + row[5:] for row in shown] == [
         [row["stage"], str(row["step"]), str(row["epoch"]), f"{row['loss']:#.4g}", "2.500", "4,212", best]
         for row, best in zip(held, ["✓", "✓", "★", "✓", "★", ""], strict=True)
