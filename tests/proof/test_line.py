@@ -1,0 +1,84 @@
+"""A certificate says all of every line, and passes unless one fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from unpad.errors import OutOfMemoryError
+from unpad.proof.line import INDENT, MOST_NOTE, NAME_CELLS, Certificate, Line, Lines
+from unpad.terminal.table import WIDTH
+
+HOLDS = Line("labels stay", "", 0.0, 0.0, True)
+NEAR = Line("packed = alone", "group sdpa, padded sdpa", 1.234e-14, 1e-10, True)
+FAR = Line("padded left = alone", "padded sdpa", 0.123, 1e-10, False)
+INEXACT = Line("isolated", "", 3.0, 0.0, False)
+OPEN = Line("attention of others", "varlen flash", None, None, None)
+BROKEN = Line("further claims", "", None, None, False, "ValueError: no rows (plan.py:3)")
+
+
+def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
+    assert Certificate((HOLDS, NEAR, FAR, INEXACT, OPEN, BROKEN)).text() == [
+        "PASS  labels stay               exact",
+        "PASS  packed = alone            1.2e-14 <= 1e-10  group sdpa, padded sdpa",
+        "FAIL  padded left = alone       0.12 > 1e-10      padded sdpa",
+        "FAIL  isolated                  3, not exact",
+        "NOT PROVEN attention of others                    varlen flash",
+        "FAIL  further claims",
+        "        ValueError: no rows (plan.py:3)",
+        "3 of 6 lines FAILED; 1 NOT PROVEN",
+    ]
+    assert Certificate((HOLDS, NEAR)).text()[-1] == "all 2 lines hold"
+    assert Certificate((HOLDS, NEAR, OPEN)).text()[-1] == "all 2 lines hold; 1 NOT PROVEN"
+    assert Certificate((FAR,)).text()[-1] == "1 of 1 lines FAILED"
+
+
+@pytest.mark.parametrize("length", [NAME_CELLS - 7, NAME_CELLS - 6, NAME_CELLS - 5, 70])
+def test_a_name_that_is_wider_than_the_column_moves_no_other(length: int) -> None:
+    text = Certificate((HOLDS, Line("n" * length, "group sdpa", 0.5, 1.0, True))).text()
+    fits = length + 6 <= NAME_CELLS
+    width = length + 6 if fits else len("PASS  labels stay")
+    assert text[0] == f"{'PASS  labels stay':<{width}}  exact"
+    name = f"PASS  {'n' * length}"
+    beside = f"{name}  0.5 <= 1  group sdpa"
+    assert text[1:-1] == ([beside] if len(beside) <= WIDTH else [name, " " * INDENT + "0.5 <= 1 group sdpa"])
+
+
+def test_a_certificate_passes_unless_a_line_fails_and_is_json() -> None:
+    assert Certificate((HOLDS, OPEN)).passed
+    assert not Certificate((HOLDS, INEXACT, OPEN)).passed
+    assert Certificate((NEAR, BROKEN)).to_json() == {
+        "passed": False,
+        "lines": [
+            {"name": "packed = alone", "kernel": "group sdpa, padded sdpa", "measured": 1.234e-14, "bound": 1e-10,
+             "passed": True, "note": ""},
+            {"name": "further claims", "kernel": "", "measured": None, "bound": None, "passed": False,
+             "note": "ValueError: no rows (plan.py:3)"},
+        ],
+    }  # fmt: skip
+
+
+def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_place() -> None:
+    def broken() -> Line:
+        raise ValueError("two\n  lines " + "x" * MOST_NOTE)
+
+    lines = Lines([HOLDS])
+    assert lines.add("one", lambda: NEAR) == [NEAR]
+    assert lines.add("two", lambda: [FAR, OPEN]) == [FAR, OPEN]
+    assert lines.add("none", list) == []
+    assert lines.value("number", lambda: 5) == 5
+    assert lines.add("broken", broken) == []
+    *before, last = lines.certificate().lines
+    assert before == [HOLDS, NEAR, FAR, OPEN]
+    message, _, place = last.note.rpartition(" (")
+    assert message == "ValueError: " + ("two lines " + "x" * MOST_NOTE)[:MOST_NOTE]
+    assert place.startswith("test_line.py:")
+    assert (last.name, last.kernel, last.measured, last.bound, last.passed) == ("broken", "", None, None, False)
+
+
+@pytest.mark.parametrize("error", [OutOfMemoryError("full", fix="less"), MemoryError(), RuntimeError("out of memory")])
+def test_lack_of_memory_says_nothing_about_a_model(error: Exception) -> None:
+    def full() -> Line:
+        raise error
+
+    with pytest.raises(type(error)):
+        Lines().add("full", full)

@@ -1,0 +1,169 @@
+"""Errors of measurements are relative norms, and each line holds up to its own bound."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import random_batch, tiny_model
+from unpad.nn.kernel import Kernel
+from unpad.nn.native import library
+from unpad.proof import measure as module
+from unpad.proof.line import Line
+from unpad.proof.measure import (
+    Measurement,
+    Subject,
+    Variant,
+    change_tokens,
+    equal_line,
+    error_lines,
+    errors,
+    gradients,
+    more_variants,
+    native_lines,
+)
+
+OUTPUTS = [torch.tensor([3.0, 4.0]), torch.tensor([2.0])]
+TRUTH = Measurement(
+    OUTPUTS, {"a": 4.0, "b": -0.5}, {"a": 3, "b": 2}, {"a": 1.0}, {"v": torch.tensor([6.0]), "w": torch.tensor([8.0])}
+)
+# Relative errors that are allowed of outputs, loss terms and gradients, by precision.
+ALLOWED = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
+
+
+def off(outputs: float = 0.0, terms: float = 0.0, gradient: float = 0.0) -> Measurement:
+    """The truth with relative errors."""
+    moved = [OUTPUTS[0], OUTPUTS[1].double() * (1 + outputs)]
+    grads = {"v": torch.tensor([6.0]), "w": torch.tensor([8 + 10 * gradient], dtype=torch.float64)}
+    return replace(TRUTH, outputs=moved, terms={"a": 4.0, "b": -0.5 * (1 + terms)}, gradients=grads)
+
+
+def test_errors_are_the_largest_of_outputs_and_terms_and_one_of_all_gradients() -> None:
+    assert errors(TRUTH, TRUTH) == (0, 0, 0)
+    assert errors(off(0.01, 0.02, 0.03), TRUTH) == pytest.approx((0.01, 0.02, 0.03))
+    both = replace(TRUTH, outputs=[torch.tensor([3.0, 4.5]), torch.tensor([2.5])])
+    assert errors(both, TRUTH)[0] == pytest.approx(max(0.5 / 5, 0.5 / 2))
+    nothing = Measurement([], {}, {}, {}, {})
+    assert errors(nothing, nothing) == (0, 0, 0)
+
+
+def test_what_cannot_be_compared_is_infinitely_far() -> None:
+    inf, nan = math.inf, math.nan
+    shorter = replace(TRUTH, outputs=[OUTPUTS[0][:1], OUTPUTS[1]])
+    assert errors(shorter, TRUTH) == (inf, 0, 0)
+    assert errors(replace(TRUTH, outputs=[torch.tensor([nan, 4.0]), OUTPUTS[1]]), TRUTH)[0] == inf
+    assert errors(replace(TRUTH, counts={"a": 3, "b": 3}), TRUTH) == (0, inf, inf)
+    assert errors(replace(TRUTH, terms={"a": nan, "b": nan}), TRUTH)[1] == inf
+    assert errors(replace(TRUTH, gradients={"v": torch.tensor([6.0])}), TRUTH) == (0, 0, inf)
+    assert errors(replace(TRUTH, gradients={**TRUTH.gradients, "w": torch.tensor([nan])}), TRUTH)[2] == inf
+    zero = replace(TRUTH, outputs=[torch.zeros(2), OUTPUTS[1]])
+    assert errors(zero, zero)[0] == 0
+    assert errors(TRUTH, zero)[0] > 1e20
+
+
+def subject(truth: Measurement = TRUTH, **fields: Any) -> Subject:
+    return Subject(tiny_model(), truth, torch.device("cpu"), lambda *_: None, **fields)
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, *found: Measurement) -> None:
+    """Let measurements give these, one after the other, and the last of them ever after."""
+    left = list(found)
+    monkeypatch.setattr(module, "measure", lambda *_: left.pop(0) if len(left) > 1 else left[0])
+
+
+VARIANT = Variant("packed", [], [])
+
+
+@pytest.mark.parametrize("precision", ALLOWED)
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("factor", [0.99, 1.01])
+def test_every_error_has_its_own_bound(
+    monkeypatch: pytest.MonkeyPatch, precision: Any, which: int, factor: float
+) -> None:
+    allowed = ALLOWED[precision]
+    wrong = [factor * allowed[i] if i == which else 0.0 for i in range(3)]
+    measuring(monkeypatch, off(*wrong))
+    lines = error_lines(subject(prefix="soft: "), VARIANT, precision)
+    names = [f"soft: {precision} {what} against fp64" for what in ("outputs", "loss terms", "gradients")]
+    assert [line.name for line in lines] == names
+    assert [line.bound for line in lines] == list(allowed)
+    assert [line.measured for line in lines] == pytest.approx(wrong)
+    assert [line.passed for line in lines] == [factor < 1 or i != which for i in range(3)]
+
+
+def test_some_terms_can_be_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring(monkeypatch, replace(off(terms=0.5), counts={"a": 3, "b": 9}))
+    assert [line.passed for line in error_lines(subject(), VARIANT, "fp32")] == [True, False, False]
+    assert [line.passed for line in error_lines(subject(), VARIANT, "fp32", ["a"])] == [True, True, True]
+    assert [line.passed for line in error_lines(subject(), VARIANT, "fp32", ["b"])] == [True, False, False]
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_way_to_batch_is_equal_up_to_one_part_in_ten_billion(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+    for error, passed in ((0.9e-10, True), (1.1e-10, False)):
+        measuring(monkeypatch, off(*(error if i == which else 0.0 for i in range(3))))
+        line = equal_line(subject(prefix="hard: ", truth_name="reference"), VARIANT)
+        assert line == Line("hard: packed = reference", "", pytest.approx(error, rel=1e-4), 1e-10, passed)  # type: ignore[arg-type]
+    measuring(monkeypatch, replace(TRUTH, compared=False))
+    assert equal_line(subject(), VARIANT).name == "packed = alone, terms and gradients"
+
+
+def test_native_kernels_may_err_a_fifth_more_than_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Line("bf16 gradients against fp64", f"{Kernel.NATIVE.value}, padded sdpa", 0.02, 0.06, True)
+    for by_torch, passed in ((0.02 / 1.19, True), (0.02 / 1.21, False)):
+        enabled: list[bool] = []
+        monkeypatch.setattr(
+            module, "measure", lambda *_, by=by_torch: enabled.append(library.enabled()) or off(gradient=by)
+        )
+        [line] = native_lines(subject(), VARIANT, "bf16", mine)
+        assert (line.name, line.kernel) == ("bf16 gradient error over that of torch's kernels", mine.kernel)
+        assert (line.measured, line.bound, line.passed) == (pytest.approx(0.02 / by_torch), 1.2, passed)
+        assert enabled == [False]
+    assert native_lines(subject(), VARIANT, "bf16", replace(mine, kernel="group sdpa")) == []
+    assert native_lines(subject(), VARIANT, "bf16", replace(mine, measured=None)) == []
+
+
+def test_gradients_are_copies_of_those_that_exist() -> None:
+    model = tiny_model()
+    names = list(dict(model.named_parameters()))
+    model.get_parameter(names[0]).grad = torch.ones_like(model.get_parameter(names[0]))
+    found = gradients(model)
+    assert list(found) == names[:1]
+    model.zero_grad(set_to_none=False)
+    assert float(found[names[0]].min()) == 1
+
+
+def test_other_batches_hold_every_sequence_once() -> None:
+    batch = random_batch([5, 2, 7, 1])
+    made = {name: make() for name, make in more_variants(batch).items()}
+    assert {name: variant.rows for name, variant in made.items()} == {
+        "padded right": [[0, 1, 2, 3]], "padded left": [[0, 1, 2, 3]], "padded further": [[0, 1, 2, 3]],
+        "split into micro-batches, one empty": [[1], [], [3, 0, 2]],
+    }  # fmt: skip
+    for name, variant in made.items():
+        assert variant.name == name
+        for micro, rows in zip(variant.micros, variant.rows, strict=True):
+            assert micro.attended.lengths().tolist() == [[5, 2, 7, 1][row] - 1 for row in rows]
+    shapes = {name: tuple(one.micros[0].layout.attention_mask.shape) for name, one in made.items() if "pad" in name}
+    assert shapes == {"padded right": (4, 6), "padded left": (4, 6), "padded further": (4, 13)}
+    left = made["padded left"].micros[0].layout.attention_mask
+    assert left[1].tolist() == [False] * 5 + [True]
+
+
+def test_one_token_of_every_sequence_or_of_one_is_changed() -> None:
+    batch = random_batch([5, 2, 7])
+    bounds = batch.layout.cu_seqlens.tolist()
+    for only, where, places in (
+        (None, lambda a, b: a, bounds[:-1]),
+        (None, lambda a, b: b - 1, [end - 1 for end in bounds[1:]]),
+        (1, lambda a, b: a, bounds[1:2]),
+    ):
+        changed, found = change_tokens(batch, where, only)
+        assert found == places
+        assert batch.input_ids is not None
+        assert changed.input_ids is not None
+        assert (changed.input_ids != batch.input_ids).nonzero().flatten().tolist() == places
