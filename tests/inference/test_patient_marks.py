@@ -173,6 +173,9 @@ def test_patients_of_whom_only_facts_are_known_are_marked(tmp_path: Path) -> Non
     marks = mark_patients(data)
     assert marks.events.tolist() == [3, 1, 1]
     assert marks.texts() == ["", "no events before the landmark", "no events"]
+    put(tmp_path / "e.parquet", table(rows[:2], time="minute"))
+    on_time = opened([events, facts], data={"holdout": 0}, events={"landmark": 60, "unit": "minutes"})
+    assert mark_patients(on_time).texts() == ["", "no events", "no events"], "where others have them"
     alone = opened([facts], data={"holdout": 0}, events={"landmark": 60, "unit": "minutes"})
     assert mark_patients(alone).texts() == ["", "", ""], "where facts are all there is, nobody lacks events"
 

@@ -107,6 +107,7 @@ def test_a_run_trained_on_system_turns_and_one_that_does_not_say(
     assert load(path).num_system is None
     assert "does not record" in unpad("chat", path, "--system", "简短", stdin="").err
     assert count_system_turns([{"kind": "data", "system_turns": 3}, {"kind": "data", "system_turns": 4}]) == 4
+    assert count_system_turns([{"kind": "data"}, {"kind": "eval", "system_turns": 3}]) is None
     assert system_note(4) == ""
 
 

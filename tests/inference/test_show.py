@@ -24,7 +24,10 @@ from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
 
-UNIFORM = {"prune": {"layers": [-1], "method": "uniform", "keep": 0.25}}
+UNIFORM = {
+    "language": {**SMALL["language"], "blocks": 3},  # type: ignore[dict-item]
+    "prune": {"layers": [-1, 0, 1], "method": "uniform", "keep": 0.25},
+}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,10 @@ def test_every_image_keeps_what_it_keeps_alone(run: Path, pictures: Path) -> Non
         kept = set(np.flatnonzero(found.shown.stays[-1]).tolist())
         assert len(kept) == -(-rows * columns // 4)
         assert kept <= best
+        for before, after in ((-1, 0), (0, 1)):
+            left = found.shown.stays[after]
+            assert left.sum() == -(-found.shown.stays[before].sum() // 4)
+            assert (left <= found.shown.stays[before]).all(), "what was removed does not come back"
 
 
 def test_answers_are_those_that_are_shown(run: Path) -> None:
@@ -113,7 +120,7 @@ def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
     assert outcome.code == 0
     assert ", most " in " ".join(outcome.out.partition("\nkept_final ")[2].split()[:6])
     found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    assert (found["family"], len(found["kept"]), len(found["pictures"])) == ("vqa", 2, 3)
+    assert (found["family"], len(found["kept"]), len(found["pictures"])) == ("vqa", 3, 3)
     assert set(found["accuracy"]) == {"origin", "hard"}
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.count('href="data:image/png') == 6
