@@ -300,7 +300,7 @@ def _ending(search: Search, trial: FrozenTrial) -> str:
 
 
 def _value(search: Search, trial: FrozenTrial) -> float:
-    return search.sign * float(trial.value or 0.0)
+    return search.sign * float(trial.value or 0.0) + 0.0  # never -0
 
 
 def _short(value: Any) -> str:
