@@ -123,7 +123,7 @@ def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
     assert (found["family"], len(found["kept"]), len(found["pictures"])) == ("vqa", 3, 3)
     assert set(found["accuracy"]) == {"origin", "hard"}
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert page.count('href="data:image/png') == 6
+    assert page.count('href="data:image/png') == 12
     assert "Held-out questions" in page
 
 

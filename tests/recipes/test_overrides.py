@@ -12,6 +12,7 @@ import yaml
 from unpad.errors import RecipeError
 from unpad.recipes.file import field_schema, load_recipe
 from unpad.recipes.find import recipe_names
+from unpad.recipes.overrides import _gives, apply_override
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
 
 # A value for fields whose schema does not tell one.
@@ -228,3 +229,19 @@ def test_no_packaged_source_is_left_beside_a_given_one(name: str) -> None:
     for kind in paths(load_recipe(name)):
         labels = ["events.labels.path=mine"] if kind == "events" else []
         assert paths(load_recipe(name, [f"data.{kind}=mine", *labels])) == {kind: ["mine"]}
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "gives"),
+    [
+        ("events.labels.path=a", "events.labels.path", True), ("events.labels={path: a}", "events.labels.path", True),
+        ("events.labels.path=a", "events.labels", True), ("events={}", "events.labels.path", True),
+        ("events.split=a", "events.labels", False), ("events.labels.id=a", "events.labels.path", False),
+        ("data.events=a", "events", False),
+    ],
+)  # fmt: skip
+def test_a_field_is_given_alone_within_its_section_or_by_a_part_of_it(given: str, field: str, gives: bool) -> None:
+    one, other = apply_override({}, given), apply_override({}, "train.seed=3")
+    assert _gives([one], tuple(field.split("."))) == gives
+    assert _gives([other, one], tuple(field.split("."))) == gives
+    assert not _gives([], tuple(field.split(".")))

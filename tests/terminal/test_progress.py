@@ -50,6 +50,40 @@ def test_a_line_fits_the_terminal_and_obeys_no_name(written: list[str]) -> None:
     assert len(written[0].removeprefix("\r\x1b[K")) < 40
 
 
+@pytest.mark.parametrize(("columns", "cells"), [(60, 59), (21, 20), (11, 10), (5, 10)])
+def test_a_line_leaves_the_last_column_of_the_terminal_free(
+    written: list[str], monkeypatch: pytest.MonkeyPatch, columns: int, cells: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for text, shown in (("x" * 200, "x" * cells), ("很" * 200, "很" * (cells // 2)), ("short", "short")):
+        with progress.progress(text):
+            pass
+        assert written[-2].removeprefix("\r\x1b[K") == shown
+
+
+def test_the_time_left_is_told_after_a_while_and_where_the_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(progress, "perf_counter", lambda: clock[0])
+    bar = progress.Bar("reading", 4000, "rows")
+    unknown, named = progress.Bar("reading", None, "rows"), progress.Bar("reading", 0, "")
+    assert [one.text() for one in (bar, unknown, named)] == ["reading 0/4,000 rows", "reading", "reading 0/0"]
+    for one in (bar, unknown, named):
+        one.advance(1000)
+    clock[0] += progress.LEFT_AFTER_SECONDS - 0.01
+    assert bar.text() == "reading 1,000/4,000 rows"
+    clock[0] = 100 + progress.LEFT_AFTER_SECONDS + 15
+    left = round(3 * (progress.LEFT_AFTER_SECONDS + 15))
+    said = f"{left}s" if left < 60 else f"{left // 60}m{left % 60:02d}s"
+    assert bar.text() == f"reading 1,000/4,000 rows, left {said}"
+    assert [one.text() for one in (unknown, named)] == ["reading 1,000 rows", "reading 1,000/0"]
+    clock[0] = 100 + 20
+    assert bar.text().endswith(", left 1m00s")
+    clock[0] = 100 + 19.6
+    assert bar.text().endswith(", left 59s")
+    bar.advance(4000)
+    assert bar.text() == "reading 5,000/4,000 rows, left 0s"
+
+
 def test_the_line_is_erased_when_work_fails(written: list[str]) -> None:
     with pytest.raises(KeyboardInterrupt), progress.progress("work"):
         raise KeyboardInterrupt

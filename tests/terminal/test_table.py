@@ -58,3 +58,33 @@ def test_texts_continue_below_themselves() -> None:
     assert lines[2] == "b" * 30
     path = "/" + "x" * 99
     assert wrapped(f"see {path} there") == ["see", path, "there"]
+
+
+def test_a_name_too_long_for_the_column_stands_above_its_text() -> None:
+    fits, long = "n" * LONGEST_NAME, "m" * (LONGEST_NAME + 1)
+    assert described([fits, long, "短名"], ["one", "two", "three"]) == [
+        f"{fits}  one", long, " " * 30 + "two", f"短名{' ' * 26}three",
+    ]  # fmt: skip
+    assert described([long], ["one two three"], width=10) == [long, "  one two", "  three"]
+    assert described(["a"], [""]) == ["a"]
+    assert described([], []) == []
+
+
+def test_words_fill_a_line_to_its_last_cell() -> None:
+    assert wrapped("aa bb cc", 5) == ["aa bb", "cc"]
+    assert wrapped("aa bb cc", 4) == ["aa", "bb", "cc"]
+    assert wrapped("aa bb cc", 8) == ["aa bb cc"]
+    assert wrapped("长度 长度", 9) == ["长度 长度"]
+    assert wrapped("长度 长度", 8) == ["长度", "长度"]
+    assert wrapped("  aa   bb ") == ["aa bb"]
+    assert wrapped("") == [""]
+
+
+def test_columns_are_aligned_as_asked_and_gaps_are_as_wide_as_asked() -> None:
+    rows = [["x", "1", "y"], ["xx", "22"]]
+    assert text_table(["a", "bbb", "ccc"], rows, left=(0, 2), gap=3) == [
+        "a    bbb   ccc", "x      1   y", "xx    22",
+    ]  # fmt: skip
+    assert text_table(["a", "bbb"], rows[1:], left=()) == [" a  bbb", "xx   22"]
+    assert text_table(["a"], [["x"]]) == ["a", "x"]
+    assert text_table(["a", "b"], []) == ["a  b"]

@@ -1,16 +1,20 @@
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from unpad.batching.length_groups import attention_cells, length_groups
 from unpad.batching.plan import plan
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.trials.strategy_table import (
+    Units,
+    _lengths_json,
     advise_batch_size,
     advise_bucket_width,
     advise_lr,
@@ -147,3 +151,45 @@ def test_the_plot_is_a_picture():
     rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
     assert plot(rows, LENGTHS).startswith(b"\x89PNG")
     assert plot([], np.zeros(0, np.int64)).startswith(b"\x89PNG")
+
+
+def test_the_json_of_lengths_is_whole_also_without_one():
+    assert _lengths_json(np.zeros(0, np.int64)) == {"num_sequences": 0, "total": 0, "histogram": []}
+    assert _lengths_json(np.array([2, 2, 5, 9], np.int32)) == {
+        "num_sequences": 4, "total": 18, "min": 2, "median": 3.5, "mean": 4.5, "max": 9,
+        "histogram": [
+            {"low": 2 + i, "high": 2 + i, "count": count} for i, count in enumerate((2, 0, 0, 1, 0, 0, 0, 1))
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_the_plot_shows_lengths_padding_and_cells_side_by_side(monkeypatch, attention):
+    figures = []
+    save = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda own, *args, **options: (figures.append(own), save(own, *args, **options))
+    )
+    rows = compare(LENGTHS, PlanSettings(row_tokens=100), seed=0)
+    plot(rows, LENGTHS, attention, Units("texts", "words"))
+    shown = [row for row in rows if not row.refused]
+    assert len(shown) == len(rows) - 1
+    left, middle, *rest = figures[0].axes
+    assert [axes.get_title() for axes in figures[0].axes] == [
+        "Length of texts", "Padding", *(["Attention cells"] if attention else []),
+    ]  # fmt: skip
+    assert (left.get_xlabel(), left.get_ylabel(), middle.get_ylabel()) == ("words", "texts", "% of computed words")
+    bars = [(round(bar.get_x()), round(bar.get_width()), round(bar.get_height())) for bar in left.patches]
+    assert bars == [(low, high - low + 1, count) for low, high, count in histogram(LENGTHS, bins=30)]
+    assert [bar.get_height() for bar in middle.patches] == pytest.approx([100 * row.pad_share for row in shown])
+    assert [label.get_text() for label in middle.get_xticklabels()] == [row.name for row in shown]
+    for axes in rest:
+        needed, computed = axes.patches[: len(shown)], axes.patches[len(shown) :]
+        assert [bar.get_height() for bar in needed] == [row.attention_cells_needed for row in shown]
+        assert [bar.get_height() for bar in computed] == [row.attention_cells_computed for row in shown]
+        places = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches)
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(places)), "apart"
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["needed", "computed"]
+    for axes in figures[0].axes:
+        assert [name for name, spine in axes.spines.items() if not spine.get_visible()] == ["right", "top"]
+        assert axes.get_ylim()[0] == 0

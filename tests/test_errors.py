@@ -1,0 +1,47 @@
+"""Hints name what is near, and lack of memory is told from other errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from unpad.errors import OutOfMemoryError, is_memory_error, nearest, needs_memory
+
+
+def test_a_hint_names_the_nearest_or_all() -> None:
+    assert nearest("lrr", ["lr", "eps"]) == "did you mean lr?"
+    assert nearest("steps", ["step", "stepss", "eps"]).startswith("did you mean step")
+    assert " or " in nearest("steps", ["step", "stepss"])
+    assert nearest("xyz", ["lr", "eps"]) == "known: eps, lr"
+    assert nearest("xyz", []) == "there is none to choose from"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (MemoryError(), True), (RuntimeError("[x] can't allocate memory: 9 bytes"), True),
+        (RuntimeError("CUDA out of memory."), True), (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("not enough memory: you tried"), True),
+        (RuntimeError("Storage size calculation overflowed"), True),
+        (RuntimeError("multiplication overflow in size"), True), (RuntimeError("shapes differ"), False),
+        (ValueError("out of memory"), False),
+    ],
+)  # fmt: skip
+def test_an_error_of_memory_is_told_by_its_message(error: Exception, is_memory: bool) -> None:
+    assert is_memory_error(error) == is_memory
+    with pytest.raises(OutOfMemoryError if is_memory else type(error)), needs_memory("the model", "lower model.width"):
+        raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "MemoryError"), (MemoryError("\nmore"), "MemoryError"), (MemoryError("full\nmore"), "full"),
+        (RuntimeError("bad_alloc" + "x" * 300), "bad_alloc" + "x" * 191),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_says_why_on_one_line_and_what_to_lower(error: Exception, reason: str) -> None:
+    with pytest.raises(OutOfMemoryError) as caught, needs_memory("the model", "lower model.width"):
+        raise error
+    assert caught.value.what == f"the model does not fit into memory: {reason}"
+    assert caught.value.fix == "lower model.width"
+    assert caught.value.__cause__ is error
