@@ -25,8 +25,6 @@ from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
 
-pytestmark = pytest.mark.slow
-
 SMALL = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24}
 SIZES = [(8, 8), (40, 16), (16, 40), (24, 24), (9, 30), (64, 8), (17, 17), (33, 12)]
 
@@ -167,6 +165,7 @@ def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
     assert made.ledger.tokens("dropped") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "images"),
     [
@@ -203,6 +202,7 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
     assert "Confusion" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -220,6 +220,7 @@ def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) ->
     assert any(line.name == "plan pack = alone" for line in certificate.lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["inputs_embeds", "image_sizes"])
 def test_patches_and_sizes_of_another_image_are_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -241,3 +242,41 @@ def test_errors_of_images_are_three_lines(tmp_path: Path) -> None:
     with pytest.raises(UnpadError) as caught:
         open_data(recipe_of(tmp_path / "nowhere"), None)
     assert caught.value.exit_code == 3
+
+
+def labelled(folder: Path, labels: list[str]) -> Path:
+    """A manifest of one small picture per label, all different."""
+    folder.mkdir()
+    for number in range(len(labels)):
+        Image.new("RGB", (8, 8), (number, 9 * number, 90)).save(folder / f"{number}.png")
+    rows = [{"image": f"{number}.png", "label": label} for number, label in enumerate(labels)]
+    path = folder / "images.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("num", "more"), [(12, ""), (13, " and 1 more"), (20, " and 8 more")])
+def test_classes_are_in_the_order_of_their_names_and_the_commonest_are_shown(
+    tmp_path: Path, num: int, more: str
+) -> None:
+    names = [f"{chr(97 + n)}x" for n in range(num)]
+    data = images_of(recipe_of(labelled(tmp_path / "set", [*reversed(names), *names[:1]])))
+    assert data.classes == tuple(names)
+    assert [data.classes[label] for label in data.labels.tolist()] == [*reversed(names), names[0]]
+    shown = ", ".join(["ax 2", *(f"{name} 1" for name in names[:0:-1])][:12])
+    assert any(line.endswith(f"; {num} classes: {shown}{more}") for line in data.lines())
+
+
+def test_bad_rows_count_among_all_and_the_table_is_of_the_images(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pictures")
+    (folder / "dark" / "broken.png").write_bytes(b"")
+    data = {"images": [{"path": str(folder), "weight": 2}], "on_bad_row": "quarantine"}
+    with pytest.raises(SourceError, match="1 of 25 rows"):
+        open_data(recipe_of(folder, data={**data, "max_bad": 0.0399}), None)
+    kept = images_of(recipe_of(folder, data={**data, "max_bad": 0.04}))
+    assert kept.read_rows == 25
+    table = kept.table
+    assert table.positions.tolist() == kept.grids.prod(1).tolist()
+    assert (table.weights, table.source.tolist(), table.num_test) == ((2.0,), [0] * 24, 0)
+    assert table.file_hashes == tuple((one.where, one.sha256) for one in kept.examples)
+    assert len(np.unique(table.group)) == 24

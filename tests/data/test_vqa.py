@@ -27,10 +27,9 @@ from unpad.models import model_config
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.storage import sha256_file
 from unpad.training.loop import train
 from unpad.training.setup import resolved
-
-pytestmark = pytest.mark.slow
 
 SMALL = {
     "kind": "vision_language",
@@ -207,6 +206,7 @@ def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path: Path) 
         open_data(recipe_of(file, plan={"overflow": "split", "max_tokens": 12}), None)
 
 
+@pytest.mark.slow
 def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
     from unpad.evaluation.run import evaluate_run
     from unpad.inference.images import ask, list_images
@@ -230,6 +230,7 @@ def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
     assert sum(answer.text == "暗" for answer in together) >= 8
 
 
+@pytest.mark.slow
 def test_the_certificate_covers_images_among_text(tmp_path: Path) -> None:
     name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
     certificate = prove_recipe(name, [])
@@ -245,6 +246,7 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     monkeypatch.setattr(VqaData, "load", broken)
 
 
+@pytest.mark.slow
 def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_place(batch: RaggedBatch) -> RaggedBatch:
         """Patches of all rows one place later than where they belong, as rows of another prompt would have them."""
@@ -257,6 +259,7 @@ def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monke
     assert "plan pack = alone" in failed
 
 
+@pytest.mark.slow
 def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(batch: RaggedBatch) -> RaggedBatch:
         assert batch.media is not None
@@ -276,6 +279,7 @@ def test_no_rows_at_all_is_an_empty_batch(tmp_path: Path) -> None:
     assert np.array_equal(data.count_targets(np.arange(3), np.zeros(3), table.positions[:3]), table.num_targets[:3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "modes"),
     [
@@ -318,6 +322,7 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
     assert proven == set(modes)
 
 
+@pytest.mark.slow
 def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None:
     recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 1, "threads": 1})
     train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "whole", [], console=quiet())
@@ -334,6 +339,7 @@ def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None
         train(write_recipe(tmp_path / "w.yaml", wider), tmp_path / "wide", [start], console=quiet())
 
 
+@pytest.mark.slow
 def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> None:
     prune = {
         "layers": [0], "inner": 8, "temperature": {"start": 1, "end": 0.2, "steps": 9},
@@ -359,6 +365,7 @@ def test_a_run_with_every_loss_of_pruning_resumes_to_the_bit(tmp_path: Path) -> 
     assert 0 < len(events(tmp_path / "whole", "drawn_anew")) < len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0.25, 0.75])
 def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_either_stage(
     tmp_path: Path, cut: float
@@ -394,3 +401,37 @@ def test_the_packaged_recipe_prunes_and_is_kept_as_it_was_written() -> None:
     assert model_config(resolved(ranked).model).prune.method == "random"
     assert ranked.stages == []
     assert model_config(resolved(Recipe(**yaml.safe_load(recipe.to_yaml()))).model) == config
+
+
+def test_the_table_is_of_the_rows_of_all_files(tmp_path: Path) -> None:
+    first, second = (write_questions(tmp_path / name) for name in "ab")
+    rows = [json.loads(line) for line in second.read_text("utf-8").splitlines()]
+    (second.parent / "gone.png").write_bytes(b"")
+    rows = [{**row, "split": "test"} if n in (2, 3) else row for n, row in enumerate(rows[:20])]
+    rows[5] = {"image": "gone.png", "question": "what?", "answer": "x"}
+    second.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    sources = [{"path": str(first), "weight": 0.5}, {"path": str(second), "weight": 3}]
+    recipe = recipe_of(first, data={"vqa": sources, "on_bad_row": "quarantine", "max_bad": 1 / 80})
+    data = questions_of(recipe)
+    table = data.table
+    assert len(rows) + len(first.read_text("utf-8").splitlines()) == 80
+    with pytest.raises(SourceError, match="1 of 80 rows"):
+        open_data(recipe_of(first, data={**recipe.data.model_dump(), "max_bad": 0.0124}), None)
+    assert (len(table) + table.num_test, data.left_out) == (79, table.num_test)
+    assert table.num_test >= 2
+    assert table.weights == (0.5, 3.0)
+    assert table.source.tolist() == [int(one.where.startswith(str(second))) for one in data.examples]
+    patches = [sum(int(data.grids[image].prod()) for image in one.images) for one in data.examples]
+    assert table.positions.tolist() == [length - 1 + n for length, n in zip(data.rows.lengths(), patches, strict=True)]
+    files = [(str(file), sha256_file(file)) for file in (first, second)]
+    assert table.file_hashes == (*files, *((one.where, one.sha256) for one in data.images))
+    without = [i for i, one in enumerate(data.examples) if not one.images and one.where.startswith(str(first))]
+    assert len(without) == 3, "the fourth goes with its copy of the test part"
+    assert len({int(table.group[i]) for i in without}) == 3, "rows without pictures are units by their question"
+    lines = data.lines()
+    assert (
+        lines[0] == f"80 rows read = {len(table)} used + 1 quarantined + {table.num_test} of the test part, "
+        "for `unpad eval` alone"
+    )
+    tested = open_data(recipe, data.files, Wanted.TEST)
+    assert (len(tested.table), tested.table.num_test) == (table.num_test, 0)

@@ -464,3 +464,32 @@ def test_tables_without_any_row_give_no_events(tmp_path: Path) -> None:
     source = EventSource(**long(tmp_path, []))
     rows, more = join([read_source(source, EventSettings(), Path)], [pa.array([str(A)])])
     assert (len(rows.code), rows.names, [one.tolist() for one in more]) == (0, [], [[0]])
+
+
+def test_parts_of_folders_and_of_rows_go_together(tmp_path: Path) -> None:
+    put(tmp_path / "s" / "valid" / "a.parquet", table([(A, 0, "x", 1.0)]).append_column("split", pa.array([""])))
+    column = pa.array(["test", None, "test"], pa.string())
+    more: list[Row] = [(B, 0, "x", 1.0), (B + 1, 0, "x", 1.0), (B, 1, "x", 1.0)]
+    put(tmp_path / "s" / "b.parquet", table(more).append_column("split", column))
+    ids, sides = read(tmp_path / "s", unit="days").declared
+    assert list(zip(ids.to_pylist(), sides.tolist(), strict=True)) == [(str(A), 1), (str(B), 2)]
+    people = put(tmp_path / "people.parquet", pa.table({"id": [A], "age": [50.0]}))
+    with_facts = opened(
+        [with_sets(tmp_path, [0, 0, 1]), {"path": str(people), "static": ["age"]}],
+        data={"holdout": 0},
+    )
+    assert np.diff(with_facts.sets.set_starts).tolist() == [1, 2, 1], "facts, and the sets of the numbered table"
+
+
+def test_files_of_other_types_are_named_and_a_parquet_file_is_known_by_its_content(tmp_path: Path) -> None:
+    good = put(tmp_path / "s" / "a.parquet", table(ROWS))
+    odd = table(ROWS).set_column(3, "value", pa.array([["x"]] * len(ROWS)))
+    other = put(tmp_path / "s" / "b.parquet", odd)
+    with pytest.raises(SourceError, match=r'E_TYPE .*"value" holds list.* double') as caught:
+        read(tmp_path / "s", unit="minutes")
+    assert (str(other) in caught.value.where, str(good) in caught.value.where) == (True, False)
+    named = tmp_path / "events.data"
+    named.write_bytes(good.read_bytes())
+    assert read(named, unit="minutes").codes.to_pylist() == [row[2] for row in ROWS]
+    named.write_text("id,time,code,value\n" + f"{A},1,x,2\n")
+    assert read(named, unit="minutes").codes.to_pylist() == ["x"]

@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 from tests.helpers.tokenizers import dropping_bpe, word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.read import read_file
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus, corpus_files
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
-from unpad.data.tokens.token_set import TokenSet
+from unpad.data.tokens.token_set import TokenSet, build_token_set
 from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from unpad.errors import SourceError
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import Recipe
-
-pytestmark = pytest.mark.slow
 
 TEXTS = [f"第{i}句话讲的是水的第{i * 7}种样子，它流过山谷。" for i in range(40)]
 CHATS = [(f"第{i}个问题？", f"这是第{i}个回答。") for i in range(30)]
@@ -346,6 +344,7 @@ def test_a_damaged_cache_is_built_again_to_the_same_bytes(folder: Path, damage: 
     assert [path.read_bytes() for path in files] == whole
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
     recipe = folder / "recipe.json"
     recipe.write_text(make_recipe(folder).model_dump_json())
@@ -558,6 +557,41 @@ def test_sources_are_numbered_texts_first_and_hashed(folder: Path) -> None:
     assert report.num_files == 3
     only, _, _ = prepare(make_recipe(folder, data=data), kinds=("chat",))
     assert only.source.tolist() == [2] * 30
+    tokenizer = with_file(as_file(folder, make_recipe(folder)))
+    (one, _, _), (two, _, _) = (
+        prepare(make_recipe(folder, data={"text": text, "chat": []}, tokenizer=tokenizer))
+        for text in ("text", ["text/a.json", "text/b.json"])
+    )
+    assert contents(one) == contents(two)
+    assert one.split.tolist() == two.split.tolist()
+    assert one.fingerprint() != two.fingerprint(), "files of one source or of two"
+
+
+def test_new_data_is_all_to_evaluate_and_a_corpus_counts_its_parts(folder: Path) -> None:
+    recipe = make_recipe(folder)
+    _, tokenizer, report = prepare(recipe)
+    counts = f"{report.num_train} training documents, {report.num_holdout} held out; "
+    assert report.lines()[0] == "3 files: 70 rows read = 70 used + 0 quarantined"
+    assert report.lines()[1].startswith(counts)
+    assert (report.num_train, report.num_holdout, report.num_test) == (56, 14, 0)
+    new, _, report = prepare(recipe, tokenizer=tokenizer, wanted=Wanted.NEW)
+    assert new.split.tolist() == [Split.TEST] * 70
+    assert report.lines()[1].startswith(f"70 documents to evaluate; {int(new.lengths.sum()):,} tokens, ")
+    assert f" {report.characters / new.lengths.sum():.2f} characters each" in report.lines()[1]
+    rows = [{"text": text, "split": ("train", "valid", "test")[i % 3]} for i, text in enumerate(TEXTS)]
+    (folder / "parts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, _, report = prepare(make_recipe(folder, data={"text": "parts.jsonl", "chat": []}, augment={"multiplier": 2}))
+    assert report.lines()[1].startswith(
+        "14 training documents and 28 augmented copies, 13 held out, 13 of the test part for `unpad eval` alone; "
+    )
+
+
+def test_a_corpus_of_one_kind_is_joined_without_the_other(folder: Path) -> None:
+    tokens, _, _ = prepare(make_recipe(folder, data={"text": []}), kinds=("chat",))
+    none = tokens.joined()
+    assert len(none) == 2
+    empty = build_token_set([], [], [], ())
+    assert (len(empty), len(empty.joined())) == (0, 0)
 
 
 # --------------------------------------------------------------------------- reading spans

@@ -141,3 +141,8 @@ def test_what_is_lost_is_counted_alike_in_processes(processes: list[int], monkey
     talk = next(row for row in rows if len(row.turns) == 3)
     *_, lost = encode.encode_examples([talk], tokenizer, Template())
     assert lost.target_chars[0] < lost.chars[0], "a question carries no loss"
+
+
+def test_tokens_take_two_bytes_while_every_id_fits() -> None:
+    assert [encode.token_dtype(size).str for size in (1, 1 << 16, (1 << 16) + 1)] == ["<u2", "<u2", "<u4"]
+    assert np.array((1 << 16) - 1, encode.token_dtype(1 << 16)) == (1 << 16) - 1

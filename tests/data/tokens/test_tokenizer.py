@@ -476,3 +476,30 @@ def test_an_unknown_token_that_is_also_a_control_token_never_comes_of_a_text(unk
     assert lost == ["明天", "明天"]
     assert {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}.isdisjoint(ids[0])
     assert tokenizer.encode_batch(["今天 明天 今天", "明天"]) == ids
+
+
+def test_a_file_is_told_from_our_own_tokenizers() -> None:
+    own = SPECIALS, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    foreign = ["<|endoftext|>", *SPECIALS], *own[1:]
+
+    def made(specials: tuple[str, ...] | list[str], cut: Any, decoder: Any) -> str:
+        library = Library(models.BPE())
+        library.pre_tokenizer, library.decoder = cut, decoder
+        library.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=350, special_tokens=list(specials)))
+        return load(library).kind
+
+    assert [ALL[name].kind for name in ALL] == ["words", "words", "bpe", "file", "file", "file"]
+    assert made(*own) == "bpe"
+    assert made(*foreign) == "file"
+    assert made(SPECIALS, pre_tokenizers.Whitespace(), decoders.BPEDecoder()) == "file"
+    assert load_tokenizer(bpe().to_bytes()).kind == "bpe"
+
+
+def test_special_tokens_outside_the_vocabulary_are_the_files_own() -> None:
+    library = Library(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    library.add_special_tokens(["[PAD]", "<s>", "</s>"])
+    tokenizer = load(library)
+    assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (2, 3, 4, 5)
+    assert tokenizer.added == []
+    assert tokenizer.special_ids == {0, 2, 3, 4} - {0}

@@ -360,7 +360,7 @@ def encode_rows(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Sha
         content_key=rows.content_key,
         declared=rows.declared,
         copy=rows.copy,
-        num_targets=np.add.reduceat(loss_mask, offsets[:-1], dtype=np.int32) if examples else np.zeros(0, np.int32),
+        num_targets=np.add.reduceat(loss_mask, offsets[:-1], dtype=np.int32),
         target_chars=np.array([len(text) for text in with_loss], np.int32),
         target_bytes=np.array([len(text.encode()) for text in with_loss], np.int32),
         num_chars=np.array([sum(len(turn.content) for turn in e.turns) for e in examples], np.int32),

@@ -128,7 +128,7 @@ class TokenSet:
         kind, split, source = groups[:, first]
 
         def total(values: np.ndarray) -> np.ndarray:
-            return np.add.reduceat(values[order].astype(np.int64), first) if first.size else np.zeros(0, np.int64)
+            return np.add.reduceat(values[order].astype(np.int64), first)
 
         return replace(
             self,
