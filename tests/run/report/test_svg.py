@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from unpad.run.report.images import section
-from unpad.run.report.svg import Axes, Curve, matrix, plot
+from unpad.run.report.svg import NARROW, Axes, Curve, matrix, plot
 
 X, Y = np.array([0.0, 25.0, 100.0]), np.array([4.0, 0.0, 10.0])
 
@@ -24,7 +24,15 @@ def grid_marks(drawn: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("size", [(520, 220), (520, 251), (1060, 340)])
 def test_points_and_marks_lie_at_the_heights_of_their_values(size: tuple[int, int]) -> None:
-    drawn = plot("Loss", [Curve("main", [(X, Y)], dots=True)], Axes("nats", size, zero=True))
+    figure = plot("Loss", [Curve("main", [(X, Y)], dots=True)], Axes("nats", size, zero=True))
+    sizes = [size] if size[0] <= NARROW[0] else [size, NARROW]  # a wide figure has a drawing for narrow screens too
+    drawings = figure.split("<svg")[1:]
+    assert len(drawings) == len(sizes)
+    for drawn, one in zip(drawings, sizes, strict=True):
+        _assert_drawn(drawn, one)
+
+
+def _assert_drawn(drawn: str, size: tuple[int, int]) -> None:
     left, right, top, bottom = 52, size[0] - 18, 10, size[1] - 26
     assert f'viewBox="0 0 {size[0]} {size[1]}"' in drawn
     marks = grid_marks(drawn)
@@ -70,7 +78,7 @@ def test_a_level_is_drawn_where_it_is_and_only_inside_the_axis() -> None:
 def test_stages_begin_at_their_steps_and_wide_figures_name_them() -> None:
     stages = [("first", 1.0), ("<second>", 50.0)]
     for size, named in (((520, 220), False), ((1060, 340), True)):
-        drawn = plot("Loss", [Curve("main", [(X, Y)])], Axes(size=size), stages=stages)
+        drawn = plot("Loss", [Curve("main", [(X, Y)])], Axes(size=size), stages=stages).split("<svg")[1]
         x = 52 + 0.5 * (size[0] - 18 - 52)
         assert re.findall(r'class=stage d="M([\d.]+) ', drawn) == [f"{x:.1f}"]
         assert re.findall(r"class=name[^>]*>([^<]*)<", drawn) == (["first", "&lt;second&gt;"] if named else [])
