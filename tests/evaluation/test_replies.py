@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from tests.helpers.toy import quiet, write_recipe
+from unpad.data.text import TextData
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
-from unpad.evaluation.replies import Reply, accuracy, answer, with_keywords
+from unpad.evaluation.replies import Reply, accuracy, answer, question, with_keywords
 from unpad.evaluation.run import evaluate_run
+from unpad.evaluation.samples import sample_replies
 from unpad.inference.loaded import LoadedRun, load
 from unpad.training.loop import train
 
@@ -98,6 +100,22 @@ def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
     assert {"loss", "perplexity", "bits_per_char", "bits_per_byte"} <= set(metrics)
     assert [line.split()[0] for line in lines] == ["trained", "reply", "heldout", "reply"]
     assert lines[3].endswith("天空是蓝色的。")
+
+
+def test_samples_are_the_likeliest_replies_to_held_out_questions(
+    trained: tuple[LoadedRun, TokenSet, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, tokens, folder = trained
+    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
+    data = run.data()
+    assert isinstance(data, TextData)
+    asked = run.tokenizer.decode(question(tokens, 4))
+    assert sample_replies(run.generator, data, run.recipe, data.kinds) == [(asked, "天空是蓝色的。")]
+    short = run.recipe.model_copy(update={"generate": run.recipe.generate.model_copy(update={"max_new_tokens": 2})})
+    [(_, cut)] = sample_replies(run.generator, data, short, data.kinds)
+    assert 0 < len(cut) < len("天空是蓝色的。")
+    assert "天空是蓝色的。".startswith(cut)
+    assert not run.model.training
 
 
 def test_the_share_has_an_interval_over_questions() -> None:

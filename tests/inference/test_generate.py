@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
 from unpad.batching.batch import from_sequences
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples
+from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.inference.generate import advance, complete, control_ids, generate, prefill, sample, stream
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
+from unpad.nn.precision import Precision, autocast
 from unpad.nn.rope import sinusoidal_table
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings
@@ -51,7 +54,7 @@ def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def parrot() -> tuple[Decoder, object]:
+def parrot() -> tuple[Decoder, Tokenizer]:
     """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
     tokenizer = train_words(["a"], 300, 1, [])
     ids = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())[0]
@@ -66,6 +69,25 @@ def parrot() -> tuple[Decoder, object]:
         model.losses(batch)["cross_entropy"][0].backward()
         optimizer.step()
     return model, tokenizer
+
+
+def test_products_are_computed_in_the_precision_that_is_asked_for(
+    parrot: tuple[Decoder, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = parrot
+    used: list[str] = []
+
+    def noted(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+        used.append(precision)
+        return autocast(precision, device)
+
+    monkeypatch.setattr("unpad.inference.generate.autocast", noted)
+    settings, prompts = generate_settings(max_new_tokens=1), [[tokenizer.bos_id]]
+    for chosen in ((), ("bf16",)):
+        complete(model, tokenizer, prompts, settings, *chosen)
+        list(stream(model, tokenizer, prompts[0], settings, *chosen))
+        assert set(used) == set(chosen or ("fp32",))
+        used.clear()
 
 
 # --------------------------------------------------------------------------- the cache

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,12 @@ from tests.data.test_vqa import SMALL, questions_of, recipe_of, write_questions
 from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet
+from unpad.batching.batch import RaggedBatch
+from unpad.data.sources.split import Split
+from unpad.errors import RecipeError
+from unpad.evaluation import vqa_cost
+from unpad.evaluation.metrics import Extremes
+from unpad.evaluation.vqa_cost import Cost
 from unpad.inference.answers import answer, answer_shown
 from unpad.inference.images import ask
 from unpad.inference.loaded import load
@@ -125,6 +133,34 @@ def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
     page = (run / "report.html").read_text(encoding="utf-8")
     assert page.count('href="data:image/png') == 12
     assert "Held-out questions" in page
+
+
+def test_the_cost_of_every_mode_is_the_median_of_its_rounds_in_its_unit(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+    costs = [Cost(0.001 * n, 0.1 * n, 100 * n, 1000 * n) for n in (3, 1, 2)]
+
+    def measured(model: Any, prompts: RaggedBatch, *rest: Any) -> dict[str, list[Cost]]:
+        asked.append((prompts.num_seqs, *rest))
+        return {"origin": costs, "hard": costs[:1]}
+
+    monkeypatch.setattr(vqa_cost, "measure", measured)
+    found = vqa_cost.evaluate_cost(str(run))
+    data = questions_of(load(run).recipe)
+    num = min(int(((data.table.split == Split.HOLDOUT) & (data.num_patches > 0)).sum()), 16)
+    assert asked == [(num, 7, 16, time.perf_counter)]
+    units = {"prefill_milliseconds": 1.0, "decode_milliseconds": 100.0, "cache_bytes": 100, "prefill_operations": 1000}
+    for name, unit in units.items():
+        for mode, (middle, least, most) in (("origin", (2, 1, 3)), ("hard", (3, 3, 3))):
+            one = found.pop(f"{name}_{mode}")
+            assert isinstance(one, Extremes)
+            assert (one.value, one.low, one.high) == pytest.approx((middle * unit, least * unit, most * unit))
+            assert (one.num, one.part) == (num, "valid")
+    assert found == {}
+    monkeypatch.setattr(vqa_cost, "load", lambda _: SimpleNamespace(model=None, folder=run))
+    with pytest.raises(RecipeError, match="no modes whose cost could differ"):
+        vqa_cost.evaluate_cost(str(run))
 
 
 @pytest.mark.parametrize(
