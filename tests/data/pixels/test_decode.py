@@ -435,3 +435,10 @@ def test_an_error_names_its_code_and_survives_a_process_boundary() -> None:
     assert (again.code, again.what, again.fix, again.where) == (error.code, error.what, error.fix, error.where)
     assert str(again).splitlines()[0] == "ImageError: E_TRUNCATED the PNG ends before its IEND chunk"
     assert again.exit_code == 3
+
+
+@pytest.mark.parametrize("num_frames", [0, 1, 2, 256])
+def test_only_a_png_of_several_frames_is_said_to_be_one(num_frames: int) -> None:
+    content = png(2, 2, 8, 0, bytes(2), chunk(b"acTL", struct.pack(">II", num_frames, 7)))
+    assert probe(content).notes == (probe(frames("PNG")).notes if num_frames > 1 else ())
+    assert probe(frames("PNG")).notes
