@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.data.test_alike_pictures import write as write_pictures
 from tests.helpers.event_tables import put
 from tests.helpers.shell import Shell
 from unpad.data.check import check
@@ -151,3 +152,46 @@ def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
         ],
     }  # fmt: skip
     assert unpad("data", "check", path, picture, "--json").code == 3
+
+
+# --------------------------------------------------------------------------- near-duplicates of a recipe
+
+
+LONG = "一段很长的话，说的是河水怎样从山上流到海里，再变成云。"
+
+
+def recipe_with(path: Path, **data: object) -> Path:
+    path.write_text(json.dumps({"data": data}), encoding="utf-8")
+    return path
+
+
+def test_near_duplicates_in_the_parts_of_a_recipe_are_told_and_refused_on_request(unpad: Shell, tmp_path: Path) -> None:
+    rows = [{"text": LONG}, {"text": LONG + "完", "split": "valid"}, {"text": LONG, "split": "test"}]
+    texts = write(tmp_path / "t.jsonl", {**rows[0], "split": "train"}, *rows[1:])
+    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts), holdout=0))
+    assert told.code == 0
+    assert "held out 1 documents: 0 equal to a trained one, 1 near-duplicates" in told.out
+    assert "test part, 1 documents: 1 equal to a trained one" in told.out
+    assert f"{texts}:3: 100% of it occurs in training, most of it in {texts}:1" in told.out
+    refusing = recipe_with(tmp_path / "refuse.yaml", text=str(texts), holdout=0, near_duplicates="refuse")
+    told = unpad("data", "check", refusing)
+    assert told.code == 3
+    assert "E_LEAK 1 held-out documents" in told.out + told.err
+
+
+@pytest.mark.parametrize("kind", ["images", "vqa"])
+def test_near_duplicate_pictures_of_a_recipe_are_told(unpad: Shell, tmp_path: Path, kind: str) -> None:
+    write_pictures(tmp_path / "set")
+    name = {"images": "images.jsonl", "vqa": "questions.jsonl"}[kind]
+    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", **{kind: str(tmp_path / "set" / name)}))
+    assert told.code == 0
+    assert "held out 6 pictures: 4 near-duplicates of training ones" in told.out
+
+
+def test_texts_too_large_to_compare_in_a_check_are_named(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unpad.data.near_check.MOST_BYTES", 10)
+    texts = write(tmp_path / "t.jsonl", {"text": LONG}, {"text": LONG + "完", "split": "valid"})
+    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts)))
+    assert (told.code, "are too many here; `unpad plan` does" in told.out) == (0, True)

@@ -147,15 +147,18 @@ def _check_recipe(path: Path, seen: set[int]) -> CheckReport:
     checks = [(file.path, partial(_check_file, kind, file, data, seen)) for kind, file in files]
     checks += [(path, partial(_check_events, recipe, trains=True))] if data.events else []
     report = _join(checks)
-    if data.events:
+    if not report.passed:
         return report
-    if recipe.tokenizer.path is None or report.bad or not (data.text or data.chat):
-        return report
-    from unpad.data.tokens.corpus import prepare
+    from unpad.data.near_check import near_duplicate_lines
 
-    lost = prepare(recipe)[2].lost  # of characters, by the tokenizer of a file
+    near = near_duplicate_lines(recipe)
+    if recipe.tokenizer.path is None or not (data.text or data.chat):
+        return CheckReport(report.files, report.bad, tuple(near))
+    from unpad.data.tokens.corpus import open_corpus
+
+    lost = open_corpus(recipe).report.lost  # of characters, by the tokenizer of a file
     lost.refuse(recipe.tokenizer.path)
-    return CheckReport(report.files, report.bad, tuple(lost.lines()))
+    return CheckReport(report.files, report.bad, (*lost.lines(), *near))
 
 
 def guess_kind(path: Path) -> str:

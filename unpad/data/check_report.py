@@ -62,7 +62,8 @@ class FileCheck:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """Result of `unpad data check`; `notes` are lines on what a recipe's tokenizer makes of the usable rows."""
+    """Result of `unpad data check`; `notes` are lines on what a recipe's tokenizer loses, and on near-duplicates of
+    its training rows."""
 
     files: tuple[FileCheck, ...]
     bad: tuple[BadRow, ...]

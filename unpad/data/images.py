@@ -321,14 +321,25 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         unknown_classes=dict(unknown.most_common()),
         shared_groups=shared,
         cache=PixelCache(settings.cache_mib << 20),
-        pictures=Pictures(
-            every := [example for example, _ in listed],
-            [example.where for example in every],
-            {} if wanted is Wanted.NEW else {part: split == part for part in Split},
-            recipe.data.near_duplicates,
-        ),
+        pictures=_pictures([example for example, _ in listed], None if wanted is Wanted.NEW else split, recipe),
         seen=seen_pictures(kept),
     )
+
+
+def open_pictures(recipe: Recipe) -> Pictures:
+    """List the images of a recipe and split them, without a model.
+
+    Raises:
+        SourceError: a file is missing or unusable.
+    """
+    files = expand(recipe.data.images, partial(resolve_path, recipe.data))
+    examples = [example for file in files for example in read_all(file, recipe.data)[0]]
+    return _pictures(examples, _split(recipe, examples, Wanted.LEARNING)[2], recipe)
+
+
+def _pictures(examples: list[ImageExample], split: np.ndarray | None, recipe: Recipe) -> Pictures:
+    parts = {} if split is None else {part: split == part for part in Split}
+    return Pictures(examples, [example.where for example in examples], parts, recipe.data.near_duplicates)
 
 
 def _split(recipe: Recipe, examples: list[ImageExample], wanted: Wanted) -> tuple[np.ndarray, int, np.ndarray]:

@@ -323,6 +323,17 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     )
 
 
+def open_pictures(recipe: Recipe) -> Pictures:
+    """List the images of a recipe's questions and split them, without a model.
+
+    Raises:
+        SourceError: a file is missing or unusable.
+    """
+    examples, images, *_ = _read(recipe)
+    split = split_rows(recipe, examples, images, Wanted.LEARNING)[2]
+    return pictures_of(recipe, examples, images, {part: split == part for part in Split})
+
+
 def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
     """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
     config, settings = model_config(recipe.model), recipe.images
