@@ -12,7 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.data.test_alike_pictures import write as write_scenes
 from tests.data.test_images import SMALL, recipe_of, write_folder, write_recipe
+from tests.data.test_vqa import recipe_of as questions_recipe
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_toy
 from unpad.data.images import ImageData
@@ -208,3 +210,27 @@ def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
     assert (found["compared"], found["found"]) == (None, [])
     assert "own data cannot be read" in found["reason"]
     assert "are not looked for" in told.err
+
+
+def test_pictures_of_questions_are_compared_with_those_of_training(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    write_scenes(tmp_path / "set")
+    recipe = questions_recipe(tmp_path / "set/questions.jsonl")
+    train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", ["train.max_epochs=1"], console=quiet())
+    known = tmp_path / "set" / "nd.png"
+    picture = Image.open(known)
+    picture.convert("L").save(tmp_path / "grey.png")
+    (tmp_path / "same.png").write_bytes(known.read_bytes())
+    asked = ("--question", "what", "--json")
+    told = unpad("infer", tmp_path / "run", "--image", tmp_path / "grey.png", "--image", known, *asked)
+    assert [row["mark"] for row in json.loads(told.out)] == ["mode not in training: grey", ""]
+    assert "warning: 1 of 2 pictures (50.0%) have a mode that training had not: grey 1; training had colour" in told.err
+    new = [{"image": name, "question": "what", "answer": "a"} for name in ("grey.png", "same.png")]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new), "utf-8")
+    facts = json.loads(unpad("eval", tmp_path / "run", "--data", tmp_path / "new.jsonl", "--json").out)
+    assert facts["unlike_training"] == {"pictures": 2, "unknown_modes": {"grey": 1}, "unknown_sizes": 0}
+    (pair,) = (pair for pair in facts["near_duplicates"]["found"] if "same.png" in pair["row"])
+    assert pair["row"].startswith(f"{tmp_path / 'new.jsonl'}:2: ")
+    assert pair["training_row"] == f"{tmp_path / 'set/questions.jsonl'}:4: {known}"
