@@ -192,3 +192,12 @@ def test_flat_pictures_of_other_colours_are_not_alike_and_blocks_change_nothing(
     assert all(np.abs(colours[one] - colours[other]).mean() <= 6 for one, other in found)
     monkeypatch.setattr(alike, "BLOCK", 50)
     assert near_pictures(copies, held, ~held) == found
+
+
+def test_pictures_of_another_brightness_are_compared_as_far_as_they_may_be_alike() -> None:
+    rng = np.random.default_rng(1)
+    scenes = rng.integers(10, 230, (40, ROWS, COLUMNS, 3))
+    copies = np.concatenate([scenes, *(scenes + shift for shift in (6, 5, -6, 7))]).astype(np.uint8)
+    held = np.arange(200) >= 40
+    found = near_pictures(copies, held, ~held)
+    assert found == [(row, row % 40) for row in range(40, 160)], "colours that differ by 7 do so too much"

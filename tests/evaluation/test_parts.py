@@ -133,11 +133,19 @@ def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(
     assert f"{new}:3" in pairs
     assert "new data, 3 documents: 1 equal to a trained one" in told.err
     assert f"{new}:2: 100% of it occurs in training, most of it in {learned[0]}" in told.err
+    held = data.where(int(np.flatnonzero(data.table.split == Split.HOLDOUT)[0]))
+    only = _without_split(_copy(lines[int(held.rpartition(":")[2]) - 1], tmp_path / "held"), tmp_path / "held.jsonl")
+    assert json.loads(unpad("eval", folder, "--data", only, "--json").out)["near_duplicates"]["equal"] == 0
     part = json.loads(unpad("eval", folder, "--data", new, "--json", "--split", "valid").out)["near_duplicates"]
     assert (part["compared"], part["equal"]) == (2, 0)
     monkeypatch.setattr("unpad.data.text.MOST_CHARACTERS", 1)
     found = json.loads(unpad("eval", folder, "--data", new, "--json").out)["near_duplicates"]
     assert "characters of the run's data are too many" in found["reason"]
+
+
+def _copy(line: str, out: Path) -> Path:
+    out.write_text(line + "\n", "utf-8")
+    return out
 
 
 def _without_split(path: Path, out: Path) -> Path:
