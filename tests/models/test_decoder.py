@@ -28,6 +28,7 @@ from unpad.nn.activation import GATED
 from unpad.nn.block import Attention, Block, BlockConfig, FeedForward, Stream
 from unpad.nn.norm import Norm
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate, sinusoidal_table
+from unpad.recipes.file import load_recipe
 
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -368,6 +369,16 @@ def test_presets_are_the_published_sizes_and_every_field_overrides_them() -> Non
     assert large.causal
     changed = model_config({"preset": "llm", "width": 768, "blocks": 12, "heads": 12, "hidden": 3072, "context": 1024})
     assert (changed.width, changed.blocks, changed.context, changed.activation) == (768, 12, 1024, "geglu")
+
+
+def test_the_recipe_small_has_the_parameters_its_comment_states() -> None:
+    recipe = load_recipe("small", [])
+    sizes = model_config(recipe.model)
+    assert isinstance(sizes, Config)
+    assert recipe.tokenizer.vocab_size == 6000
+    with torch.device("meta"):
+        model = build_model(sizes, 6000)
+    assert sum(p.numel() for p in model.parameters()) == 9_542_720
 
 
 @pytest.mark.parametrize("field", [f for f in Config.model_fields if f not in ("kind", "preset")])
