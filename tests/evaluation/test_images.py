@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -124,4 +123,3 @@ def test_an_evaluation_shows_the_surest_mistakes_first(monkeypatch: pytest.Monke
         for i in wrong
     ]
     assert evaluate(run, data, ids, 0).lines == []
-    assert images.check_new(data, Path("new")) == []

@@ -10,7 +10,7 @@ from unpad.inference.images import Answer, to_csv
 
 CLASSED = Answer(Path("a.png"), (("cat", 0.7512345), ("dog", 0.2487655)))
 ANSWERED = Answer(Path("b.png"), text="two, or three", unknown_characters=1)
-SILENT = Answer(Path("c.png"), text="", notes=("N_FRAMES",), unknown_characters=0)
+SILENT = Answer(Path("c.png"), text="", notes=("N_FRAMES",), unknown_characters=0, mark="another mode")
 FAULTY = Answer(Path("d.png"), fault="E_EMPTY no bytes; write it again")
 
 
@@ -23,7 +23,7 @@ FAULTY = Answer(Path("d.png"), fault="E_EMPTY no bytes; write it again")
             {"top": [{"class": "cat", "probability": 0.7512345}, {"class": "dog", "probability": 0.2487655}]},
         ),
         (ANSWERED, "b.png: two, or three", {"answer": "two, or three", "unknown_characters": 1}),
-        (SILENT, "c.png: (no answer)  (first frame only)", {"answer": "", "unknown_characters": 0}),
+        (SILENT, "c.png: (no answer)  (first frame only; another mode)", {"answer": "", "unknown_characters": 0}),
         (FAULTY, "d.png: E_EMPTY no bytes; write it again", {"top": []}),
     ],
 )
@@ -33,19 +33,19 @@ def test_an_answer_says_all_of_itself(
     monkeypatch.setattr("unpad.inference.images.NOTES", {"N_FRAMES": "first frame only"})
     assert answer.line() == line
     assert answer.to_json() == {
-        "image": str(answer.path), **values, "fault": answer.fault, "notes": list(answer.notes),
+        "image": str(answer.path), **values, "fault": answer.fault, "notes": list(answer.notes), "mark": answer.mark,
     }  # fmt: skip
 
 
 def test_a_table_has_a_row_per_file_and_names_what_was_asked() -> None:
     assert to_csv([CLASSED, FAULTY]).splitlines() == [
-        "image,class,probability,fault",
-        "a.png,cat,0.751235,",
-        "d.png,,,E_EMPTY no bytes; write it again",
+        "image,class,probability,fault,mark",
+        "a.png,cat,0.751235,,",
+        "d.png,,,E_EMPTY no bytes; write it again,",
     ]
     assert to_csv([ANSWERED, SILENT, FAULTY]).splitlines() == [
-        "image,answer,probability,fault",
-        'b.png,"two, or three",,',
-        "c.png,,,",
-        "d.png,,,E_EMPTY no bytes; write it again",
+        "image,answer,probability,fault,mark",
+        'b.png,"two, or three",,,',
+        "c.png,,,,another mode",
+        "d.png,,,E_EMPTY no bytes; write it again,",
     ]
