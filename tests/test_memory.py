@@ -24,8 +24,8 @@ import resource, sys
 from unpad import cli
 from unpad.data import family
 opened, room = family.open_data, int(sys.argv.pop(1))
-def limited(*given):
-    data = opened(*given)
+def limited(*given, **known):
+    data = opened(*given, **known)
     pages = int(open("/proc/self/statm").read().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
     return data

@@ -11,7 +11,7 @@ import torch
 
 from unpad.data.images import ImageData
 from unpad.data.once import every_micro, slots
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, exact_share, interval, mean_of, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Classifies, Model
 from unpad.recipes.training import PlanSettings
@@ -103,10 +103,10 @@ def evaluate(run: LoadedRun, data: ImageData, seq_ids: np.ndarray, num_shown: in
     return Evaluation(metrics, lines, describe(found, data.classes))
 
 
-def check_new(data: ImageData, path: Path) -> list[str]:
-    """Lines on images whose mode or size training had not; unknown classes are in `data.lines()`."""
+def check_new(data: ImageData, path: Path) -> NewFacts:
+    """Tell of images whose mode or size training had not; unknown classes are in `data.lines()`."""
     unlike = data.unlike_training()
-    return [*unlike.lines] if unlike is not None else []
+    return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
 
 def summarise(

@@ -75,6 +75,10 @@ class OneSided(Metric):
         return {**vars(self), **bounds}
 
 
+# Remarks of `check_new` of a family on new data, beyond what `data.lines()` has: as lines, and by name for programs.
+NewFacts = tuple[list[str], dict[str, object]]
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """Result of `evaluate` of a family.

@@ -17,7 +17,7 @@ from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.courses import courses
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, Refused
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
@@ -121,14 +121,14 @@ def evaluate(run: LoadedRun, data: EventData, seq_ids: np.ndarray, num_shown: in
     return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn)
 
 
-def check_new(data: EventData, path: Path) -> list[str]:
+def check_new(data: EventData, path: Path) -> NewFacts:
     """Refuse new tables of which the run knows nothing; lines on the codes, values and patients that it does not know.
 
     Raises:
         SourceError: as `refuse_unknown`.
     """
     refuse_unknown(data)
-    return unknown_lines(data, mark_patients(data))
+    return unknown_lines(data, mark_patients(data)), {}
 
 
 def count(found: PatientPredictions, labelled: bool) -> dict[str, int]:

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.family import Data, open_data
-from unpad.data.images import ImageData
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.sources.split import PARTS, Split, Wanted
-from unpad.data.vqa import VqaData
 from unpad.errors import DiskError, RecipeError, SourceError
-from unpad.evaluation.metrics import Evaluation, Metric
+from unpad.evaluation.metrics import Evaluation, Metric, NewFacts
 from unpad.evaluation.new_data import recipe_for
 from unpad.inference.loaded import LoadedRun, load
 from unpad.run.report.history import METRICS, load_metrics
@@ -104,12 +102,10 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path) -> NewE
     if not len(seq_ids):
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
-    unknown: list[str] = import_module(f"unpad.evaluation.{new.family}").check_new(new, path)
+    unknown: NewFacts = import_module(f"unpad.evaluation.{new.family}").check_new(new, path)
     near = _near_training(loaded, new, seq_ids)
-    lines = [*new.lines(), *unknown, *(near.lines if near is not None else ())]
-    facts: dict[str, object] = {} if near is None else {"near_duplicates": near.to_json()}
-    unlike = new.unlike_training() if isinstance(new, ImageData | VqaData) else None
-    facts |= {} if unlike is None else {"unlike_training": unlike.to_json()}
+    lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ())]
+    facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()})
     found = _measure(loaded, new, seq_ids, num_shown, name, None)
     return NewEvaluation(found.metrics, [*lines, *(line for line in found.lines if line not in lines)], facts)
 

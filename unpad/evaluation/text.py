@@ -19,7 +19,7 @@ from unpad.data.once import every_micro, slots
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
 from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, Refused, interval, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, resample
 from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
@@ -97,14 +97,14 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
     return Evaluation(metrics, lines)
 
 
-def check_new(data: TextData, path: Path) -> list[str]:
+def check_new(data: TextData, path: Path) -> NewFacts:
     """Refuse new text of which next to nothing survives the run's tokenizer; `data.lines()` counts what is lost.
 
     Raises:
         SourceError: as `LostCharacters.refuse`.
     """
     data.report.lost.refuse(str(path), FIX_OF_RUN)
-    return []
+    return [], {}
 
 
 def document_nll(

@@ -13,7 +13,7 @@ from unpad.data.once import every_micro, slots
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import vqa_kept
-from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, interval, mean_of, resample
+from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, interval, mean_of, resample
 from unpad.evaluation.text import per_sequence
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
 from unpad.evaluation.vqa_kept import kept_metrics, mode_metrics
@@ -88,7 +88,7 @@ def evaluate(run: LoadedRun, data: VqaData, seq_ids: np.ndarray, num_shown: int)
     return Evaluation(metrics, lines, drawn)
 
 
-def check_new(data: VqaData, path: Path) -> list[str]:
+def check_new(data: VqaData, path: Path) -> NewFacts:
     """Refuse new questions of which next to nothing survives the run's tokenizer; lines on images whose mode or size
     training had not. `data.lines()` counts what is lost.
 
@@ -97,7 +97,7 @@ def check_new(data: VqaData, path: Path) -> list[str]:
     """
     data.rows.lost.refuse(str(path), FIX_OF_RUN)
     unlike = data.unlike_training()
-    return [*unlike.lines] if unlike is not None else []
+    return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
 
 def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
