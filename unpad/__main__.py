@@ -28,6 +28,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
         if frame.f_globals.get("__name__") == "importlib._bootstrap":
             with suppress(OSError, RuntimeError, ValueError):  # no output, or Ctrl-C came while it was written
                 sys.stdout.flush()
+            if progress := sys.modules.get("unpad.terminal.progress"):
+                with suppress(AttributeError):  # that module is the one that is imported
+                    progress.erase()
             os.write(2, b"Interrupted: stopped by Ctrl-C\n")
             os._exit(INTERRUPTED)
         frame = frame.f_back

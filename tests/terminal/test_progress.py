@@ -104,15 +104,22 @@ def test_without_a_terminal_nothing_is_written(capfd: pytest.CaptureFixture[str]
 # --------------------------------------------------------------------------- verbs
 
 
+START = "from unpad.__main__ import main; main()"
+
+
 def on_terminal(
-    folder: Path, *words: str, stop_at: str = "", term: str = "xterm", no_color: str = ""
+    folder: Path, *words: str, start: str = START, stop_at: str = "", term: str = "xterm", no_color: str = ""
 ) -> tuple[int, str, str]:
-    """Run a verb with standard error on a terminal; Ctrl-C when `stop_at` is shown. Exit code, output, terminal."""
+    """Run a verb, or other code, with standard error on a terminal; Ctrl-C when `stop_at` is shown.
+
+    Returns:
+        Exit code, output, terminal.
+    """
     ours, theirs = pty.openpty()
     environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": no_color}
     # A job in the background ignores Ctrl-C, and so would the processes that it starts.
     heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    command = [sys.executable, "-c", heed + "from unpad.__main__ import main; main()", *words]
+    command = [sys.executable, "-c", heed + start, *words]
     with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown, stopped = b"", False
@@ -168,3 +175,27 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path, where: str) -> None:
     assert code == 130
     assert shown.split("\x1b[K")[-1].strip() == "Interrupted: stopped by Ctrl-C"
     assert "Traceback" not in shown
+
+
+INTERRUPTED_IMPORT = """
+import signal, sys
+from unpad.__main__ import _interrupt
+from unpad.terminal.progress import progress
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, _interrupt)
+sys.meta_path.insert(0, Finder)
+with progress("reading"):
+    import nothing
+"""
+
+
+def test_ctrl_c_during_an_import_in_the_middle_of_work_erases_its_line(tmp_path: Path) -> None:
+    code, _, shown = on_terminal(tmp_path, start=INTERRUPTED_IMPORT)
+    assert code == 130
+    assert "reading" in shown
+    assert shown.split("\x1b[K")[-1].strip() == "Interrupted: stopped by Ctrl-C"

@@ -94,6 +94,12 @@ def held() -> Iterator[None]:
         _held -= 1
 
 
+def erase() -> None:
+    """Erase the line, if one is shown, before the process ends without leaving the work."""
+    if _shown:
+        _write(ERASE)
+
+
 def _is_terminal() -> bool:
     try:
         plain = bool(os.environ.get("NO_COLOR"))  # also no control sequence, without which no line can be erased
