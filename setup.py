@@ -1,6 +1,6 @@
 """Compile the native kernels where they can run; everything else about the package is in pyproject.toml.
 
-Only gcc on Linux on x86-64 is tried. A build that fails is no error: unpad then trains through torch alone.
+Only gcc on Linux, on x86-64 or ARM, is tried. A build that fails is no error: unpad then trains through torch alone.
 """
 
 import platform
@@ -13,7 +13,7 @@ NATIVE = Path("unpad") / "nn" / "native"
 
 
 def kernels() -> list[Extension]:
-    if sys.platform != "linux" or platform.machine() != "x86_64":
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
         return []
     return [
         Extension(
@@ -31,6 +31,7 @@ def kernels() -> list[Extension]:
                 "-Wall",
                 "-Wno-maybe-uninitialized",
                 "-Wno-uninitialized",
+                "-Wno-psabi",
             ],
             extra_link_args=["-fopenmp"],
             optional=True,

@@ -5,10 +5,19 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+import torch
+
 from unpad.nn.native import library
 
 Path = Literal["torch", "native"]
 PATHS: list[Path] = ["torch", "native"] if library.enabled() else ["torch"]
+NATIVE_DTYPES = [d for d in (torch.bfloat16, torch.float32, torch.float64) if library.enabled() and library.computes(d)]
+LOWEST = NATIVE_DTYPES[0] if NATIVE_DTYPES else torch.float32  # the shortest numbers that kernels compute here
+
+
+def taken(path: Path, dtype: torch.dtype) -> Path:
+    """The path that layers take for a dtype: native kernels of some processors do not compute in bf16."""
+    return path if library.computes(dtype) else "torch"
 
 
 def on(path: Path) -> AbstractContextManager[None]:

@@ -69,7 +69,7 @@ def choose_kernels(
 
 def runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:
     """True if the native kernel attends within the sequences of a flat run."""
-    return device.type == "cpu" and library.enabled() and supports(dtype, head_dim)
+    return device.type == "cpu" and supports(dtype, head_dim)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from unpad.evaluation.samples import sample_replies
 from unpad.models.contract import Generates
 from unpad.models.objective import Objective
 from unpad.nn.native import library
+from unpad.nn.precision import DTYPES
 from unpad.recipes.file import load_recipe
 from unpad.run.checkpoint import State, newest_weights, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
@@ -422,7 +423,7 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
 def _epoch_steps(run: RunContext, plan: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
     """Yield the rest of an epoch's steps, each with the seconds spent waiting for it."""
     data, device, first = run.setup.data, run.setup.device, run.progress.epoch_step
-    steps = load_steps(data.load, plan, device, first, group_lengths=not library.enabled())
+    steps = load_steps(data.load, plan, device, first, group_lengths=not library.computes(DTYPES[run.setup.precision]))
     with closing(steps):
         while True:
             began = time.perf_counter()

@@ -19,7 +19,7 @@ from unpad.models.contract import Model
 from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
-from unpad.nn.precision import choose_precision
+from unpad.nn.precision import DTYPES, choose_precision
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.folder import find_run
 from unpad.run.kept import open_files
@@ -107,9 +107,10 @@ def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
     """Name the kernels that training will run, with the reason if they are not the native ones."""
     if device.type != "cpu":
         return "torch kernels"
-    if library.enabled() and precision != "bf16":
-        return "torch kernels (native ones compute in bf16)"
-    attention = library.enabled() and head_dim > 0 and not runs_native(torch.bfloat16, device, head_dim)
+    dtype = DTYPES[precision]
+    if library.enabled() and not library.computes(dtype):
+        return f"torch kernels (native ones here do not compute in {precision})"
+    attention = library.enabled() and head_dim > 0 and not runs_native(dtype, device, head_dim)
     return library.describe() + (f", attention through torch for heads of {head_dim}" if attention else "")
 
 

@@ -1,7 +1,8 @@
-/* Calls every kernel in both types over ragged shapes, for the sanitizers: test_sanitizers.py builds and runs it.
+/* Calls every kernel of every target in every type over ragged shapes: test_sanitizers.py builds and runs it.
  *
  * Every array is an allocation of its own, of exactly the size that kernels.h states, and ends at a page that may not
- * be touched: AddressSanitizer does not look at masked loads and stores, the processor does. Inputs are rounded to bf16 for both types, outputs start as NaN, and what the two types give is compared.
+ * be touched: AddressSanitizer does not look at masked loads and stores, the processor does. Inputs are exact in bf16,
+ * outputs start as NaN, and what float and bf16 give is compared with what double gives.
  */
 #include "kernels.h"
 
@@ -102,6 +103,14 @@ struct LowType {
     using Element = uint16_t;
     using Wide = float;
     static constexpr int dtype = UNPAD_BF16;
+    static constexpr double bound = 0.03; /* of the error */
+};
+
+struct FloatType {
+    using Element = float;
+    using Wide = float;
+    static constexpr int dtype = UNPAD_FP32;
+    static constexpr double bound = 1e-5;
 };
 
 struct DoubleType {
@@ -110,6 +119,7 @@ struct DoubleType {
     static constexpr int dtype = UNPAD_DOUBLE;
 };
 
+const unpad_kernels* kernels = nullptr; /* of the target at hand */
 int failures = 0;
 
 /* Norm of the difference over the norm of what is expected, taken as `least` per number or more; not-a-number where
@@ -137,8 +147,8 @@ struct Comparison {
             if (here > worst || std::isnan(here)) worst = here; /* nothing is above NaN: it stays */
         }
     }
-    void report() const {
-        const bool good = worst < 0.03;
+    void report(double bound) const {
+        const bool good = worst < bound;
         failures += !good;
         std::printf("%s %-14s %3d shapes, worst difference %.2g\n", good ? "ok  " : "FAIL", name.c_str(), cases, worst);
     }
@@ -201,9 +211,9 @@ std::vector<Numbers> attention(const AttentionCase& c) {
     const void* cos_data = c.rotary ? cos.data() : nullptr;
     const void* sin_data = c.rotary ? sin.data() : nullptr;
     const void* bias_data = c.key_bias ? key_bias.data() : nullptr;
-    unpad_attention_forward(
+    kernels->attention_forward(
         T::dtype, &sizes, cu_seqlens.data(), qkv.data(), cos_data, sin_data, bias_data, out.data(), log_z.data());
-    unpad_attention_backward(
+    kernels->attention_backward(
         T::dtype, &sizes, cu_seqlens.data(), qkv.data(), cos_data, sin_data, bias_data, out.data(), log_z.data(),
         grad_out.data(), grad_qkv.data(), c.key_bias ? grad_key_bias.data() : nullptr);
     std::vector<Numbers> results{out.numbers(), log_z.numbers(), grad_qkv.numbers()};
@@ -212,6 +222,7 @@ std::vector<Numbers> attention(const AttentionCase& c) {
     return results;
 }
 
+template <class T>
 void check_attention() {
     Comparison comparison{"attention", 0.03};
     const std::vector<int64_t> all(std::begin(lengths), std::end(lengths));
@@ -222,9 +233,9 @@ void check_attention() {
             for (int options = 0; options < 8; ++options) {
                 const bool causal = options & 1, rotary = options & 2, extras = options & 4;
                 const AttentionCase c{seqs, h[0], h[1], h[2], causal, rotary, extras, extras ? 0.25 : 0.0};
-                comparison.add(attention<LowType>(c), attention<DoubleType>(c));
+                comparison.add(attention<T>(c), attention<DoubleType>(c));
             }
-    comparison.report();
+    comparison.report(T::bound);
 }
 
 template <class T>
@@ -241,19 +252,20 @@ std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, b
     Array<Wide> sin(num_rows * half, [](int64_t i) { return std::sin((double)i); });
     Array<Element> keys = random_array<Element>(cache_size, 2), values = random_array<Element>(cache_size, 3);
     Array<Element> out(num_rows * heads * head_dim);
-    unpad_decode_attention(
+    kernels->decode_attention(
         T::dtype, &sizes, capacity, keys_of_row.data(), qkv.data(), rotary ? cos.data() : nullptr,
         rotary ? sin.data() : nullptr, keys.data(), values.data(), out.data());
     return {out.numbers(), keys.numbers(), values.numbers()};
 }
 
+template <class T>
 void check_decode() {
     Comparison comparison{"decode"};
     const int64_t heads[][3] = {{2, 2, 16}, {4, 2, 32}, {3, 1, 128}};
     for (const auto& h : heads)
         for (bool rotary : {false, true})
-            comparison.add(decode<LowType>(h[0], h[1], h[2], rotary), decode<DoubleType>(h[0], h[1], h[2], rotary));
-    comparison.report();
+            comparison.add(decode<T>(h[0], h[1], h[2], rotary), decode<DoubleType>(h[0], h[1], h[2], rotary));
+    comparison.report(T::bound);
 }
 
 template <class T>
@@ -261,19 +273,20 @@ std::vector<Numbers> small_linear(int64_t rows, int64_t in, int64_t out, bool wi
     using Element = typename T::Element;
     Array<Element> x = random_array<Element>(rows * in, 1), weight = random_array<Element>(out * in, 2);
     Array<Element> bias = random_array<Element>(out, 3), y(rows * out);
-    unpad_small_linear(
+    kernels->small_linear(
         T::dtype, rows, in, out, num_threads, x.data(), weight.data(), with_bias ? bias.data() : nullptr, y.data());
     return {y.numbers()};
 }
 
+template <class T>
 void check_small_linear() {
     Comparison comparison{"small_linear"};
     for (int64_t rows : {1, 3, 8, 31, 32})
         for (int64_t in : {7, 32, 100})
             for (int64_t out : {1, 17, 64})
                 for (bool bias : {false, true})
-                    comparison.add(small_linear<LowType>(rows, in, out, bias), small_linear<DoubleType>(rows, in, out, bias));
-    comparison.report();
+                    comparison.add(small_linear<T>(rows, in, out, bias), small_linear<DoubleType>(rows, in, out, bias));
+    comparison.report(T::bound);
 }
 
 struct NormCase {
@@ -293,10 +306,10 @@ std::vector<Numbers> add_norm(const NormCase& c) {
     Array<Element> delta = random_array<Element>(size, 5), grad_y = random_array<Element>(size, 6);
     Array<Wide> sum(size), stats(2 * c.tokens), grad_residual(size), grad_weight(c.width), grad_bias(c.width);
     Array<Element> y(size), grad_delta(size);
-    unpad_add_norm_forward(
+    kernels->add_norm_forward(
         T::dtype, &sizes, residual.data(), c.delta ? delta.data() : nullptr, weight.data(),
         c.bias ? bias.data() : nullptr, c.delta ? sum.data() : nullptr, y.data(), stats.data());
-    unpad_add_norm_backward(
+    kernels->add_norm_backward(
         T::dtype, &sizes, grad_y.data(), c.grad_sum ? grad_sum.data() : nullptr,
         c.delta ? sum.data() : residual.data(), stats.data(), weight.data(), grad_residual.data(),
         c.delta ? grad_delta.data() : nullptr, grad_weight.data(), c.bias ? grad_bias.data() : nullptr);
@@ -306,6 +319,7 @@ std::vector<Numbers> add_norm(const NormCase& c) {
     return results;
 }
 
+template <class T>
 void check_add_norm() {
     Comparison comparison{"add_norm"};
     for (int64_t tokens : lengths)
@@ -313,9 +327,9 @@ void check_add_norm() {
             for (int options = 0; options < 16; ++options) {
                 const bool centred = options & 1, delta = options & 2, bias = options & 4, grad_sum = options & 8;
                 const NormCase c{tokens, width, centred, delta, bias, grad_sum, delta && bias ? 0.25 : 0.0};
-                comparison.add(add_norm<LowType>(c), add_norm<DoubleType>(c));
+                comparison.add(add_norm<T>(c), add_norm<DoubleType>(c));
             }
-    comparison.report();
+    comparison.report(T::bound);
 }
 
 template <class T>
@@ -324,20 +338,21 @@ std::vector<Numbers> activation(int kind, int64_t tokens, int64_t hidden) {
     const int64_t size = tokens * hidden, input_size = kind >= UNPAD_GEGLU ? 2 * size : size;
     Array<Element> x = random_array<Element>(input_size, 1), grad_y = random_array<Element>(size, 2);
     Array<Element> y(size), grad_x(input_size);
-    unpad_activation_forward(T::dtype, kind, tokens, hidden, num_threads, x.data(), y.data());
-    unpad_activation_backward(
+    kernels->activation_forward(T::dtype, kind, tokens, hidden, num_threads, x.data(), y.data());
+    kernels->activation_backward(
         T::dtype, kind, tokens, hidden, num_threads, grad_y.data(), x.data(), grad_x.data());
     return {y.numbers(), grad_x.numbers()};
 }
 
+template <class T>
 void check_activation() {
     Comparison comparison{"activation"};
     for (int kind : {UNPAD_RELU, UNPAD_GELU, UNPAD_GEGLU, UNPAD_SWIGLU})
         for (int64_t tokens : lengths)
             for (int64_t hidden : {1, 7, 16, 33, 512})
                 comparison.add(
-                    activation<LowType>(kind, tokens, hidden), activation<DoubleType>(kind, tokens, hidden));
-    comparison.report();
+                    activation<T>(kind, tokens, hidden), activation<DoubleType>(kind, tokens, hidden));
+    comparison.report(T::bound);
 }
 
 template <class T>
@@ -346,12 +361,13 @@ std::vector<Numbers> cross_entropy(int64_t rows, int64_t vocab_size, double smoo
     auto logits = random_array<typename T::Element>(rows * vocab_size, 1);
     Array<Wide> loss(rows), nll(rows);
     Array<int64_t> labels(rows, [&](int64_t i) { return (double)((vocab_size - 1 + 3 * i) % vocab_size); });
-    unpad_cross_entropy(
+    kernels->cross_entropy(
         T::dtype, rows, vocab_size, smoothing, want_grad, num_threads, logits.data(), labels.data(), loss.data(),
         nll.data());
     return {logits.numbers(), loss.numbers(), nll.numbers()};
 }
 
+template <class T>
 void check_cross_entropy() {
     Comparison comparison{"cross_entropy"};
     for (int64_t rows : lengths)
@@ -359,23 +375,32 @@ void check_cross_entropy() {
             for (double smoothing : {0.0, 0.1})
                 for (bool want_grad : {false, true})
                     comparison.add(
-                        cross_entropy<LowType>(rows, vocab_size, smoothing, want_grad),
+                        cross_entropy<T>(rows, vocab_size, smoothing, want_grad),
                         cross_entropy<DoubleType>(rows, vocab_size, smoothing, want_grad));
-    comparison.report();
+    comparison.report(T::bound);
+}
+
+template <class T>
+void check_all() {
+    check_attention<T>();
+    check_decode<T>();
+    check_small_linear<T>();
+    check_add_norm<T>();
+    check_activation<T>();
+    check_cross_entropy<T>();
 }
 
 }  // namespace
 
 int main() {
-    if (!unpad_supported()) {
-        std::printf("this processor lacks the instructions\n");
-        return 2;
+    for (const char* target : {"plain", "avx2", "avx512", "avx512_bf16"}) {
+        kernels = unpad_kernels_for(target);
+        if (!kernels) continue;
+        std::printf("%s, float\n", target);
+        check_all<FloatType>();
+        if (std::strcmp(target, "avx512_bf16")) continue;
+        std::printf("%s, bf16\n", target);
+        check_all<LowType>();
     }
-    check_attention();
-    check_decode();
-    check_small_linear();
-    check_add_norm();
-    check_activation();
-    check_cross_entropy();
     return failures ? 1 : 0;
 }

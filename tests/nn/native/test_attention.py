@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.nn.test_self_attention import SEED, definition, error, in_double, make_case, parts
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn import attention
 from unpad.nn.native import library
 from unpad.nn.native.attention import supports
@@ -20,9 +21,10 @@ def _known_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "draw_seed", lambda: SEED)
 
 
-def test_bf16_errs_no_more_than_torch_in_bf16() -> None:
+@pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.float64], ids=str)
+def test_kernels_err_no_more_than_torch_in_the_same_numbers(dtype: torch.dtype) -> None:
     for causal, rotary in itertools.product([True, False], repeat=2):
-        case = make_case([150, 20, 64], torch.bfloat16, causal=causal, rotary=rotary)
+        case = make_case([150, 20, 64], dtype, causal=causal, rotary=rotary)
         exact = in_double(case)
         wanted, got, torch_out = definition(exact), case.run(), definition(case)
         assert error(got, wanted) <= error(torch_out, wanted) * 1.02
@@ -32,7 +34,7 @@ def test_bf16_errs_no_more_than_torch_in_bf16() -> None:
             assert error(a, c) <= error(b, c) * 1.02
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: torch.dtype) -> None:
     case = make_case([70, 1, 300, 20, 20, 5], dtype, rotary=True, bias=True, dropout=0.1)
     results = []
@@ -50,7 +52,7 @@ def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: t
 
 
 def test_operators_show_by_name_in_a_profile() -> None:
-    case = make_case([20], torch.bfloat16)
+    case = make_case([20], LOWEST)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         case.gradients(case.run())
     names = {event.key for event in profile.key_averages()}
@@ -58,7 +60,7 @@ def test_operators_show_by_name_in_a_profile() -> None:
 
 
 def test_operators_tell_their_shapes_without_running() -> None:
-    case = make_case([20, 3], torch.bfloat16)
+    case = make_case([20, 3], LOWEST)
     arguments = (case.qkv.detach(), None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0)
     torch.library.opcheck(
         torch.ops.unpad.ragged_attention.default, arguments, test_utils=["test_schema", "test_faketensor"]
@@ -72,7 +74,7 @@ def test_operators_tell_their_shapes_without_running() -> None:
 
 
 def test_supports_says_which_heads_the_kernels_know() -> None:
-    assert [d for d in range(8, 145, 8) if supports(torch.bfloat16, d)] == [16, 32, 48, 64, 80, 96, 112, 128]
+    assert [d for d in range(8, 145, 8) if supports(LOWEST, d)] == [16, 32, 48, 64, 80, 96, 112, 128]
     assert supports(torch.float64, 18)
     assert not supports(torch.float64, 17)
-    assert not supports(torch.float32, 32)
+    assert not supports(torch.float16, 32)

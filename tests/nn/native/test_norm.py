@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.native import library
 from unpad.nn.native.norm import add_norm
 
 pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 
-BF16, DOUBLE = torch.bfloat16, torch.float64
-WIDE = {BF16: torch.float32, DOUBLE: DOUBLE}
+BF16, FLOAT, DOUBLE = torch.bfloat16, torch.float32, torch.float64
+WIDE = {BF16: FLOAT, FLOAT: FLOAT, DOUBLE: DOUBLE}
 SHAPES = [(0, 16), (1, 1), (1, 512), (3, 7), (17, 16), (50, 33), (70, 256), (130, 512)]
 EPS = 1e-5
 
@@ -76,7 +77,7 @@ def inputs(tokens: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor,
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [BF16, DOUBLE], ids=["bf16", "double"])
+@pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("centred", [True, False], ids=["layernorm", "rmsnorm"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("optional", [True, False], ids=["full", "bare"])
@@ -120,7 +121,7 @@ def test_one_used_output_is_enough(used: int) -> None:
 def test_rows_far_from_zero_keep_their_variance() -> None:
     residual = torch.randn(20, 256) + 3000.0
     weight, bias = torch.ones(256), torch.zeros(256)
-    _, y = add_norm(residual, None, weight, bias, eps=EPS, centred=True, dtype=BF16)
+    _, y = add_norm(residual, None, weight, bias, eps=EPS, centred=True, dtype=LOWEST)
     assert error(y, F.layer_norm(residual.double(), (256,), eps=EPS)) < 2.5e-3
 
 
@@ -136,9 +137,9 @@ def test_results_repeat_and_agree_between_threads() -> None:
     def grads(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         try:
-            given = leaves(*inputs(300, 256, BF16))
-            out = add_norm(*given, eps=EPS, centred=True, dropout=0.1, seed=3, dtype=BF16)
-            torch.autograd.backward(out, [torch.ones_like(out[0]), torch.linspace(-1, 1, 256).to(BF16).expand(300, -1)])
+            given = leaves(*inputs(300, 256, LOWEST))
+            out = add_norm(*given, eps=EPS, centred=True, dropout=0.1, seed=3, dtype=LOWEST)
+            torch.autograd.backward(out, [torch.ones_like(out[0]), torch.linspace(-1, 1, 256).to(LOWEST).expand(300, -1)])
             return [*out, *(t.grad for t in given)]
         finally:
             torch.set_num_threads(1)
@@ -151,18 +152,18 @@ def test_results_repeat_and_agree_between_threads() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_and_inf_show(bad: float) -> None:
-    residual, delta, weight, bias = inputs(3, 33, BF16)
+    residual, delta, weight, bias = inputs(3, 33, LOWEST)
     residual[1, 32] = bad
     for centred in (True, False):
-        total, y = add_norm(residual, delta, weight, bias, eps=EPS, centred=centred, dtype=BF16)
+        total, y = add_norm(residual, delta, weight, bias, eps=EPS, centred=centred, dtype=LOWEST)
         assert not total[1, 32].isfinite()
         assert y[1, 32].isnan()
         assert y[::2].isfinite().all()
 
 
 def test_operators_describe_themselves_rightly() -> None:
-    residual, delta, weight, bias = inputs(3, 7, BF16)
-    arguments = (residual, delta, weight, bias, EPS, True, 0.1, 5, BF16)
+    residual, delta, weight, bias = inputs(3, 7, LOWEST)
+    arguments = (residual, delta, weight, bias, EPS, True, 0.1, 5, LOWEST)
     stats = torch.ops.unpad.add_norm(*arguments)[2]
     utils = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.unpad.add_norm.default, arguments, test_utils=utils)

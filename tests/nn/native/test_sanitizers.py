@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 NATIVE = Path(library.__file__).parent
 DRIVER = Path(__file__).with_name("driver.cpp")
-FLAGS = ["-std=c++17", "-g1", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FLAGS = ["-std=c++17", "-Wno-psabi", "-g1", "-O1", "-fopenmp", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
@@ -34,4 +34,4 @@ def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "ASAN_OPTIONS": "detect_leaks=0"}
     run = subprocess.run([tmp_path / "driver"], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("ok ") == 6
+    assert run.stdout.count("ok ") == 6 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())

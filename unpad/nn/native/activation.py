@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import DTYPES, library
+from unpad.nn.native.library import code, function
 
 KINDS = {"relu": 0, "gelu": 1, "geglu": 2, "swiglu": 3}  # as in kernels.h
 GATED = frozenset({"geglu", "swiglu"})
@@ -23,7 +23,7 @@ def activation(kind: str, x: Tensor) -> Tensor:
 
     Args:
         kind: a key of `KINDS`.
-        x: (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, gate first; bf16 or fp64.
+        x: (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, gate first; bf16, fp32 or fp64.
 
     Returns:
         (total_tokens, hidden) of the dtype of x.
@@ -54,12 +54,11 @@ _library.define("activation_backward(str kind, Tensor grad_y, Tensor x) -> Tenso
 
 @cache
 def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
-    forward, backward = library().unpad_activation_forward, library().unpad_activation_backward
     sizes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
-    forward.argtypes = [*sizes, ctypes.c_void_p, ctypes.c_void_p]
-    backward.argtypes = [*sizes, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    forward.restype = backward.restype = None
-    return forward, backward
+    return (
+        function("activation_forward", None, *sizes, *[ctypes.c_void_p] * 2),
+        function("activation_backward", None, *sizes, *[ctypes.c_void_p] * 3),
+    )
 
 
 def _output(kind: str, x: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ def _forward(kind: str, x: Tensor) -> Tensor:
     assert x.shape[1] % 2 == 0 or kind not in GATED, "gate and values differ in width"
     x, y = x.contiguous(), _output(kind, x)
     threads = torch.get_num_threads()
-    _functions()[0](DTYPES[x.dtype], KINDS[kind], *y.shape, threads, x.data_ptr(), y.data_ptr())
+    _functions()[0](code(x.dtype), KINDS[kind], *y.shape, threads, x.data_ptr(), y.data_ptr())
     return y
 
 
@@ -79,7 +78,7 @@ def _backward(kind: str, grad_y: Tensor, x: Tensor) -> Tensor:
     grad_y, x = grad_y.contiguous(), x.contiguous()
     grad_x = torch.empty_like(x)
     addresses = grad_y.data_ptr(), x.data_ptr(), grad_x.data_ptr()
-    _functions()[1](DTYPES[x.dtype], KINDS[kind], *grad_y.shape, torch.get_num_threads(), *addresses)
+    _functions()[1](code(x.dtype), KINDS[kind], *grad_y.shape, torch.get_num_threads(), *addresses)
     return grad_x
 
 

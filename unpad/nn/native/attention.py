@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.native.library import code, computes, function, pointer
 from unpad.nn.precision import wide_dtype
 
 Rotary = tuple[Tensor, Tensor]  # cosines and sines of `rotary_table`, each (total_tokens, 1, head_dim / 2)
@@ -21,9 +21,9 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
-    """True if the kernels support such heads, if `library.enabled`."""
-    multiple = {torch.bfloat16: 16, torch.float64: 2}.get(dtype)
-    return multiple is not None and MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
+    """True if the enabled kernels support such heads."""
+    multiple = 2 if dtype == torch.float64 else 16
+    return computes(dtype) and MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
 
 
 def native_attention(
@@ -41,7 +41,7 @@ def native_attention(
     """softmax(q k^T / sqrt(head_dim) + key_bias) v within each sequence and nowhere else.
 
     Args:
-        qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16 or fp64: queries, keys, values.
+        qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64: queries, keys, values.
         cu_seqlens: (num_seqs + 1,) int32, from 0 to total_tokens.
         rotary: angles by which queries and keys are rotated first, as `nn.rope.rotate` does. No gradient flows to it.
         key_bias: (total_tokens,), added to every score of a key; -inf hides the key. Every query must see a key that
@@ -130,16 +130,11 @@ class AttentionSizes(ctypes.Structure):
 @lru_cache(maxsize=1)
 def _functions() -> tuple[Any, Any]:
     """The compiled forward and backward, with their argument types declared once."""
-    forward, backward = library().unpad_attention_forward, library().unpad_attention_backward
-    shared: list[Any] = [
-        ctypes.c_int,
-        ctypes.POINTER(AttentionSizes),
-        *[ctypes.c_void_p] * 5,
-    ]  # ..., cu_seqlens, qkv, cos, sin, key_bias
-    forward.argtypes = [*shared, *[ctypes.c_void_p] * 2]
-    backward.argtypes = [*shared, *[ctypes.c_void_p] * 5]
-    forward.restype = backward.restype = None
-    return forward, backward
+    shared = [ctypes.c_int, ctypes.POINTER(AttentionSizes), *[ctypes.c_void_p] * 5]  # cu_seqlens ... key_bias
+    return (
+        function("attention_forward", None, *shared, *[ctypes.c_void_p] * 2),
+        function("attention_backward", None, *shared, *[ctypes.c_void_p] * 5),
+    )
 
 
 def attention_forward(
@@ -164,7 +159,7 @@ def attention_forward(
     out = qkv.new_empty((total, heads, head_dim))
     log_z = qkv.new_empty((heads, total), dtype=wide)
     _functions()[0](
-        DTYPES[qkv.dtype],
+        code(qkv.dtype),
         ctypes.byref(sizes),
         pointer(cu_seqlens),
         pointer(qkv),
@@ -200,7 +195,7 @@ def attention_backward(
     grad_qkv = torch.empty_like(qkv)
     grad_bias = qkv.new_empty((kv_heads, len(qkv)) if wants_bias else (0,), dtype=wide)
     _functions()[1](
-        DTYPES[qkv.dtype],
+        code(qkv.dtype),
         ctypes.byref(sizes),
         pointer(cu_seqlens),
         pointer(qkv),

@@ -6,17 +6,14 @@
 
 #include <algorithm>
 
-/* Bodies of for_columns are called from two places; uninlined, their sums would live in memory. */
-#define UNPAD_INLINE __attribute__((always_inline))
-
 namespace unpad {
+namespace {
 
-/* Calls body(column, mask) for every vector of a row. The mask of a whole vector is a constant, so that the compiler
- * drops it: only the tail pays for masks. */
+/* Calls body(column, mask) for every vector of a row; only the tail pays for a mask. */
 template <class T, class Body>
 inline void for_columns(int64_t width, Body body) {
     int64_t column = 0;
-    for (; column + T::lanes <= width; column += T::lanes) body(column, T::first(T::lanes));
+    for (; column + T::lanes <= width; column += T::lanes) body(column, Whole());
     if (column < width) body(column, T::first(width - column));
 }
 
@@ -25,6 +22,7 @@ inline int useful_threads(int64_t numbers, int num_threads) {
     return (int)std::max<int64_t>(1, std::min<int64_t>(num_threads, numbers / 16384));
 }
 
+}  // namespace
 }  // namespace unpad
 
 #endif

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.native.library import code, function, pointer
 from unpad.nn.precision import wide_dtype
 
 
@@ -17,7 +17,7 @@ def cross_entropy_(logits: Tensor, labels: Tensor, smoothing: float, want_grad: 
     """Loss of every row; with `want_grad` the logits are overwritten with the gradient of `loss.sum()`.
 
     Args:
-        logits: (num_rows, vocab_size) bf16 or fp64, contiguous.
+        logits: (num_rows, vocab_size) bf16, fp32 or fp64, contiguous.
         labels: (num_rows,) int64, each below vocab_size.
         smoothing: share of each target spread evenly over the vocabulary.
 
@@ -39,16 +39,8 @@ _library.define("cross_entropy_(Tensor(a!) logits, Tensor labels, float smoothin
 
 @cache
 def _function() -> Callable[..., None]:
-    function = library().unpad_cross_entropy
-    function.argtypes = [
-        ctypes.c_int,
-        *[ctypes.c_int64] * 2,
-        ctypes.c_double,
-        *[ctypes.c_int] * 2,
-        *[ctypes.c_void_p] * 4,
-    ]
-    function.restype = ctypes.c_int64
-    return function
+    sizes = [ctypes.c_int, *[ctypes.c_int64] * 2, ctypes.c_double, *[ctypes.c_int] * 2]
+    return function("cross_entropy", ctypes.c_int64, *sizes, *[ctypes.c_void_p] * 4)
 
 
 def _outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +54,7 @@ def _forward(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) 
     assert labels.shape == logits.shape[:1], "one label per row"
     labels, (loss, nll) = labels.contiguous(), _outputs(logits)
     outside = _function()(
-        DTYPES[logits.dtype],
+        code(logits.dtype),
         *logits.shape,
         smoothing,
         want_grad,

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from unpad.nn.native.attention import AttentionSizes
-from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.native.library import code, function, pointer
 from unpad.nn.precision import wide_dtype
 
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
     """True if the kernel supports such heads, if `library.enabled`."""
-    return dtype == torch.float64 or (dtype == torch.bfloat16 and head_dim % 16 == 0)
+    return dtype == torch.float64 or head_dim % 16 == 0
 
 
 def decode_attention(
@@ -25,7 +25,7 @@ def decode_attention(
     """Write each row's new key and value into the cache and attend to all keys of the row; no gradient.
 
     Args:
-        qkv: (num_rows, heads + 2 * kv_heads, head_dim) bf16 or fp64, one token per row: queries, keys, values.
+        qkv: (num_rows, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64, one token per row: queries, keys, values.
         keys, values: (num_rows, kv_heads, capacity, head_dim) of qkv's type, changed at [row, :, lengths[row]].
         lengths: (num_rows,) int64, earlier tokens of each row, below capacity.
         rotary: cosines and sines of `rotary_table`, which rotate queries and keys first.
@@ -48,10 +48,8 @@ _decode_attention = torch.ops.unpad.decode_attention.default
 
 @cache
 def _function() -> Any:
-    function = library().unpad_decode_attention
-    function.argtypes = [ctypes.c_int, ctypes.POINTER(AttentionSizes), ctypes.c_int64, *[ctypes.c_void_p] * 7]
-    function.restype = None
-    return function
+    sizes = [ctypes.c_int, ctypes.POINTER(AttentionSizes), ctypes.c_int64]
+    return function("decode_attention", None, *sizes, *[ctypes.c_void_p] * 7)
 
 
 def _decode(
@@ -80,7 +78,7 @@ def _decode(
         num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, True, torch.get_num_threads()
     )
     _function()(
-        DTYPES[qkv.dtype],
+        code(qkv.dtype),
         sizes,
         capacity,
         pointer(lengths),

@@ -1,8 +1,9 @@
 /* The C interface of the native kernels: plain pointers and sizes, no header of torch.
  *
- * Every function takes `dtype`, the type of activations: UNPAD_BF16 (AVX-512 BF16 instructions) or UNPAD_DOUBLE (the
- * same code, one number at a time, which the proof runs). "Wide" below is the type sums are kept in: float for bf16,
- * double for double. Arrays are contiguous unless a stride is given; nothing is kept between calls. Results depend on
+ * The kernels are compiled for several targets, sets of instructions; `unpad_kernels_for` gives the functions of one.
+ * Every function takes `dtype`, the type of activations: UNPAD_FP32, UNPAD_BF16 (on the target avx512_bf16 alone) or
+ * UNPAD_DOUBLE (the same code, one number at a time, which the proof runs). "Wide" below is the type sums are kept in:
+ * double for double, float for the others. Arrays are contiguous unless a stride is given; nothing is kept between calls. Results depend on
  * the arguments alone: no atomics, no sum in an order that a scheduler decides.
  */
 #ifndef UNPAD_KERNELS_H
@@ -14,60 +15,27 @@
 extern "C" {
 #endif
 
-enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1 };
+enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 3
+#define UNPAD_INTERFACE 4
 int unpad_interface(void);
 
-/* 1 when the processor has the instructions these kernels are compiled for. */
-int unpad_supported(void);
-
-/* Attention within each sequence of a flat run (attention.cpp). */
+/* Attention within each sequence of a flat run (attention.h). */
 struct unpad_attention {
     int64_t num_seqs;
     int64_t total_tokens;
     int64_t heads;
     int64_t kv_heads; /* divides heads; key head h serves query heads h * heads / kv_heads and on */
-    int64_t head_dim; /* even, 16 to 128, a multiple of 16 for UNPAD_BF16 */
+    int64_t head_dim; /* even, 16 to 128, a multiple of 16 unless UNPAD_DOUBLE */
     double scale;     /* of the scores, usually 1 / sqrt(head_dim) */
     double dropout;   /* share of attention weights set to zero, the others divided by 1 - dropout */
-    uint64_t seed;    /* of dropout; unpad_keep in simd.h says which weights stay */
+    uint64_t seed;    /* of dropout; `keep` in simd.h determines which weights stay */
     int32_t causal;
     int32_t num_threads;
 };
 
-/* cu_seqlens (num_seqs + 1) int32; qkv (total_tokens, heads + 2 * kv_heads, head_dim): queries, keys, values;
- * cos, sin (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is turned by
- * its token's angle first; both NULL for none. key_bias (total_tokens) wide or NULL is added to the scores of a key
- * and may be -inf as long as each query sees a key that is finite.
- * Writes out (total_tokens, heads, head_dim) and log_z (heads, total_tokens) wide, the log of each softmax's sum. */
-void unpad_attention_forward(
-    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-    const void* sin, const void* key_bias, void* out, void* log_z);
-
-/* Writes grad_qkv like qkv, and grad_key_bias (kv_heads, total_tokens) wide where it is not NULL: the caller adds up
- * the heads. */
-void unpad_attention_backward(
-    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-    const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
-    void* grad_key_bias);
-
-/* One new token per row against a cache of keys and values (decode.cpp); num_seqs and total_tokens count the rows.
- * qkv, cos and sin as above. keys, values (num_rows, kv_heads, capacity, head_dim) hold lengths[row] tokens of each
- * row, fewer than capacity; the new token's turned key and its value are written behind them and take part.
- * lengths (num_rows) int64. Writes out (num_rows, heads, head_dim). No dropout. */
-void unpad_decode_attention(
-    int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
-    const void* cos, const void* sin, void* keys, void* values, void* out);
-
-/* y = x weight^T + bias for few rows (small_linear.cpp): x (num_rows, in), weight (out, in), bias (out) or NULL,
- * y (num_rows, out), all of the activations' type. A row's result does not depend on the other rows. */
-void unpad_small_linear(
-    int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
-    const void* bias, void* y);
-
-/* Residual add and normalisation over channels (norm.cpp). */
+/* Residual add and normalisation over channels (norm.h). */
 struct unpad_norm {
     int64_t total_tokens;
     int64_t width;
@@ -78,36 +46,71 @@ struct unpad_norm {
     int32_t num_threads;
 };
 
-/* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width) wide;
- * delta (total_tokens, width) or NULL for nothing to add, and then sum is not written; weight, bias (width) wide, bias
- * NULL for none; y (total_tokens, width); stats (total_tokens, 2) wide: mean and 1 / root of each token. */
-void unpad_add_norm_forward(
-    int dtype, const struct unpad_norm* sizes, const void* residual, const void* delta, const void* weight,
-    const void* bias, void* sum, void* y, void* stats);
-
-/* grad_residual (total_tokens, width) wide = grad_sum + gradient through the norm, grad_sum NULL for none; grad_delta
- * (total_tokens, width) the same through dropout, NULL when there was no delta; grad_weight, grad_bias (width) wide. */
-void unpad_add_norm_backward(
-    int dtype, const struct unpad_norm* sizes, const void* grad_y, const void* grad_sum, const void* sum,
-    const void* stats, const void* weight, void* grad_residual, void* grad_delta, void* grad_weight, void* grad_bias);
-
-/* Activations (activation.cpp). x (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, the gate
- * first; y (total_tokens, hidden). */
 enum { UNPAD_RELU = 0, UNPAD_GELU = 1, UNPAD_GEGLU = 2, UNPAD_SWIGLU = 3 };
 
-void unpad_activation_forward(
-    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, void* y);
+struct unpad_kernels {
+    /* cu_seqlens (num_seqs + 1) int32; qkv (total_tokens, heads + 2 * kv_heads, head_dim): queries, keys, values;
+     * cos, sin (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is turned by
+     * its token's angle first; both NULL for none. key_bias (total_tokens) wide or NULL is added to the scores of a key
+     * and may be -inf as long as each query sees a key that is finite.
+     * Writes out (total_tokens, heads, head_dim) and log_z (heads, total_tokens) wide, the log of each softmax's sum. */
+    void (*attention_forward)(
+        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+        const void* sin, const void* key_bias, void* out, void* log_z);
 
-void unpad_activation_backward(
-    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
-    void* grad_x);
+    /* Writes grad_qkv like qkv, and grad_key_bias (kv_heads, total_tokens) wide where it is not NULL: the caller adds up
+     * the heads. */
+    void (*attention_backward)(
+        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+        const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
+        void* grad_key_bias);
 
-/* Cross-entropy (cross_entropy.cpp). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
- * sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
- * row's smoothed and plain negative log-likelihood, in nats. Returns the number of labels outside the vocabulary; if
- * there is any, nothing is written. */
-int64_t unpad_cross_entropy(
-    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll);
+    /* One new token per row against a cache of keys and values (decode.h); num_seqs and total_tokens count the rows.
+     * qkv, cos and sin as above. keys, values (num_rows, kv_heads, capacity, head_dim) hold lengths[row] tokens of each
+     * row, fewer than capacity; the new token's turned key and its value are written behind them and take part.
+     * lengths (num_rows) int64. Writes out (num_rows, heads, head_dim). No dropout. */
+    void (*decode_attention)(
+        int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
+        const void* cos, const void* sin, void* keys, void* values, void* out);
+
+    /* y = x weight^T + bias for few rows (small_linear.h): x (num_rows, in), weight (out, in), bias (out) or NULL,
+     * y (num_rows, out), all of the activations' type. A row's result does not depend on the other rows. */
+    void (*small_linear)(
+        int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
+        const void* bias, void* y);
+
+    /* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width) wide;
+     * delta (total_tokens, width) or NULL for nothing to add, and then sum is not written; weight, bias (width) wide, bias
+     * NULL for none; y (total_tokens, width); stats (total_tokens, 2) wide: mean and 1 / root of each token. */
+    void (*add_norm_forward)(
+        int dtype, const struct unpad_norm* sizes, const void* residual, const void* delta, const void* weight,
+        const void* bias, void* sum, void* y, void* stats);
+
+    /* grad_residual (total_tokens, width) wide = grad_sum + gradient through the norm, grad_sum NULL for none; grad_delta
+     * (total_tokens, width) the same through dropout, NULL when there was no delta; grad_weight, grad_bias (width) wide. */
+    void (*add_norm_backward)(
+        int dtype, const struct unpad_norm* sizes, const void* grad_y, const void* grad_sum, const void* sum,
+        const void* stats, const void* weight, void* grad_residual, void* grad_delta, void* grad_weight, void* grad_bias);
+
+    /* x (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, the gate
+     * first; y (total_tokens, hidden). */
+    void (*activation_forward)(
+        int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, void* y);
+
+    void (*activation_backward)(
+        int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
+        void* grad_x);
+
+    /* Cross-entropy (cross_entropy.h). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
+     * sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
+     * row's smoothed and plain negative log-likelihood, in nats. Returns the number of labels outside the vocabulary; if
+     * there is any, nothing is written. */
+    int64_t (*cross_entropy)(
+        int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll);
+};
+
+/* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16" - or NULL where the processor cannot run them. */
+const struct unpad_kernels* unpad_kernels_for(const char* target);
 
 #ifdef __cplusplus
 }

@@ -7,41 +7,76 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from unpad.errors import RecipeError
+
 SWITCH = "UNPAD_NATIVE"
-INTERFACE = 3  # UNPAD_INTERFACE of kernels.h
-DTYPES = {torch.bfloat16: 0, torch.float64: 1}  # of activations, as in kernels.h
+INTERFACE = 4  # UNPAD_INTERFACE of kernels.h
+DTYPES = {torch.bfloat16: 0, torch.float64: 1, torch.float32: 2}  # of activations, as in kernels.h
+TARGETS = {  # sets of instructions, the best first, with their names in logs
+    "avx512_bf16": "AVX-512 BF16",
+    "avx512": "AVX-512",
+    "avx2": "AVX2",
+    "plain": "no special instructions" if platform.machine() == "x86_64" else "NEON",
+}
 _switched_off: ContextVar[bool] = ContextVar("_switched_off", default=False)
 
 
+class _Table(ctypes.Structure):
+    """`struct unpad_kernels` of kernels.h: addresses of functions."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (
+            "attention_forward", "attention_backward", "decode_attention", "small_linear", "add_norm_forward",
+            "add_norm_backward", "activation_forward", "activation_backward", "cross_entropy",
+        )
+    )  # fmt: skip
+
+
+class Kernels(NamedTuple):
+    """The compiled kernels of a target."""
+
+    target: str
+    table: _Table
+    library: ctypes.CDLL  # held, so that the code stays loaded
+
+
 @lru_cache(maxsize=1)
-def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, or None, and the reason."""
-    if os.environ.get(SWITCH, "1") == "0":
+def _load() -> tuple[Kernels | None, str]:
+    """The kernels, or None, and the reason."""
+    asked = os.environ.get(SWITCH, "1")
+    if asked == "0":
         return None, f"switched off by {SWITCH}=0"
+    if asked not in ("1", *TARGETS):
+        raise RecipeError(f"{SWITCH} is {asked!r}", fix=f"set it to 0, 1 or a target: {', '.join(TARGETS)}")
     file = Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
     if not file.exists():
-        return None, "not compiled: the installation found no gcc, or no Linux on x86-64"
+        return None, "not compiled: the installation found no gcc, or no Linux on x86-64 or ARM"
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         return None, f"{file.name} cannot be loaded: {error}"
     if library.unpad_interface() != INTERFACE:
         return None, "compiled from other sources: install again"
-    if not library.unpad_supported():
-        return None, "this processor has no AVX-512 BF16"
     if len(_openmp_runtimes()) > 1:  # two pools of threads would wait for each other's cores
         return None, f"two OpenMP runtimes are loaded: {', '.join(sorted(_openmp_runtimes()))}"
-    return library, "AVX-512 BF16"
+    library.unpad_kernels_for.restype = ctypes.POINTER(_Table)
+    for target in TARGETS if asked == "1" else (asked,):
+        if table := library.unpad_kernels_for(target.encode()):
+            return Kernels(target, table.contents, library), TARGETS[target]
+    return None, f"this processor has no {TARGETS[asked]}"
 
 
 def _openmp_runtimes() -> set[str]:
@@ -51,11 +86,12 @@ def _openmp_runtimes() -> set[str]:
     return {file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp"))}
 
 
-def library() -> ctypes.CDLL:
-    """The compiled kernels; check `enabled` first."""
+def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+    """A compiled function of `struct unpad_kernels` with its ctypes; check `enabled` first."""
     loaded, reason = _load()
     assert loaded is not None, reason
-    return loaded
+    found: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(getattr(loaded.table, name))
+    return found
 
 
 def enabled() -> bool:
@@ -63,9 +99,26 @@ def enabled() -> bool:
     return not _switched_off.get() and _load()[0] is not None
 
 
+def computes(dtype: torch.dtype) -> bool:
+    """True if kernels are enabled and support activations of this dtype on the CPU."""
+    return enabled() and _supports(dtype)
+
+
+def _supports(dtype: torch.dtype) -> bool:
+    kernels = _load()[0]
+    assert kernels is not None
+    return dtype in DTYPES and (dtype != torch.bfloat16 or kernels.target == "avx512_bf16")
+
+
+def code(dtype: torch.dtype) -> int:
+    """The number of a dtype in kernels.h; the target must support it."""
+    assert _supports(dtype), f"no native kernels for {dtype} here"
+    return DTYPES[dtype]
+
+
 def runs(x: Tensor) -> bool:
     """True if kernels accept activations like this tensor."""
-    return x.device.type == "cpu" and x.dtype in DTYPES and enabled()
+    return x.device.type == "cpu" and computes(x.dtype)
 
 
 def describe() -> str:

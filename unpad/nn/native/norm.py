@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.native.library import code, function, pointer
 from unpad.nn.precision import wide_dtype
 
 
@@ -45,7 +45,7 @@ def add_norm(
     """sum = residual + dropout(delta); y = normalise(sum) * weight + bias. All four tensors may need a gradient.
 
     Args:
-        residual: (total_tokens, width), wide: fp32 for bf16 activations, fp64 for fp64.
+        residual: (total_tokens, width), wide: fp64 for fp64 activations, fp32 for others.
         delta: (total_tokens, width) of `dtype`, output of the previous layer; None for none.
         weight, bias: (width,), wide; bias None for none.
         eps: added to the variance.
@@ -80,7 +80,7 @@ class _AddNorm(torch.autograd.Function):
         if delta is None:
             total = residual
         ctx.save_for_backward(total, stats, weight)
-        ctx.settings = settings
+        ctx.settings, ctx.dtype = settings, dtype
         ctx.has_delta, ctx.has_bias = delta is not None, bias is not None
         ctx.set_materialize_grads(False)
         return total, y
@@ -91,7 +91,7 @@ class _AddNorm(torch.autograd.Function):
         grad_total, grad_y = grads
         total, stats, weight = ctx.saved_tensors
         if grad_y is None:  # only the sum was used
-            grad_y = torch.zeros_like(total, dtype=_narrow(total.dtype))
+            grad_y = torch.zeros_like(total, dtype=ctx.dtype)
         grad_residual, grad_delta, grad_weight, grad_bias = torch.ops.unpad.add_norm_backward.default(
             grad_y, grad_total, total, stats, weight, ctx.has_delta, ctx.has_bias, *ctx.settings
         )
@@ -103,11 +103,6 @@ class _AddNorm(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _narrow(wide: torch.dtype) -> torch.dtype:
-    """Dtype of the activations whose sums accumulate in `wide`."""
-    return torch.bfloat16 if wide == torch.float32 else wide
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
@@ -140,11 +135,11 @@ def _grads(grad_y: Tensor, weight: Tensor, has_delta: bool, has_bias: bool) -> t
 
 @cache
 def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
-    forward, backward = library().unpad_add_norm_forward, library().unpad_add_norm_backward
-    forward.argtypes = [ctypes.c_int, ctypes.POINTER(_Norm), *[ctypes.c_void_p] * 7]
-    backward.argtypes = [ctypes.c_int, ctypes.POINTER(_Norm), *[ctypes.c_void_p] * 9]
-    forward.restype = backward.restype = None
-    return forward, backward
+    sizes = [ctypes.c_int, ctypes.POINTER(_Norm)]
+    return (
+        function("add_norm_forward", None, *sizes, *[ctypes.c_void_p] * 7),
+        function("add_norm_backward", None, *sizes, *[ctypes.c_void_p] * 9),
+    )
 
 
 def _sizes(shape: torch.Size, eps: float, centred: bool, dropout: float, seed: int) -> _Norm:
@@ -175,7 +170,7 @@ def _forward(
         delta = delta.contiguous()
     total, y, stats = _outputs(residual, delta, dtype)
     _functions()[0](
-        DTYPES[dtype],
+        code(dtype),
         _sizes(residual.shape, eps, centred, dropout, seed),
         residual.data_ptr(),
         pointer(delta),
@@ -206,7 +201,7 @@ def _backward(
     grads = _grads(grad_y, weight, has_delta, has_bias)
     grad_residual, grad_delta, grad_weight, grad_bias = grads
     _functions()[1](
-        DTYPES[grad_y.dtype],
+        code(grad_y.dtype),
         _sizes(grad_y.shape, eps, centred, dropout, seed),
         grad_y.data_ptr(),
         pointer(grad_sum),

@@ -1,20 +1,31 @@
-/* Vector types of the kernels, which are written once for both.
+/* Vector types of the kernels, which are templates over them.
  *
- * `Bf16` holds 16 bf16 numbers in memory and 16 floats in a register; `Double` one double in both. A kernel is a
- * template over them, so the proof runs in double the code that trains in bf16. Vec has + - * /.
+ * `Fp32` is as wide as the target's registers, written with the compiler's vector extensions; `Double` is one number,
+ * so that the proof runs in double the code that trains in float. bf16.h adds `Bf16` where the processor multiplies it.
+ * A type gives `Element`, a number in memory, and `Wide`, what sums are kept in. Vec has + - * /.
+ *
+ * Included once per target (targets/), after the target's instructions are switched on; everything is in a namespace
+ * without a name, so that the linker does not mix targets.
  */
 #ifndef UNPAD_SIMD_H
 #define UNPAD_SIMD_H
 
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
-
-#include <immintrin.h>
-
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+/* Bodies of loops that are called from two places; uninlined, their sums would live in memory. */
+#define UNPAD_INLINE __attribute__((always_inline))
 
 namespace unpad {
+namespace {
 
 /* Bits that determine what dropout keeps: the finaliser of MurmurHash3. nn/dropout.py computes the same in torch. */
 inline uint32_t mix(uint32_t x) {
@@ -34,40 +45,105 @@ inline uint32_t dropout_row(uint64_t seed, uint64_t row) {
 /* Column c of a row stays when mix(row bits ^ c * 0x9e3779b9) is not below this. */
 inline uint32_t dropout_threshold(double dropout) { return (uint32_t)(dropout * 4294967296.0); }
 
-struct Bf16 {
-    using Element = uint16_t;
+/* The mask of a whole vector: a type, so that whole vectors are loaded and stored without one. */
+struct Whole {};
+
+#if defined(__AVX512F__)
+constexpr int FLOATS = 16; /* of a register */
+constexpr bool MANY_REGISTERS = true;
+#elif defined(__AVX2__)
+constexpr int FLOATS = 8;
+constexpr bool MANY_REGISTERS = false;
+#else
+constexpr int FLOATS = 4;
+#if defined(__aarch64__)
+constexpr bool MANY_REGISTERS = true;
+#else
+constexpr bool MANY_REGISTERS = false;
+#endif
+#endif
+
+struct Fp32 {
+    using Element = float;
     using Wide = float;
-    using Vec = __m512;
-    using Mask = __mmask16;
-    static constexpr int lanes = 16;
+    typedef float Vec __attribute__((vector_size(4 * FLOATS)));
+    typedef int32_t Mask __attribute__((vector_size(4 * FLOATS))); /* -1 where set */
+    typedef uint32_t Bits __attribute__((vector_size(4 * FLOATS)));
+    static constexpr int lanes = FLOATS;
 
-    static Mask first(int64_t n) { return n >= lanes ? 0xffff : n <= 0 ? 0 : (Mask)((1u << n) - 1); }
-    static Vec set(float x) { return _mm512_set1_ps(x); }
-    static Vec load(const Element* p) {
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+    static Mask lane_numbers() {
+        Mask lane;
+        for (int i = 0; i < lanes; ++i) lane[i] = i;
+        return lane;
     }
-    static Vec load(const Element* p, Mask m) {
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, p)), 16));
+    static Mask first(int64_t n) { return lane_numbers() < (int32_t)(n < lanes ? n : lanes); }
+    static Vec set(float x) { return x - Vec{}; }
+    static Vec load(const float* p) {
+        Vec v;
+        std::memcpy(&v, p, sizeof v);
+        return v;
     }
-    static Vec load(const Wide* p) { return _mm512_loadu_ps(p); }
-    static Vec load(const Wide* p, Mask m) { return _mm512_maskz_loadu_ps(m, p); }
-    static void store(Element* p, Vec v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
-    static void store(Element* p, Vec v, Mask m) { _mm256_mask_storeu_epi16(p, m, (__m256i)_mm512_cvtneps_pbh(v)); }
-    static void store(Wide* p, Vec v) { _mm512_storeu_ps(p, v); }
-    static void store(Wide* p, Vec v, Mask m) { _mm512_mask_storeu_ps(p, m, v); }
-    static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+    static Vec load(const float* p, Whole) { return load(p); }
+    static Vec load(const float* p, Mask m) {
+#if defined(__AVX512F__)
+        return _mm512_maskz_loadu_ps(_mm512_test_epi32_mask((__m512i)m, (__m512i)m), p);
+#elif defined(__AVX2__)
+        return _mm256_maskload_ps(p, (__m256i)m);
+#else
+        Vec v = {};
+        for (int i = 0; i < lanes; ++i)
+            if (m[i]) v[i] = p[i];
+        return v;
+#endif
+    }
+    static void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+    static void store(float* p, Vec v, Whole) { store(p, v); }
+    static void store(float* p, Vec v, Mask m) {
+#if defined(__AVX512F__)
+        _mm512_mask_storeu_ps(p, _mm512_test_epi32_mask((__m512i)m, (__m512i)m), v);
+#elif defined(__AVX2__)
+        _mm256_maskstore_ps(p, (__m256i)m, v);
+#else
+        for (int i = 0; i < lanes; ++i)
+            if (m[i]) p[i] = v[i];
+#endif
+    }
+    static Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+        return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+        return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+        return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+        return a * b + c;
+#endif
+    }
     /* The second operand where either is NaN: a NaN in b survives. */
-    static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
-    static Vec select(Mask m, Vec yes, Vec no) { return _mm512_mask_blend_ps(m, no, yes); }
-    static Mask above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
-    static float sum(Vec v) { return _mm512_reduce_add_ps(v); }
-    static float largest(Vec v) { return _mm512_reduce_max_ps(v); }
+    static Vec max(Vec a, Vec b) { return a > b ? a : b; }
+    static Vec select(Mask m, Vec yes, Vec no) { return m ? yes : no; }
+    static Vec select(Whole, Vec yes, Vec) { return yes; }
+    static Mask above(Vec a, Vec b) { return a > b; }
+    /* Which of columns c to c + lanes - 1 are below `limit`. */
+    static Mask below(int64_t column, int32_t limit) { return lane_numbers() + (int32_t)column < limit; }
+    static float sum(Vec v) {
+        for (int n = lanes / 2; n; n /= 2)
+            for (int i = 0; i < n; ++i) v[i] += v[i + n];
+        return v[0];
+    }
+    static float largest(Vec v) {
+        float most = v[0];
+        for (int i = 1; i < lanes; ++i) most = most > v[i] ? most : v[i];
+        return most;
+    }
 
-    /* 2^x to 2e-7 relative; NaN stays NaN, anything below -126 gives 0 or close to it. */
+    /* 2^x to 2e-7 relative; NaN stays NaN, anything below -126 gives 0 or close to it, 128 and above infinity. */
     static Vec exp2(Vec x) {
-        x = _mm512_max_ps(_mm512_set1_ps(-126.9f), x);
-        Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        Vec f = x - n; /* |f| <= 1/2; coefficients ln(2)^k / k! */
+        const Vec high = set(128), low = set(-126.9f), magic = set(12582912.0f); /* 1.5 * 2^23 */
+        x = x > high ? high : x;
+        x = low > x ? low : x;
+        const Vec shifted = x + magic; /* its low bits are the nearest whole number */
+        const Vec f = x - (shifted - magic); /* |f| <= 1/2; coefficients ln(2)^k / k! */
         Vec r = set(1.5403530e-4f);
         r = fma(r, f, set(1.3333558e-3f));
         r = fma(r, f, set(9.6181291e-3f));
@@ -75,15 +151,18 @@ struct Bf16 {
         r = fma(r, f, set(2.4022651e-1f));
         r = fma(r, f, set(6.9314718e-1f));
         r = fma(r, f, set(1.0f));
-        return _mm512_scalef_ps(r, n);
+        const Vec scaled = (Vec)((Bits)r + ((Bits)shifted << 23));
+        return x == x ? scaled : x;
     }
     static Vec exp(Vec x) { return exp2(x * set(1.44269504f)); }
 
     /* erf to 6e-7 absolute, as x times a polynomial of degree 12 in x^2; |x| is cut at 3.6, where erf is 1 - 4e-7. The
      * polynomial is the least-squares fit at Chebyshev nodes of t = 2 x^2 / 3.6^2 - 1. */
     static Vec erf(Vec x) {
-        x = _mm512_min_ps(set(3.6f), _mm512_max_ps(set(-3.6f), x));
-        Vec t = fma(x * x, set(2.0f / (3.6f * 3.6f)), set(-1.0f));
+        const Vec limit = set(3.6f);
+        x = x > limit ? limit : x;
+        x = -limit > x ? -limit : x;
+        const Vec t = fma(x * x, set(2.0f / (3.6f * 3.6f)), set(-1.0f));
         Vec p = set(2.148790983e-03f);
         p = fma(p, t, set(-5.740973167e-03f));
         p = fma(p, t, set(5.899403244e-03f));
@@ -100,18 +179,51 @@ struct Bf16 {
         return p * x;
     }
 
-    /* Which of columns c to c + 15 dropout keeps. */
+    /* Which of columns c to c + lanes - 1 dropout keeps. */
     static Mask keep(uint32_t row_bits, uint32_t column, uint32_t threshold) {
-        const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        __m512i x = _mm512_mullo_epi32(
-            _mm512_add_epi32(_mm512_set1_epi32((int)column), lane), _mm512_set1_epi32((int)0x9e3779b9u));
-        x = _mm512_xor_si512(x, _mm512_set1_epi32((int)row_bits));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
-        x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)0x85ebca6bu));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 13));
-        x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)0xc2b2ae35u));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
-        return _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32((int)threshold));
+        Bits x = ((Bits)lane_numbers() + column) * 0x9e3779b9u ^ row_bits;
+        x ^= x >> 16;
+        x *= 0x85ebca6bu;
+        x ^= x >> 13;
+        x *= 0xc2b2ae35u;
+        x ^= x >> 16;
+        return x >= threshold;
+    }
+
+    /* A square of as many rows as a vector has lanes, `stride` apart, to columns that are `out_stride` apart. */
+    static void transpose(const float* rows, int64_t stride, float* out, int64_t out_stride) {
+        Vec square[lanes];
+        for (int i = 0; i < lanes; ++i) square[i] = load(rows + i * stride);
+        swap_blocks<1>(square);
+        for (int i = 0; i < lanes; ++i) store(out + i * out_stride, square[i]);
+    }
+
+    /* The sums of as many vectors as a vector has lanes, each in the same order. */
+    static Vec sum_each(const Vec* v) {
+        Vec square[lanes];
+        for (int i = 0; i < lanes; ++i) square[i] = v[i];
+        swap_blocks<1>(square);
+        for (int n = lanes / 2; n; n /= 2)
+            for (int i = 0; i < n; ++i) square[i] += square[i + n];
+        return square[0];
+    }
+
+  private:
+    /* Transposes by swapping the two blocks beside the diagonal of squares of 2, 4, 8 ... lanes. */
+    template <int BLOCK>
+    static UNPAD_INLINE void swap_blocks(Vec* square) {
+        if constexpr (BLOCK < lanes) {
+            const Mask lane = lane_numbers(), right = (lane & BLOCK) != 0;
+            const Mask upper = right ? lanes + (lane ^ BLOCK) : lane;
+            const Mask lower = right ? lanes + lane : lane ^ BLOCK;
+            for (int i = 0; i < lanes; ++i) {
+                if (i & BLOCK) continue;
+                const Vec a = square[i], b = square[i + BLOCK];
+                square[i] = __builtin_shuffle(a, b, upper);
+                square[i + BLOCK] = __builtin_shuffle(a, b, lower);
+            }
+            swap_blocks<2 * BLOCK>(square);
+        }
     }
 };
 
@@ -125,15 +237,19 @@ struct Double {
     static Mask first(int64_t n) { return n > 0; }
     static Vec set(double x) { return x; }
     static Vec load(const double* p) { return *p; }
+    static Vec load(const double* p, Whole) { return *p; }
     static Vec load(const double* p, Mask m) { return m ? *p : 0.0; }
     static void store(double* p, Vec v) { *p = v; }
+    static void store(double* p, Vec v, Whole) { *p = v; }
     static void store(double* p, Vec v, Mask m) {
         if (m) *p = v;
     }
     static Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
     static Vec max(Vec a, Vec b) { return a > b ? a : b; }
     static Vec select(Mask m, Vec yes, Vec no) { return m ? yes : no; }
+    static Vec select(Whole, Vec yes, Vec) { return yes; }
     static Mask above(Vec a, Vec b) { return a > b; }
+    static Mask below(int64_t column, int32_t limit) { return column < limit; }
     static double sum(Vec v) { return v; }
     static double largest(Vec v) { return v; }
     static Vec exp2(Vec x) { return std::exp2(x); }
@@ -142,8 +258,11 @@ struct Double {
     static Mask keep(uint32_t row_bits, uint32_t column, uint32_t threshold) {
         return mix(row_bits ^ (column * 0x9e3779b9u)) >= threshold;
     }
+    static void transpose(const double* rows, int64_t, double* out, int64_t) { *out = *rows; }
+    static Vec sum_each(const Vec* v) { return v[0]; }
 };
 
+}  // namespace
 }  // namespace unpad
 
 #endif

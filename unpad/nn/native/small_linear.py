@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unpad.nn.native.library import DTYPES, library, pointer
+from unpad.nn.native.library import code, function, pointer
 
 MAX_ROWS = 32  # beyond it torch's own product is as fast; benchmarks/generation.md has the figures
 
@@ -18,7 +18,7 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """x weight^T + bias without gradient; a row's result does not depend on the other rows.
 
     Args:
-        x: (num_rows, in) bf16 or fp64. Correct for any number of rows, fast up to MAX_ROWS.
+        x: (num_rows, in) bf16, fp32 or fp64. Correct for any number of rows, fast up to MAX_ROWS.
         weight: (out, in) of x's type.
         bias: (out,) of x's type.
 
@@ -36,10 +36,8 @@ _small_linear = torch.ops.unpad.small_linear.default
 
 @cache
 def _function() -> Any:
-    function = library().unpad_small_linear
-    function.argtypes = [ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_int, *[ctypes.c_void_p] * 4]
-    function.restype = None
-    return function
+    sizes = [ctypes.c_int, *[ctypes.c_int64] * 3, ctypes.c_int]
+    return function("small_linear", None, *sizes, *[ctypes.c_void_p] * 4)
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -48,15 +46,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     assert x.shape[1] == weight.shape[1], (tuple(x.shape), tuple(weight.shape))
     assert bias is None or bias.shape == weight.shape[:1], "the bias has other outputs"
     _function()(
-        DTYPES[x.dtype],
-        *x.shape,
-        weight.shape[0],
-        torch.get_num_threads(),
-        pointer(x),
-        pointer(weight),
-        pointer(bias),
-        pointer(y),
-    )
+        code(x.dtype), *x.shape, weight.shape[0], torch.get_num_threads(), pointer(x), pointer(weight),
+        pointer(bias), pointer(y),
+    )  # fmt: skip
     return y
 
 

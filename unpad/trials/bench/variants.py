@@ -16,6 +16,7 @@ from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.models import lower_sizes
 from unpad.models.objective import Objective
 from unpad.nn.native import library
+from unpad.nn.precision import DTYPES
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, ResolvedStage
 from unpad.training.optim import freeze, make_optimizer
@@ -91,7 +92,8 @@ def every_update(setup: Setup, stage: StageSetup, first_epoch: int = 0) -> Itera
     """Yield the micro-batches of one step after the other, epoch after epoch."""
     for epoch in count(first_epoch):
         epoch_steps = epoch_plan(stage, epoch)
-        yield from load_steps(setup.data.load, epoch_steps, setup.device, group_lengths=not library.enabled())
+        grouped = not library.computes(DTYPES[setup.precision])
+        yield from load_steps(setup.data.load, epoch_steps, setup.device, group_lengths=grouped)
 
 
 class Trainer:

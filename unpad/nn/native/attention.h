@@ -3,17 +3,22 @@
  * A task is one sequence and one key head with all the query heads that it serves, so that one task writes each number
  * and the order in which gradients of keys are summed is fixed. A task packs its keys and values once, then takes QUERY_ROWS
  * queries at a time against KEY_BLOCK keys at a time: scores of a tile stay in registers until they are weights, and
- * only weights are stored, as bf16. Memory is linear in the length of the longest sequence.
+ * only weights are stored, in the type of activations. Memory is linear in the length of the longest sequence.
  *
- * The code is written once over a "math" type, which gives vectors, the product of pairs, and the two ways of packing:
- * Bf16Math 16 numbers at a time, DoubleMath one.
+ * The code is written once over `Math<T>` (pairs.h), which gives vectors, the product of pairs, and the two ways of
+ * packing.
  *
- * Two packed forms, both of pairs (two numbers next to each other, which one instruction multiplies and adds):
- *   columns  [panel][channel / 2][PANEL keys]: pairs of channels, keys side by side; scores are made from it;
- *   pairs    [row / 2][channel]: pairs of rows, channels side by side; sums over rows are made from it.
+ * Two packed forms, both of pairs (M::depth neighbours, which one instruction multiplies and adds; one or two):
+ *   columns  [panel][channel / depth][PANEL keys]: pairs of channels, keys side by side; scores are made from it;
+ *   pairs    [row / depth][channel]: pairs of rows, channels side by side; sums over rows are made from it.
  * Rows past the end of a sequence are zero in both.
  */
+#ifndef UNPAD_ATTENTION_H
+#define UNPAD_ATTENTION_H
+
 #include "kernels.h"
+#include "pairs.h"
+#include "types.h"
 #include "simd.h"
 
 #include <algorithm>
@@ -22,16 +27,12 @@
 #include <type_traits>
 #include <vector>
 
-/* gcc 12 takes the don't-care operand of its own intrinsics for a forgotten one (its bug 105593). */
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#pragma GCC diagnostic ignored "-Wuninitialized"
-
 namespace unpad {
 namespace {
+namespace attention {
 
 constexpr int64_t QUERY_ROWS = 48; /* queries of a block: a multiple of every tile height */
 constexpr int64_t KEY_BLOCK = 256; /* keys of a block: its weights stay in the first cache */
-constexpr int64_t ROW_STEP = 4;    /* rows of a block are padded to a multiple of the lowest tile */
 constexpr int64_t ROW_WIDTH = 128; /* numbers from row to row of a block of queries; fixed, so that offsets are too */
 constexpr double LOG2_E = 1.4426950408889634;
 constexpr double LN_2 = 0.6931471805599453;
@@ -40,123 +41,7 @@ constexpr double LN_2 = 0.6931471805599453;
  * so does 2^-100. */
 constexpr double SAFE_EXPONENT = 100.0;
 
-#define UNPAD_INLINE inline __attribute__((always_inline))
 #define UNPAD_APART __attribute__((noinline)) /* registers are for one tile at a time */
-
-struct Bf16Math : Bf16 {
-    using Pair = uint32_t; /* the first number in the low half */
-    using PairVec = __m512bh;
-    static constexpr int panel_vecs = 2;
-
-    static PairVec load_pairs(const Pair* p) { return (PairVec)_mm512_loadu_si512(p); }
-    static PairVec broadcast(const Pair* p) {
-        int32_t bits;
-        std::memcpy(&bits, p, sizeof bits); /* p may point to single numbers */
-        return (PairVec)_mm512_set1_epi32(bits);
-    }
-    static Vec dot(PairVec a, PairVec b, Vec sum) { return _mm512_dpbf16_ps(sum, a, b); }
-
-    /* Which of columns c to c + 15 are below *limit. */
-    static Mask below(int64_t column, const int32_t* limit) {
-        const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        return _mm512_cmplt_epi32_mask(
-            _mm512_add_epi32(_mm512_set1_epi32((int)column), lane), _mm512_set1_epi32(*limit));
-    }
-
-    /* 2^x to 8e-5 relative: what is rounded to bf16 next loses 2e-3. -inf gives 0, NaN stays NaN. */
-    static Vec exp2_short(Vec x) {
-        Vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* x - floor(x), 0 for -inf */
-        Vec r = set(0.07802452f); /* least relative error on [0, 1) */
-        r = fma(r, f, set(0.22606717f));
-        r = fma(r, f, set(0.69583350f));
-        r = fma(r, f, set(0.99992520f));
-        return _mm512_scalef_ps(r, x); /* r * 2^floor(x) */
-    }
-
-    /* Two rows of 16 numbers: as pairs, and each row by itself where `rows` is not NULL. */
-    static void store_pairs(Pair* pairs, Element* rows, int64_t stride, Vec even, Vec odd) {
-        const __m512i zip = _mm512_set_epi16(
-            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17,
-            1, 16, 0);
-        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-        _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(zip, both));
-        if (!rows) return;
-        _mm256_storeu_si256((__m256i*)rows, _mm512_castsi512_si256(both));
-        _mm256_storeu_si256((__m256i*)(rows + stride), _mm512_extracti64x4_epi64(both, 1));
-    }
-
-    static void interleave(const Element* even, const Element* odd, Pair* pairs) {
-        __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
-        __m512i b = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
-        _mm512_storeu_si512(pairs, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
-    }
-
-    /* rows (32, head_dim) to one panel of columns. */
-    static void transpose(const Element* rows, int64_t head_dim, Pair* panel) {
-        for (int64_t key = 0; key < 32; key += 16)
-            for (int64_t pair = 0; pair < head_dim / 2; pair += 16)
-                transpose_square(
-                    rows + key * head_dim + 2 * pair, head_dim, head_dim / 2 - pair, panel + pair * 32 + key);
-    }
-
-  private:
-    /* 16 rows of up to 16 pairs to up to 16 rows of 16 pairs, 32 apart. */
-    static void transpose_square(const Element* rows, int64_t stride, int64_t num_pairs, Pair* out) {
-        __m512i r[16], t[16];
-        Mask valid = first(num_pairs);
-        for (int i = 0; i < 16; i++) r[i] = _mm512_maskz_loadu_epi32(valid, rows + i * stride);
-        for (int i = 0; i < 8; i++) {
-            t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-            t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-        }
-        for (int i = 0; i < 16; i += 4)
-            for (int j = 0; j < 2; j++) {
-                r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + 2 + j]);
-                r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + 2 + j]);
-            }
-        for (int i = 0; i < 16; i += 8)
-            for (int j = 0; j < 4; j++) {
-                t[i + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0x88);
-                t[i + 4 + j] = _mm512_shuffle_i32x4(r[i + j], r[i + 4 + j], 0xdd);
-            }
-        for (int j = 0; j < 8; j++) {
-            r[j] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0x88);
-            r[j + 8] = _mm512_shuffle_i32x4(t[j], t[j + 8], 0xdd);
-        }
-        for (int i = 0; i < 16; i++)
-            if (i < num_pairs) _mm512_storeu_si512(out + i * 32, r[i]);
-    }
-};
-
-struct DoubleMath : Double {
-    struct Pair {
-        double first, second;
-    };
-    using PairVec = Pair;
-    static constexpr int panel_vecs = 4;
-
-    static PairVec load_pairs(const Pair* p) { return *p; }
-    static PairVec broadcast(const Pair* p) {
-        Pair pair;
-        std::memcpy(&pair, p, sizeof pair);
-        return pair;
-    }
-    static Vec dot(PairVec a, PairVec b, Vec sum) { return sum + a.first * b.first + a.second * b.second; }
-    static Mask below(int64_t column, const int32_t* limit) { return column < *limit; }
-    static Vec exp2_short(Vec x) { return std::exp2(x); }
-    static void store_pairs(Pair* pairs, Element* rows, int64_t stride, Vec even, Vec odd) {
-        *pairs = {even, odd};
-        if (!rows) return;
-        rows[0] = even;
-        rows[stride] = odd;
-    }
-    static void interleave(const Element* even, const Element* odd, Pair* pairs) { *pairs = {*even, *odd}; }
-    static void transpose(const Element* rows, int64_t head_dim, Pair* panel) {
-        for (int64_t key = 0; key < panel_vecs; key++)
-            for (int64_t pair = 0; pair < head_dim / 2; pair++)
-                panel[pair * panel_vecs + key] = {rows[key * head_dim + 2 * pair], rows[key * head_dim + 2 * pair + 1]};
-    }
-};
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
@@ -172,7 +57,7 @@ class Buffer {
     T* at_least(int64_t count) {
         if (count <= capacity_) return data_;
         std::free(data_);
-        data_ = (T*)std::aligned_alloc(64, (size_t)round_up(count * (int64_t)sizeof(T), 64));
+        data_ = (T*)std::aligned_alloc(64, ((size_t)count * sizeof(T) + 63) / 64 * 64);
         if (!data_) std::abort();
         capacity_ = count;
         return data_;
@@ -189,7 +74,7 @@ class Buffer {
 
 /* c[row][vec] += sum over pairs of a[row][pair] * b[pair][vec], all of c in registers. */
 template <class M, int ROWS, int VECS>
-UNPAD_INLINE void multiply(
+inline UNPAD_INLINE void multiply(
     const typename M::Pair* a, int64_t row_stride, int64_t pair_stride, const typename M::Pair* b, int64_t b_stride,
     int64_t num_pairs, typename M::Vec (&c)[ROWS][VECS]) {
     for (int64_t pair = 0; pair < num_pairs; pair++) {
@@ -208,20 +93,21 @@ UNPAD_INLINE void multiply(
 template <int N>
 using Constant = std::integral_constant<int, N>;
 
-/* Calls f(height, row) for tiles of 12, 8 or 4 rows. */
-template <class F>
-UNPAD_INLINE void each_row_tile(int64_t num_rows, F f) {
+/* Calls f(height, row) for tiles of three, two or one M::row_unit. */
+template <class M, class F>
+inline UNPAD_INLINE void each_row_tile(int64_t num_rows, F f) {
+    constexpr int unit = M::row_unit;
     for (int64_t row = 0; row < num_rows;) {
         int64_t left = num_rows - row;
-        if (left >= 12 && left != 16) {
-            f(Constant<12>(), row);
-            row += 12;
-        } else if (left >= 8) {
-            f(Constant<8>(), row);
-            row += 8;
+        if (left >= 3 * unit && left != 4 * unit) {
+            f(Constant<3 * unit>(), row);
+            row += 3 * unit;
+        } else if (left >= 2 * unit) {
+            f(Constant<2 * unit>(), row);
+            row += 2 * unit;
         } else {
-            f(Constant<4>(), row);
-            row += 4;
+            f(Constant<unit>(), row);
+            row += unit;
         }
     }
 }
@@ -317,9 +203,9 @@ void turn(
 template <class M>
 void interleave_rows(
     const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim, typename M::Pair* pairs) {
-    for (int64_t row = 0; row < num_rows; row += 2)
+    for (int64_t row = 0; row < num_rows; row += M::depth)
         for (int64_t d = 0; d < head_dim; d += M::lanes)
-            M::interleave(rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / 2 * head_dim + d);
+            M::interleave(rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / M::depth * head_dim + d);
 }
 
 /* Largest sum of squares of a row. A NaN may be lost here; it shows again in the scores. */
@@ -364,7 +250,7 @@ class Task {
     }
 
     void forward(Element* out, Wide* log_z) {
-        Pair* value_pairs = work_->value_pairs.at_least(padded_ / 2 * head_dim_);
+        Pair* value_pairs = work_->value_pairs.at_least(padded_ / M::depth * head_dim_);
         pack(keys(), true, columns(work_->key_columns), nullptr, &key_square_);
         pack(values(), false, nullptr, value_pairs, nullptr);
         load_bias();
@@ -375,7 +261,7 @@ class Task {
     }
 
     void backward(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv, Wide* grad_bias) {
-        Pair* key_pairs = work_->key_pairs.at_least(padded_ / 2 * head_dim_);
+        Pair* key_pairs = work_->key_pairs.at_least(padded_ / M::depth * head_dim_);
         pack(keys(), true, columns(work_->key_columns), key_pairs, nullptr);
         pack(values(), false, columns(work_->value_columns), nullptr, nullptr);
         load_bias();
@@ -407,7 +293,7 @@ class Task {
     }
     const Element* values() const { return keys() + sizes_.kv_heads * head_dim_; }
 
-    Pair* columns(Buffer<Pair>& buffer) const { return buffer.at_least(padded_ / 2 * head_dim_); }
+    Pair* columns(Buffer<Pair>& buffer) const { return buffer.at_least(padded_ / M::depth * head_dim_); }
 
     static Wide* zeros(Buffer<Wide>& buffer, int64_t count) {
         Wide* data = buffer.at_least(count);
@@ -425,8 +311,8 @@ class Task {
                 from + key * call_.qkv_stride(), call_.qkv_stride(), num_rows, head_dim_, rotary ? cos(key) : nullptr,
                 rotary ? sin(key) : nullptr, false, 1, rows, head_dim_);
             std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
-            if (columns) M::transpose(rows, head_dim_, columns + key / 2 * head_dim_);
-            if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / 2 * head_dim_);
+            if (columns) M::transpose(rows, head_dim_, columns + key / M::depth * head_dim_);
+            if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / M::depth * head_dim_);
             if (square) *square = std::max(*square, largest_square<M>(rows, head_dim_, num_rows, head_dim_));
         }
     }
@@ -442,7 +328,7 @@ class Task {
     /* Queries first_ and on, turned; sets the sizes of the block. */
     Element* load_queries() {
         num_rows_ = std::min(QUERY_ROWS, length_ - first_);
-        padded_rows_ = round_up(num_rows_, ROW_STEP);
+        padded_rows_ = round_up(num_rows_, M::row_unit);
         Element* rows = work_->queries.at_least(QUERY_ROWS * ROW_WIDTH);
         turn<M>(
             queries() + first_ * call_.qkv_stride(), call_.qkv_stride(), num_rows_, head_dim_, cos(first_), sin(first_),
@@ -462,11 +348,13 @@ class Task {
     /* Whether every row from `row` on sees every key up to `stop`. */
     bool all_seen(int64_t row, int64_t stop) const { return stop <= seen_by(row + 1); }
 
-    typename M::Mask seen(int64_t row, int64_t key) const { return M::below(key, limits_ + row); }
+    typename M::Mask seen(int64_t row, int64_t key) const { return M::below(key, limits_[row]); }
 
     typename M::Mask kept(int64_t row, int64_t key) const {
         return M::keep(dropout_rows_[row], (uint32_t)(start_ + key), threshold_);
     }
+
+    static int64_t pairs_of(int64_t num_keys) { return (num_keys + M::depth - 1) / M::depth; }
 
     /* Score as a power of two. */
     UNPAD_INLINE Vec exponent(Vec score, int64_t row, int64_t key) const {
@@ -493,8 +381,8 @@ class Task {
         for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; v++) c[r][v] = M::set(0);
-        const Pair* panel = columns.data() + key / 2 * head_dim_;
-        multiply<M, ROWS, VECS>((const Pair*)rows, ROW_WIDTH / 2, 1, panel, PANEL, head_dim_ / 2, c);
+        const Pair* panel = columns.data() + key / M::depth * head_dim_;
+        multiply<M, ROWS, VECS>((const Pair*)rows, ROW_WIDTH / M::depth, 1, panel, PANEL, head_dim_ / M::depth, c);
     }
 
     /* The same to memory: with bias, shift and dropout a tile's scores do not stay in registers. */
@@ -518,7 +406,7 @@ class Task {
         find_shifts(queries);
         for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
             each_panel(block, std::min(block + KEY_BLOCK, seen_by(num_rows_)), [&](auto vecs, int64_t key) {
-                each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+                each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
                     if (key >= seen_by(row + rows)) return;
                     Element* to = weights + row * KEY_BLOCK + key - block;
                     if (shifted_ || threshold_)
@@ -529,12 +417,13 @@ class Task {
                         weigh<rows, vecs, true>(queries, row, key, to);
                 });
             });
-            each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+            each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
                 const int64_t num_keys = std::min(KEY_BLOCK, seen_by(row + rows) - block);
                 if (num_keys > 0)
                     sum_rows<M, rows>(
-                        (const Pair*)(weights + row * KEY_BLOCK), KEY_BLOCK / 2, 1, value_pairs + block / 2 * head_dim_,
-                        (num_keys + 1) / 2, sums + row * head_dim_, head_dim_, block > 0);
+                        (const Pair*)(weights + row * KEY_BLOCK), KEY_BLOCK / M::depth, 1,
+                        value_pairs + block / M::depth * head_dim_,
+                        pairs_of(num_keys), sums + row * head_dim_, head_dim_, block > 0);
             });
         }
         finish(sums, out, log_z);
@@ -550,7 +439,7 @@ class Task {
         const Vec lowest = M::set(-std::numeric_limits<Wide>::infinity());
         std::fill_n(largest, QUERY_ROWS, lowest);
         each_panel(0, seen_by(num_rows_), [&](auto vecs, int64_t key) {
-            each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+            each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
                 if (key < seen_by(row + rows)) find_largest<rows, vecs>(queries, row, key, largest);
             });
         });
@@ -621,13 +510,13 @@ class Task {
     void backward_block(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv) {
         const Element* queries = load_queries();
         const Element* grads = load_grads(out, log_z, grad_out);
-        Pair* query_pairs = work_->query_pairs.at_least(QUERY_ROWS / 2 * head_dim_);
-        Pair* grad_pairs = work_->grad_pairs.at_least(QUERY_ROWS / 2 * head_dim_);
+        Pair* query_pairs = work_->query_pairs.at_least(QUERY_ROWS / M::depth * head_dim_);
+        Pair* grad_pairs = work_->grad_pairs.at_least(QUERY_ROWS / M::depth * head_dim_);
         interleave_rows<M>(queries, ROW_WIDTH, padded_rows_, head_dim_, query_pairs);
         interleave_rows<M>(grads, ROW_WIDTH, padded_rows_, head_dim_, grad_pairs);
         work_->grad_scores.at_least(QUERY_ROWS * KEY_BLOCK);
-        work_->weight_pairs.at_least(QUERY_ROWS / 2 * KEY_BLOCK);
-        work_->grad_score_pairs.at_least(QUERY_ROWS / 2 * KEY_BLOCK);
+        work_->weight_pairs.at_least(QUERY_ROWS / M::depth * KEY_BLOCK);
+        work_->grad_score_pairs.at_least(QUERY_ROWS / M::depth * KEY_BLOCK);
         for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
             const int64_t stop = std::min(block + KEY_BLOCK, seen_by(num_rows_));
             each_panel(block, stop, [&](auto vecs, int64_t key) {
@@ -668,10 +557,10 @@ class Task {
     int64_t backward_panel(const Element* queries, const Element* grads, int64_t key, int64_t in_block) {
         int64_t top = padded_rows_;
         /* The tiles that sum_query_grads reads, in lower ones: two products fill the registers. */
-        each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+        each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
             if (key >= seen_by(row + rows)) return;
             top = std::min(top, row);
-            constexpr int height = rows % 6 == 0 ? 6 : 4;
+            constexpr int height = M::row_unit == 2 ? 2 : rows % 6 == 0 ? 6 : 4;
             for (int64_t part = row; part < row + rows; part += height)
                 backward_tile<height, VECS>(queries, grads, part, key, in_block);
         });
@@ -746,7 +635,7 @@ class Task {
 
     /* Weights and gradients of two rows: both as pairs, gradients also row by row. */
     UNPAD_INLINE void store_cells(int64_t row, int64_t in_block, Vec even, Vec odd, Vec even_grad, Vec odd_grad) {
-        const int64_t at = in_block / PANEL * PANEL * (QUERY_ROWS / 2) + row / 2 * PANEL + in_block % PANEL;
+        const int64_t at = in_block / PANEL * PANEL * (QUERY_ROWS / M::depth) + row / M::depth * PANEL + in_block % PANEL;
         M::store_pairs(work_->weight_pairs.data() + at, nullptr, 0, even, odd);
         Element* rows = work_->grad_scores.data() + row * KEY_BLOCK + in_block;
         M::store_pairs(work_->grad_score_pairs.data() + at, rows, KEY_BLOCK, even_grad, odd_grad);
@@ -755,14 +644,14 @@ class Task {
     /* Adds a panel's part to the gradients of its keys and values. */
     void sum_panel(
         int64_t top, int64_t key, int64_t in_block, int64_t stop, const Pair* query_pairs, const Pair* grad_pairs) {
-        const int64_t num_pairs = (padded_rows_ - top) / 2;
-        const int64_t offset = in_block * (QUERY_ROWS / 2) + top / 2 * PANEL;
+        const int64_t num_pairs = (padded_rows_ - top) / M::depth;
+        const int64_t offset = in_block * (QUERY_ROWS / M::depth) + top / M::depth * PANEL;
         const Pair* weights = work_->weight_pairs.data() + offset;
         const Pair* grads = work_->grad_score_pairs.data() + offset;
         Wide* value_grad = work_->value_grad.data() + key * head_dim_;
         Wide* key_grad = work_->key_grad.data() + key * head_dim_;
-        const int64_t skip = top / 2 * head_dim_;
-        each_row_tile(round_up(std::min(PANEL, stop - key), ROW_STEP), [&](auto rows, int64_t row) {
+        const int64_t skip = top / M::depth * head_dim_;
+        each_row_tile<M>(round_up(std::min(PANEL, stop - key), M::row_unit), [&](auto rows, int64_t row) {
             sum_rows<M, rows>(
                 weights + row, 1, PANEL, grad_pairs + skip, num_pairs, value_grad + row * head_dim_, head_dim_, true);
             sum_rows<M, rows>(
@@ -772,13 +661,13 @@ class Task {
 
     void sum_query_grads(int64_t block) {
         Wide* query_grad = work_->query_grad.at_least(QUERY_ROWS * head_dim_);
-        const Pair* key_pairs = work_->key_pairs.data() + block / 2 * head_dim_;
+        const Pair* key_pairs = work_->key_pairs.data() + block / M::depth * head_dim_;
         const Element* grad_scores = work_->grad_scores.data();
-        each_row_tile(padded_rows_, [&](auto rows, int64_t row) {
+        each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
             const int64_t num_keys = std::min(KEY_BLOCK, seen_by(row + rows) - block);
             if (num_keys > 0)
                 sum_rows<M, rows>(
-                    (const Pair*)(grad_scores + row * KEY_BLOCK), KEY_BLOCK / 2, 1, key_pairs, (num_keys + 1) / 2,
+                    (const Pair*)(grad_scores + row * KEY_BLOCK), KEY_BLOCK / M::depth, 1, key_pairs, pairs_of(num_keys),
                     query_grad + row * head_dim_, head_dim_, block > 0);
         });
     }
@@ -856,30 +745,30 @@ void backward(
     });
 }
 
+}  // namespace attention
+
+void attention_forward(
+    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+    const void* sin, const void* key_bias, void* out, void* log_z) {
+    with_type(dtype, [&](auto type) {
+        using M = Math<decltype(type)>;
+        const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, cos, sin, key_bias);
+        attention::forward(call, out, log_z);
+    });
+}
+
+void attention_backward(
+    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
+    const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
+    void* grad_key_bias) {
+    with_type(dtype, [&](auto type) {
+        using M = Math<decltype(type)>;
+        const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, cos, sin, key_bias);
+        attention::backward(call, out, log_z, grad_out, grad_qkv, grad_key_bias);
+    });
+}
+
 }  // namespace
 }  // namespace unpad
 
-extern "C" void unpad_attention_forward(
-    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-    const void* sin, const void* key_bias, void* out, void* log_z) {
-    using namespace unpad;
-    if (dtype == UNPAD_BF16)
-        forward(make_call<Bf16Math>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z);
-    else
-        forward(make_call<DoubleMath>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z);
-}
-
-extern "C" void unpad_attention_backward(
-    int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-    const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
-    void* grad_key_bias) {
-    using namespace unpad;
-    if (dtype == UNPAD_BF16)
-        backward(
-            make_call<Bf16Math>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z, grad_out, grad_qkv,
-            grad_key_bias);
-    else
-        backward(
-            make_call<DoubleMath>(sizes, cu_seqlens, qkv, cos, sin, key_bias), out, log_z, grad_out, grad_qkv,
-            grad_key_bias);
-}
+#endif

@@ -1,10 +1,13 @@
 /* Activations of the feed-forward layer, plain and gated. */
-#include "kernels.h"
+#ifndef UNPAD_ACTIVATION_H
+#define UNPAD_ACTIVATION_H
 
 #include "columns.h"
+#include "types.h"
 
 namespace unpad {
 namespace {
+namespace activation {
 
 template <class T>
 struct ValueAndSlope {
@@ -56,7 +59,7 @@ void forward(int64_t rows, int64_t hidden, int num_threads, const void* x, void*
     for (int64_t row = 0; row < rows; ++row) {
         const Element* in = (const Element*)x + row * input_width;
         Element* out = (Element*)y + row * hidden;
-        for_columns<T>(hidden, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+        for_columns<T>(hidden, [&](int64_t c, auto m) UNPAD_INLINE {
             typename T::Vec value = Function::value(T::load(in + c, m));
             if (gated) value = value * T::load(in + hidden + c, m);
             T::store(out + c, value, m);
@@ -74,7 +77,7 @@ void backward(int64_t rows, int64_t hidden, int num_threads, const void* grad_y,
         const Element* in = (const Element*)x + row * input_width;
         const Element* grad_out = (const Element*)grad_y + row * hidden;
         Element* grad_in = (Element*)grad_x + row * input_width;
-        for_columns<T>(hidden, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+        for_columns<T>(hidden, [&](int64_t c, auto m) UNPAD_INLINE {
             const ValueAndSlope<T> at = Function::both(T::load(in + c, m));
             typename T::Vec grad = T::load(grad_out + c, m);
             if (gated) {
@@ -107,18 +110,24 @@ void backward_kind(
     }
 }
 
+}  // namespace activation
+
+void activation_forward(
+    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, void* y) {
+    with_type(dtype, [&](auto type) {
+        activation::forward_kind<decltype(type)>(kind, total_tokens, hidden, num_threads, x, y);
+    });
+}
+
+void activation_backward(
+    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
+    void* grad_x) {
+    with_type(dtype, [&](auto type) {
+        activation::backward_kind<decltype(type)>(kind, total_tokens, hidden, num_threads, grad_y, x, grad_x);
+    });
+}
+
 }  // namespace
 }  // namespace unpad
 
-void unpad_activation_forward(
-    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, void* y) {
-    auto run = dtype == UNPAD_BF16 ? unpad::forward_kind<unpad::Bf16> : unpad::forward_kind<unpad::Double>;
-    run(kind, total_tokens, hidden, num_threads, x, y);
-}
-
-void unpad_activation_backward(
-    int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
-    void* grad_x) {
-    auto run = dtype == UNPAD_BF16 ? unpad::backward_kind<unpad::Bf16> : unpad::backward_kind<unpad::Double>;
-    run(kind, total_tokens, hidden, num_threads, grad_y, x, grad_x);
-}
+#endif

@@ -3,16 +3,19 @@
  * A task is one row and one key head with all the query heads that it serves. It reads as many keys as the row has,
  * whatever other rows have, and depends on no other task: a row's result does not depend on the other rows.
  */
-#include "kernels.h"
+#ifndef UNPAD_DECODE_H
+#define UNPAD_DECODE_H
 
 #include "columns.h"
 #include "rows.h"
+#include "types.h"
 
 #include <limits>
 #include <vector>
 
 namespace unpad {
 namespace {
+namespace decoding {
 
 template <class T>
 struct Decode {
@@ -58,7 +61,7 @@ struct Decode {
             std::copy_n(x, sizes.head_dim, y);
             return;
         }
-        for_columns<T>(half, [&](int64_t d, typename T::Mask m) UNPAD_INLINE {
+        for_columns<T>(half, [&](int64_t d, auto m) UNPAD_INLINE {
             const Vec c = T::load(cos + row * half + d, m), s = T::load(sin + row * half + d, m);
             const Vec a = T::load(x + d, m), b = T::load(x + half + d, m);
             T::store(y + d, a * c - b * s, m);
@@ -91,7 +94,7 @@ struct Decode {
         for (int64_t k = 0; k < num_keys; k += T::lanes) most = T::max(most, T::load(scores + k));
         const Vec largest = T::set(T::largest(most)), zero = T::set(0);
         Vec total = zero;
-        for_columns<T>(num_keys, [&](int64_t k, typename T::Mask m) UNPAD_INLINE {
+        for_columns<T>(num_keys, [&](int64_t k, auto m) UNPAD_INLINE {
             const Vec weight = T::exp(T::load(scores + k, m) - largest);
             T::store(scores + k, weight, m);
             total = total + T::select(m, weight, zero);
@@ -137,12 +140,18 @@ void decode(
         call.task(task / sizes.kv_heads, task % sizes.kv_heads);
 }
 
+}  // namespace decoding
+
+void decode_attention(
+    int dtype, const unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
+    const void* cos, const void* sin, void* keys, void* values, void* out) {
+    with_type(dtype, [&](auto type) {
+        decoding::decode<Rows<decltype(type)>>(
+            *sizes, capacity, lengths, qkv, cos, sin, keys, values, out);
+    });
+}
+
 }  // namespace
 }  // namespace unpad
 
-extern "C" void unpad_decode_attention(
-    int dtype, const struct unpad_attention* sizes, int64_t capacity, const int64_t* lengths, const void* qkv,
-    const void* cos, const void* sin, void* keys, void* values, void* out) {
-    auto run = dtype == UNPAD_BF16 ? unpad::decode<unpad::Bf16Rows> : unpad::decode<unpad::DoubleRows>;
-    run(*sizes, capacity, lengths, qkv, cos, sin, keys, values, out);
-}
+#endif

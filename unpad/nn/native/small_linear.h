@@ -4,23 +4,25 @@
  * Each product is summed in one order whatever the number of rows, so that a row's result does not depend on the rows
  * beside it.
  */
-#include "kernels.h"
+#ifndef UNPAD_SMALL_LINEAR_H
+#define UNPAD_SMALL_LINEAR_H
 
 #include "rows.h"
+#include "types.h"
 
 #include <algorithm>
 
 namespace unpad {
 namespace {
-
-constexpr int TILE = 16; /* sums of a tile: rows of x times rows of the weight */
+namespace small {
 
 /* Weight rows of a tile; more than eight streams at once are slower to read. */
-constexpr int outs_of(int rows) { return rows == 1 ? 8 : TILE / rows; }
+constexpr int outs_of(int tile, int rows) { return rows == 1 ? 8 : tile / rows; }
 
 template <class T>
 struct Linear {
     using Element = typename T::Element;
+    static constexpr int TILE = T::tile; /* sums of a tile: rows of x times rows of the weight */
 
     int64_t in;
     int64_t out;
@@ -29,10 +31,10 @@ struct Linear {
     const Element* bias; /* NULL for none */
     Element* y;
 
-    /* Outputs [first, last) of input rows [row, row + ROWS); at most outs_of(ROWS) outputs. */
+    /* Outputs [first, last) of input rows [row, row + ROWS); at most outs_of(TILE, ROWS) outputs. */
     template <int ROWS>
     void tile(int64_t row, int64_t first, int64_t last) const {
-        constexpr int OUTS = outs_of(ROWS);
+        constexpr int OUTS = outs_of(TILE, ROWS);
         const Element *xs[ROWS], *ws[OUTS];
         for (int r = 0; r < ROWS; ++r) xs[r] = x + (row + r) * in;
         for (int o = 0; o < OUTS; ++o) ws[o] = weight + std::min(first + o, last - 1) * in; /* spare ones repeat */
@@ -50,7 +52,7 @@ struct Linear {
 
     template <int ROWS, class Load>
     static void add_products(const Element* const* xs, const Element* const* ws, typename T::Vec* sums, Load load) {
-        constexpr int OUTS = outs_of(ROWS);
+        constexpr int OUTS = outs_of(TILE, ROWS);
         typename T::Part parts[ROWS];
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r) parts[r] = load(xs[r]);
@@ -64,7 +66,7 @@ struct Linear {
 
     template <int ROWS>
     void write(const typename T::Vec* sums, int64_t row, int64_t first, int64_t last) const {
-        constexpr int OUTS = outs_of(ROWS);
+        constexpr int OUTS = outs_of(TILE, ROWS);
         Element biases[TILE] = {}, rounded[TILE];
         if (bias)
             for (int i = 0; i < TILE; ++i) biases[i] = bias[std::min(first + i % OUTS, last - 1)];
@@ -91,7 +93,7 @@ struct Linear {
 
     /* Outputs [start, stop) of every row. */
     void run(int64_t num_rows, int64_t start, int64_t stop) const {
-        const int64_t outs = outs_of(num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1);
+        const int64_t outs = outs_of(TILE, num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1);
         for (int64_t first = start; first < stop; first += outs) {
             const int64_t last = std::min(first + outs, stop);
             if (num_rows >= 4)
@@ -109,6 +111,7 @@ void small_linear(
     int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight, const void* bias,
     void* y) {
     using Element = typename T::Element;
+    constexpr int TILE = T::tile;
     const Linear<T> linear{in, out, (const Element*)x, (const Element*)weight, (const Element*)bias, (Element*)y};
 #pragma omp parallel for schedule(static) num_threads(num_threads)
     for (int share = 0; share < num_threads; ++share) {
@@ -119,12 +122,17 @@ void small_linear(
     }
 }
 
+}  // namespace small
+
+void small_linear(
+    int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
+    const void* bias, void* y) {
+    with_type(dtype, [&](auto type) {
+        small::small_linear<Rows<decltype(type)>>(num_rows, in, out, num_threads, x, weight, bias, y);
+    });
+}
+
 }  // namespace
 }  // namespace unpad
 
-extern "C" void unpad_small_linear(
-    int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
-    const void* bias, void* y) {
-    auto run = dtype == UNPAD_BF16 ? unpad::small_linear<unpad::Bf16Rows> : unpad::small_linear<unpad::DoubleRows>;
-    run(num_rows, in, out, num_threads, x, weight, bias, y);
-}
+#endif

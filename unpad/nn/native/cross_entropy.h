@@ -2,20 +2,23 @@
  *
  * Three passes over a row, the last two from the cache: the largest logit, the sums, the gradient.
  */
-#include "kernels.h"
+#ifndef UNPAD_CROSS_ENTROPY_H
+#define UNPAD_CROSS_ENTROPY_H
 
 #include "columns.h"
+#include "types.h"
 
 #include <limits>
 
 namespace unpad {
 namespace {
+namespace losses {
 
 /* A NaN may be lost here; row_sums meets it again. */
 template <class T>
 typename T::Wide row_largest(int64_t vocab_size, const typename T::Element* logits) {
     typename T::Vec largest = T::set(-std::numeric_limits<typename T::Wide>::infinity());
-    for_columns<T>(vocab_size, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(vocab_size, [&](int64_t c, auto m) UNPAD_INLINE {
         largest = T::select(m, T::max(largest, T::load(logits + c, m)), largest);
     });
     return T::largest(largest);
@@ -31,7 +34,7 @@ template <class T, bool smoothed>
 Sums<T> row_sums(int64_t vocab_size, const typename T::Element* logits, typename T::Wide largest) {
     const typename T::Vec zero = T::set(0), offset = T::set(largest);
     typename T::Vec exponentials = zero, plain = zero;
-    for_columns<T>(vocab_size, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(vocab_size, [&](int64_t c, auto m) UNPAD_INLINE {
         const typename T::Vec x = T::load(logits + c, m);
         exponentials = exponentials + T::select(m, T::exp(x - offset), zero);
         if (smoothed) plain = plain + x;
@@ -45,7 +48,7 @@ void write_gradient(
     int64_t vocab_size, typename T::Element* logits, typename T::Wide largest, typename T::Wide factor,
     typename T::Wide floor) {
     const typename T::Vec offset = T::set(largest), times = T::set(factor), minus = T::set(-floor);
-    for_columns<T>(vocab_size, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(vocab_size, [&](int64_t c, auto m) UNPAD_INLINE {
         T::store(logits + c, T::fma(T::exp(T::load(logits + c, m) - offset), times, minus), m);
     });
 }
@@ -88,13 +91,20 @@ int64_t count_outside(int64_t num_rows, int64_t vocab_size, const int64_t* label
     return outside;
 }
 
+}  // namespace losses
+
+int64_t cross_entropy(
+    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits,
+    const int64_t* labels, void* loss, void* nll) {
+    if (const int64_t outside = losses::count_outside(num_rows, vocab_size, labels)) return outside;
+    with_type(dtype, [&](auto type) {
+        losses::cross_entropy<decltype(type)>(
+            num_rows, vocab_size, smoothing, want_grad != 0, num_threads, logits, labels, loss, nll);
+    });
+    return 0;
+}
+
 }  // namespace
 }  // namespace unpad
 
-int64_t unpad_cross_entropy(
-    int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll) {
-    if (const int64_t outside = unpad::count_outside(num_rows, vocab_size, labels)) return outside;
-    auto run = dtype == UNPAD_BF16 ? unpad::cross_entropy<unpad::Bf16> : unpad::cross_entropy<unpad::Double>;
-    run(num_rows, vocab_size, smoothing, want_grad != 0, num_threads, logits, labels, loss, nll);
-    return 0;
-}
+#endif

@@ -3,9 +3,11 @@
  * A row is read from memory once; later passes read it from the cache. The mean is subtracted before
  * squaring: E[x^2] - E[x]^2 would lose the variance of rows far from zero.
  */
-#include "kernels.h"
+#ifndef UNPAD_NORM_H
+#define UNPAD_NORM_H
 
 #include "columns.h"
+#include "types.h"
 
 #include <omp.h>
 
@@ -13,6 +15,7 @@
 
 namespace unpad {
 namespace {
+namespace norm {
 
 /* Dropout of one row; a share of 0 changes nothing. */
 template <class T>
@@ -38,7 +41,7 @@ template <class T>
 void add_row(
     int64_t width, const typename T::Wide* residual, const typename T::Element* delta, RowDropout<T> dropout,
     typename T::Wide* sum) {
-    for_columns<T>(width, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(width, [&](int64_t c, auto m) UNPAD_INLINE {
         T::store(sum + c, T::load(residual + c, m) + dropout(T::load(delta + c, m), c), m);
     });
 }
@@ -46,7 +49,7 @@ void add_row(
 template <class T>
 typename T::Wide row_mean(int64_t width, const typename T::Wide* x) {
     typename T::Vec total = T::set(0);
-    for_columns<T>(width, [&](int64_t c, typename T::Mask m) UNPAD_INLINE { total = total + T::load(x + c, m); });
+    for_columns<T>(width, [&](int64_t c, auto m) UNPAD_INLINE { total = total + T::load(x + c, m); });
     return T::sum(total) / (typename T::Wide)width;
 }
 
@@ -55,7 +58,7 @@ template <class T>
 typename T::Wide row_spread(int64_t width, const typename T::Wide* x, typename T::Wide centre) {
     const typename T::Vec zero = T::set(0), mean = T::set(centre);
     typename T::Vec total = zero;
-    for_columns<T>(width, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(width, [&](int64_t c, auto m) UNPAD_INLINE {
         const typename T::Vec distance = T::select(m, T::load(x + c, m) - mean, zero);
         total = T::fma(distance, distance, total);
     });
@@ -67,7 +70,7 @@ void write_row(
     int64_t width, const typename T::Wide* x, const typename T::Wide* stats, const typename T::Wide* weight,
     const typename T::Wide* bias, typename T::Element* y) {
     const typename T::Vec mean = T::set(stats[0]), inverse = T::set(stats[1]);
-    for_columns<T>(width, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(width, [&](int64_t c, auto m) UNPAD_INLINE {
         const typename T::Vec normal = (T::load(x + c, m) - mean) * inverse;
         const typename T::Vec shift = bias ? T::load(bias + c, m) : T::set(0);
         T::store(y + c, T::fma(normal, T::load(weight + c, m), shift), m);
@@ -110,7 +113,7 @@ RowMeans<T> gather_row(
     const typename T::Wide* weight, typename T::Wide* grad_weight, typename T::Wide* grad_bias) {
     const typename T::Vec mean = T::set(stats[0]), inverse = T::set(stats[1]);
     typename T::Vec plain = T::set(0), along = T::set(0);
-    for_columns<T>(width, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(width, [&](int64_t c, auto m) UNPAD_INLINE {
         const typename T::Vec grad = T::load(grad_y + c, m);
         const typename T::Vec normal = (T::load(x + c, m) - mean) * inverse;
         const typename T::Vec weighted = grad * T::load(weight + c, m);
@@ -130,7 +133,7 @@ void scatter_row(
     typename T::Wide* grad_residual, typename T::Element* grad_delta) {
     const typename T::Vec mean = T::set(stats[0]), inverse = T::set(stats[1]);
     const typename T::Vec plain = T::set(means.plain), along = T::set(means.along);
-    for_columns<T>(width, [&](int64_t c, typename T::Mask m) UNPAD_INLINE {
+    for_columns<T>(width, [&](int64_t c, auto m) UNPAD_INLINE {
         const typename T::Vec normal = (T::load(x + c, m) - mean) * inverse;
         const typename T::Vec weighted = T::load(grad_y + c, m) * T::load(weight + c, m);
         typename T::Vec grad = (weighted - plain - normal * along) * inverse;
@@ -199,19 +202,26 @@ void backward_any(
         (const Wide*)weight, (Wide*)grad_residual, (Element*)grad_delta, (Wide*)grad_weight, (Wide*)grad_bias);
 }
 
+}  // namespace norm
+
+void add_norm_forward(
+    int dtype, const unpad_norm* sizes, const void* residual, const void* delta, const void* weight, const void* bias,
+    void* sum, void* y, void* stats) {
+    with_type(dtype, [&](auto type) {
+        norm::forward_any<decltype(type)>(*sizes, residual, delta, weight, bias, sum, y, stats);
+    });
+}
+
+void add_norm_backward(
+    int dtype, const unpad_norm* sizes, const void* grad_y, const void* grad_sum, const void* sum, const void* stats,
+    const void* weight, void* grad_residual, void* grad_delta, void* grad_weight, void* grad_bias) {
+    with_type(dtype, [&](auto type) {
+        norm::backward_any<decltype(type)>(
+            *sizes, grad_y, grad_sum, sum, stats, weight, grad_residual, grad_delta, grad_weight, grad_bias);
+    });
+}
+
 }  // namespace
 }  // namespace unpad
 
-void unpad_add_norm_forward(
-    int dtype, const unpad_norm* sizes, const void* residual, const void* delta, const void* weight, const void* bias,
-    void* sum, void* y, void* stats) {
-    auto run = dtype == UNPAD_BF16 ? unpad::forward_any<unpad::Bf16> : unpad::forward_any<unpad::Double>;
-    run(*sizes, residual, delta, weight, bias, sum, y, stats);
-}
-
-void unpad_add_norm_backward(
-    int dtype, const unpad_norm* sizes, const void* grad_y, const void* grad_sum, const void* sum, const void* stats,
-    const void* weight, void* grad_residual, void* grad_delta, void* grad_weight, void* grad_bias) {
-    auto run = dtype == UNPAD_BF16 ? unpad::backward_any<unpad::Bf16> : unpad::backward_any<unpad::Double>;
-    run(*sizes, grad_y, grad_sum, sum, stats, weight, grad_residual, grad_delta, grad_weight, grad_bias);
-}
+#endif

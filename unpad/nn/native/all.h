@@ -1,0 +1,18 @@
+/* Every kernel, and the table of them, for the target that includes this. */
+#include "activation.h"
+#include "attention.h"
+#include "cross_entropy.h"
+#include "decode.h"
+#include "norm.h"
+#include "small_linear.h"
+
+namespace unpad {
+namespace {
+
+constexpr unpad_kernels table = {
+    attention_forward,  attention_backward,  decode_attention,    small_linear,  add_norm_forward,
+    add_norm_backward,  activation_forward,  activation_backward, cross_entropy,
+};
+
+}  // namespace
+}  // namespace unpad

@@ -1,0 +1,10 @@
+/* x86-64 with AVX-512 BF16. */
+#include "std.h"
+
+#ifdef __x86_64__
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")
+#define UNPAD_HAS_BF16
+#include "all.h"
+
+extern "C" const unpad_kernels* unpad_kernels_avx512_bf16() { return &unpad::table; }
+#endif

@@ -1,0 +1,6 @@
+/* Any processor: vectors of four floats, which the compiler maps to what its baseline has (SSE2, NEON). */
+#include "std.h"
+
+#include "all.h"
+
+extern "C" const unpad_kernels* unpad_kernels_plain() { return &unpad::table; }
