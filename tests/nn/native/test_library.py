@@ -54,15 +54,34 @@ def test_the_switch_turns_the_kernels_off(tmp_path: Path) -> None:
 
 
 def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
-    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    if "avx512_bf16" not in flags or shutil.which("g++") is None or os.environ.get("UNPAD_NATIVE") == "0":
-        pytest.skip("no compiler, no such processor, or switched off")
+    if sys.platform != "linux" or shutil.which("g++") is None or os.environ.get("UNPAD_NATIVE") == "0":
+        pytest.skip("no compiler, or switched off")
     assert library.enabled(), library.describe()
+
+
+def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_another() -> None:
+    if not library.enabled():
+        pytest.skip("no native kernels here")
+    flags = Path("/proc/cpuinfo").read_text()
+    able = [
+        target
+        for target, flag in {"avx512_bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2", "plain": ""}.items()
+        if flag in flags
+    ]
+    code = "import torch; from unpad.nn.native import library as l; print(l.describe(), l.computes(torch.bfloat16))"
+    for asked, target in {"1": able[0], **{name: name for name in able}}.items():
+        shown = run(ROOT, sys.executable, "-c", code, UNPAD_NATIVE=asked).stdout
+        assert shown == f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}\n"
+
+
+def test_a_switch_that_names_no_target_is_refused() -> None:
+    failed = run(ROOT, sys.executable, "-m", "unpad", "train", "zh_chat", UNPAD_NATIVE="avx3")
+    assert failed.returncode == 2
+    assert "set it to 0, 1 or a target" in failed.stderr
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
-    library.library()
     assert len(library._openmp_runtimes()) == 1
 
 
@@ -84,16 +103,22 @@ def test_a_processor_without_the_instructions_takes_torch(monkeypatch: pytest.Mo
     if not library.enabled():
         pytest.skip("no native kernels here")
 
+    class Targets:
+        """A library whose processor can run no target."""
+
+        restype = None
+
+        def __call__(self, target: bytes) -> None:
+            return None
+
     class Other:
         def __init__(self, interface: int) -> None:
             self.unpad_interface = lambda: interface
-            self.unpad_supported = lambda: 0
+            self.unpad_kernels_for = Targets()
 
     try:
-        for interface, reason in (
-            (library.INTERFACE, "this processor has no AVX-512 BF16"),
-            (0, "compiled from other"),
-        ):
+        monkeypatch.setenv(library.SWITCH, "avx512")
+        for interface, reason in ((library.INTERFACE, "this processor has no AVX-512"), (0, "compiled from other")):
             monkeypatch.setattr(library.ctypes, "CDLL", lambda _, i=interface: Other(i))
             library._load.cache_clear()
             assert library.describe().startswith(f"torch kernels ({reason}")

@@ -22,8 +22,12 @@ MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 
 def supports(dtype: torch.dtype, head_dim: int) -> bool:
     """True if the enabled kernels support such heads."""
+    return computes(dtype) and _fits(dtype, head_dim)
+
+
+def _fits(dtype: torch.dtype, head_dim: int) -> bool:
     multiple = 2 if dtype == torch.float64 else 16
-    return computes(dtype) and MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
+    return MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
 
 
 def native_attention(
@@ -215,7 +219,7 @@ def _sizes(
     total, rows, head_dim = qkv.shape
     assert heads % kv_heads == 0, (heads, kv_heads)
     assert rows == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
-    assert supports(qkv.dtype, head_dim), (qkv.dtype, head_dim)
+    assert _fits(qkv.dtype, head_dim), (qkv.dtype, head_dim)
     assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
     assert int(cu_seqlens[-1]) == total, f"the layout ends at {int(cu_seqlens[-1])}, the run at {total}"
     assert 0 <= dropout < 1, dropout
