@@ -10,7 +10,6 @@ from enum import Enum
 import torch
 
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.nn.native import library
 from unpad.nn.native.attention import supports
 
 # Above this length the processor's fused kernel is faster than two matrix products and a softmax in bf16, below it up

@@ -135,7 +135,10 @@ def test_a_small_linear_layer_is_the_product(dtype: torch.dtype, width: int, out
         assert y.dtype == dtype
         assert y.shape == (rows, outputs)
         torch.testing.assert_close(
-            y.double(), expected, rtol=2**-8 if dtype == BF16 else 10 * ERROR[dtype], atol=1e-4 if dtype == BF16 else 50 * ERROR[dtype]
+            y.double(),
+            expected,
+            rtol=2**-8 if dtype == BF16 else 10 * ERROR[dtype],
+            atol=1e-4 if dtype == BF16 else 50 * ERROR[dtype],
         )
 
 
@@ -155,4 +158,10 @@ def test_a_row_of_a_small_linear_layer_does_not_depend_on_the_rows_beside_it() -
 def test_a_nan_of_a_small_linear_layer_stays_in_its_row() -> None:
     x = torch.ones(5, 40, dtype=LOWEST)
     x[2, 39] = torch.nan
-    assert small_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).tolist() == [False, False, True, False, False]
+    assert small_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]

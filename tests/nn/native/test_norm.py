@@ -139,7 +139,9 @@ def test_results_repeat_and_agree_between_threads() -> None:
         try:
             given = leaves(*inputs(300, 256, LOWEST))
             out = add_norm(*given, eps=EPS, centred=True, dropout=0.1, seed=3, dtype=LOWEST)
-            torch.autograd.backward(out, [torch.ones_like(out[0]), torch.linspace(-1, 1, 256).to(LOWEST).expand(300, -1)])
+            torch.autograd.backward(
+                out, [torch.ones_like(out[0]), torch.linspace(-1, 1, 256).to(LOWEST).expand(300, -1)]
+            )
             return [*out, *(t.grad for t in given)]
         finally:
             torch.set_num_threads(1)
