@@ -134,12 +134,8 @@ def test_a_small_linear_layer_is_the_product(dtype: torch.dtype, width: int, out
         expected = x.double() @ weight.double().t() + (0 if shift is None else shift.double())
         assert y.dtype == dtype
         assert y.shape == (rows, outputs)
-        torch.testing.assert_close(
-            y.double(),
-            expected,
-            rtol=2**-8 if dtype == BF16 else 10 * ERROR[dtype],
-            atol=1e-4 if dtype == BF16 else 50 * ERROR[dtype],
-        )
+        rtol, atol = (2**-8, 1e-4) if dtype == BF16 else (10 * ERROR[dtype], 50 * ERROR[dtype])
+        torch.testing.assert_close(y.double(), expected, rtol=rtol, atol=atol)
 
 
 def test_a_row_of_a_small_linear_layer_does_not_depend_on_the_rows_beside_it() -> None:

@@ -15,15 +15,8 @@ pytestmark = pytest.mark.slow
 
 NATIVE = Path(library.__file__).parent
 DRIVER = Path(__file__).with_name("driver.cpp")
-FLAGS = [
-    "-std=c++17",
-    "-Wno-psabi",
-    "-g1",
-    "-O1",
-    "-fopenmp",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
-]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+FLAGS = ["-std=c++17", "-g1", "-O1", "-fopenmp", "-Wno-psabi", *SANITIZERS]
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
