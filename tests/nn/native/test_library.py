@@ -74,6 +74,18 @@ def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_anoth
         assert shown == f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}\n"
 
 
+@pytest.mark.skipif(shutil.which("g++") is None or shutil.which("nm") is None, reason="no g++ or no nm")
+def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: Path) -> None:
+    """The linker keeps one of several weak functions of a name, and a processor with less would run it."""
+    source, compiled = Path(library.__file__).parent / "target_avx2.cpp", tmp_path / "target.o"
+    subprocess.run(
+        ["g++", "-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-w", "-c", str(source), "-o", str(compiled)],
+        check=True,
+    )
+    symbols = subprocess.run(["nm", "-C", str(compiled)], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in symbols.splitlines() if " W " in line or " u " in line]
+
+
 def test_a_switch_that_names_no_target_is_refused() -> None:
     failed = run(ROOT, sys.executable, "-m", "unpad", "train", "zh_chat", UNPAD_NATIVE="avx3")
     assert failed.returncode == 2

@@ -16,16 +16,16 @@
 #ifndef UNPAD_ATTENTION_H
 #define UNPAD_ATTENTION_H
 
+#include "buffer.h"
 #include "kernels.h"
 #include "pairs.h"
-#include "types.h"
 #include "simd.h"
+#include "types.h"
 
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
 #include <type_traits>
-#include <vector>
 
 namespace unpad {
 namespace {
@@ -44,31 +44,6 @@ constexpr double SAFE_EXPONENT = 100.0;
 #define UNPAD_APART __attribute__((noinline)) /* registers are for one tile at a time */
 
 inline int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
-/* Growing buffer, reused by the thread's next task. */
-template <class T>
-class Buffer {
-  public:
-    Buffer() = default;
-    Buffer(const Buffer&) = delete;
-    Buffer& operator=(const Buffer&) = delete;
-    ~Buffer() { std::free(data_); }
-
-    T* at_least(int64_t count) {
-        if (count <= capacity_) return data_;
-        std::free(data_);
-        data_ = (T*)std::aligned_alloc(64, ((size_t)count * sizeof(T) + 63) / 64 * 64);
-        if (!data_) std::abort();
-        capacity_ = count;
-        return data_;
-    }
-
-    T* data() const { return data_; }
-
-  private:
-    T* data_ = nullptr;
-    int64_t capacity_ = 0;
-};
 
 /* --------------------------------------------------------------------------- tiles of products */
 
@@ -692,9 +667,9 @@ class Task {
     Vec totals_[QUERY_ROWS];
 };
 
-/* Order in which sequences are started: by descending power of two of their length, so that no thread is left with a
+/* Order in which sequences are started, (num_seqs): by descending power of two of their length, so that no thread is left with a
  * long one at the end. */
-std::vector<int32_t> long_first(const int32_t* cu_seqlens, int64_t num_seqs) {
+void long_first(const int32_t* cu_seqlens, int64_t num_seqs, int32_t* order) {
     int64_t starts[34] = {};
     auto place = [&](int64_t seq) {
         const uint32_t length = (uint32_t)(cu_seqlens[seq + 1] - cu_seqlens[seq]);
@@ -702,18 +677,18 @@ std::vector<int32_t> long_first(const int32_t* cu_seqlens, int64_t num_seqs) {
     };
     for (int64_t seq = 0; seq < num_seqs; seq++) starts[place(seq) + 1]++;
     for (int i = 1; i < 34; i++) starts[i] += starts[i - 1];
-    std::vector<int32_t> order((size_t)num_seqs);
-    for (int64_t seq = 0; seq < num_seqs; seq++) order[(size_t)starts[place(seq)]++] = (int32_t)seq;
-    return order;
+    for (int64_t seq = 0; seq < num_seqs; seq++) order[starts[place(seq)]++] = (int32_t)seq;
 }
 
 template <class M, class F>
 void each_task(const Call<M>& call, F run) {
     const int64_t kv_heads = call.sizes.kv_heads, num_tasks = call.sizes.num_seqs * kv_heads;
-    const std::vector<int32_t> order = long_first(call.cu_seqlens, call.sizes.num_seqs);
+    Buffer<int32_t> buffer;
+    int32_t* order = buffer.at_least(call.sizes.num_seqs);
+    long_first(call.cu_seqlens, call.sizes.num_seqs, order);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(call.sizes.num_threads)
     for (int64_t i = 0; i < num_tasks; i++) {
-        const int64_t seq = order[(size_t)(i / kv_heads)];
+        const int64_t seq = order[i / kv_heads];
         if (call.cu_seqlens[seq + 1] == call.cu_seqlens[seq]) continue;
         Task<M> task(call, seq, i % kv_heads);
         run(task);

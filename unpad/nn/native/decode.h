@@ -6,12 +6,12 @@
 #ifndef UNPAD_DECODE_H
 #define UNPAD_DECODE_H
 
+#include "buffer.h"
 #include "columns.h"
 #include "rows.h"
 #include "types.h"
 
 #include <limits>
-#include <vector>
 
 namespace unpad {
 namespace {
@@ -41,15 +41,15 @@ struct Decode {
         turn(token + (sizes.heads + kv_head) * head_dim, row, row_keys + length * head_dim);
         const Element* value = token + (sizes.heads + sizes.kv_heads + kv_head) * head_dim;
         std::copy_n(value, head_dim, row_values + length * head_dim);
-        thread_local std::vector<Element> query;
-        thread_local std::vector<Wide> weights;
-        query.resize(head_dim);
-        weights.resize((length + T::lanes) / T::lanes * T::lanes);
+        thread_local Buffer<Element> queries;
+        thread_local Buffer<Wide> scores;
+        Element* query = queries.at_least(head_dim);
+        Wide* weights = scores.at_least((length + T::lanes) / T::lanes * T::lanes);
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-            turn(token + head * head_dim, row, query.data());
-            score(query.data(), row_keys, length + 1, weights.data());
-            const Wide total = exponentiate(length + 1, weights.data());
-            add_values(weights.data(), row_values, length + 1, 1 / total, out + (row * sizes.heads + head) * head_dim);
+            turn(token + head * head_dim, row, query);
+            score(query, row_keys, length + 1, weights);
+            const Wide total = exponentiate(length + 1, weights);
+            add_values(weights, row_values, length + 1, 1 / total, out + (row * sizes.heads + head) * head_dim);
         }
     }
 

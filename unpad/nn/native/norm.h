@@ -6,12 +6,12 @@
 #ifndef UNPAD_NORM_H
 #define UNPAD_NORM_H
 
+#include "buffer.h"
 #include "columns.h"
 #include "types.h"
 
+#include <algorithm>
 #include <omp.h>
-
-#include <vector>
 
 namespace unpad {
 namespace {
@@ -164,10 +164,12 @@ void backward(
     const int threads = useful_threads(sizes.total_tokens * width, sizes.num_threads);
     /* Of each thread, a row for weight and one for bias; the gap keeps threads off each other's cache lines. */
     const int64_t half = (width + 31) / 32 * 32, stride = 2 * half + 32;
-    std::vector<Wide> partials((size_t)(threads * stride));
+    Buffer<Wide> buffer;
+    Wide* partials = buffer.at_least(threads * stride);
+    std::fill_n(partials, threads * stride, (Wide)0);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t row = 0; row < sizes.total_tokens; ++row) {
-        Wide* own = partials.data() + omp_get_thread_num() * stride;
+        Wide* own = partials + omp_get_thread_num() * stride;
         const int64_t at = row * width;
         const RowMeans<T> means = gather_row<T>(
             width, grad_y + at, sum + at, stats + 2 * row, weight, own, grad_bias ? own + half : nullptr);
@@ -176,8 +178,8 @@ void backward(
             {sizes.centred ? means.plain : 0, means.along}, RowDropout<T>(sizes, row), grad_residual + at,
             grad_delta ? grad_delta + at : nullptr);
     }
-    add_partials(partials.data(), threads, stride, width, grad_weight);
-    if (grad_bias) add_partials(partials.data() + half, threads, stride, width, grad_bias);
+    add_partials(partials, threads, stride, width, grad_weight);
+    if (grad_bias) add_partials(partials + half, threads, stride, width, grad_bias);
 }
 
 template <class T>

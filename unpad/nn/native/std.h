@@ -7,4 +7,3 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
-#include <vector>
