@@ -156,26 +156,30 @@ struct Fp32 {
     }
     static Vec exp(Vec x) { return exp2(x * set(1.44269504f)); }
 
-    /* erf to 6e-7 absolute, as x times a polynomial of degree 12 in x^2; |x| is cut at 3.6, where erf is 1 - 4e-7. The
-     * polynomial is the least-squares fit at Chebyshev nodes of t = 2 x^2 / 3.6^2 - 1. */
+    /* erf to 2e-7 absolute, as x times a polynomial of degree 16 in x^2; |x| is cut at 3.8, where erf is 1 - 8e-8. The
+     * polynomial is the least-squares fit at Chebyshev nodes of t = 2 x^2 / 3.8^2 - 1. */
     static Vec erf(Vec x) {
-        const Vec limit = set(3.6f);
+        const Vec limit = set(3.8f);
         x = x > limit ? limit : x;
         x = -limit > x ? -limit : x;
-        const Vec t = fma(x * x, set(2.0f / (3.6f * 3.6f)), set(-1.0f));
-        Vec p = set(2.148790983e-03f);
-        p = fma(p, t, set(-5.740973167e-03f));
-        p = fma(p, t, set(5.899403244e-03f));
-        p = fma(p, t, set(-8.306667209e-03f));
-        p = fma(p, t, set(1.988921873e-02f));
-        p = fma(p, t, set(-3.436132148e-02f));
-        p = fma(p, t, set(4.892636463e-02f));
-        p = fma(p, t, set(-6.755413115e-02f));
-        p = fma(p, t, set(8.967991173e-02f));
-        p = fma(p, t, set(-1.138468012e-01f));
-        p = fma(p, t, set(1.438208222e-01f));
-        p = fma(p, t, set(-1.954888552e-01f));
-        p = fma(p, t, set(3.927119970e-01f));
+        const Vec t = fma(x * x, set(2.0f / (3.8f * 3.8f)), set(-1.0f));
+        Vec p = set(2.050570833e-04f);
+        p = fma(p, t, set(-5.171063246e-04f));
+        p = fma(p, t, set(4.172619213e-04f));
+        p = fma(p, t, set(-8.645352343e-04f));
+        p = fma(p, t, set(3.000215519e-03f));
+        p = fma(p, t, set(-5.884428257e-03f));
+        p = fma(p, t, set(9.709891468e-03f));
+        p = fma(p, t, set(-1.648229819e-02f));
+        p = fma(p, t, set(2.666671312e-02f));
+        p = fma(p, t, set(-3.964629225e-02f));
+        p = fma(p, t, set(5.509852416e-02f));
+        p = fma(p, t, set(-7.237772246e-02f));
+        p = fma(p, t, set(9.082305807e-02f));
+        p = fma(p, t, set(-1.111973503e-01f));
+        p = fma(p, t, set(1.377401855e-01f));
+        p = fma(p, t, set(-1.856409120e-01f));
+        p = fma(p, t, set(3.721076137e-01f));
         return p * x;
     }
 
