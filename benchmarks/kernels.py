@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 from workloads import Ours, workload
 
 import unpad.models.decoder
 import unpad.nn.activation
-import unpad.nn.kernel
 import unpad.nn.losses
+import unpad.nn.native.attention
 import unpad.nn.norm
 from unpad.nn.native import library
 from unpad.storage import write_atomic
@@ -36,14 +36,12 @@ FULL = "all"
 class Off:
     """Replacement for `unpad/nn/native/library.py` where a part is to go through torch."""
 
-    DTYPES: ClassVar[dict[Any, int]] = {}
-
     @staticmethod
     def runs(*_: Any) -> bool:
         return False
 
     @staticmethod
-    def enabled() -> bool:
+    def computes(*_: Any) -> bool:
         return False
 
 
@@ -62,12 +60,12 @@ def without(*modules: ModuleType) -> Callable[[], Any]:
 
 PARTS: dict[str, Callable[[], Any]] = {
     FULL: nullcontext,
-    "attention": without(unpad.nn.kernel),
+    "attention": without(unpad.nn.native.attention),
     "residual add + norm": without(unpad.nn.norm),
     "activation": without(unpad.nn.activation),
     "cross-entropy": without(unpad.nn.losses),
     "a short last block": lambda: patch.object(unpad.models.decoder, "MOST_WANTED", 0),
-    "every one of them": without(unpad.nn.kernel, unpad.nn.norm, unpad.nn.activation, unpad.nn.losses),
+    "every one of them": without(unpad.nn.native.attention, unpad.nn.norm, unpad.nn.activation, unpad.nn.losses),
 }
 
 

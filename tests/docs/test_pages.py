@@ -112,7 +112,8 @@ def test_tolerances_of_the_page_are_those_of_the_certificate() -> None:
     rows = re.findall(r"^\| (fp\d+|bf16)[^|]*\| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
     bounds = {name: tuple(map(float, numbers)) for name, *numbers in rows}
     assert bounds == {"fp64": (EXACT,) * 3, **BOUNDS}
-    assert f"at most {NATIVE_ERROR} times" in text
+    assert f"at most {NATIVE_ERROR['bf16']} times (fp32: {NATIVE_ERROR['fp32']} times)" in text
+    assert NATIVE_ERROR["fp16"] == NATIVE_ERROR["bf16"]
 
 
 def shape(text: str) -> list[str]:

@@ -21,8 +21,8 @@ ALSO = ", attention through torch for heads of 24"
         (True, False, CPU, "bf16", 0, "the library"),  # a model without attention
         (False, False, CPU, "bf16", 24, "the library"),  # which says why it is not there
         (False, False, CPU, "fp32", 24, "the library"),
-        (True, True, CPU, "fp32", 24, "torch kernels (native ones compute in bf16)"),
-        (True, True, CPU, "fp16", 24, "torch kernels (native ones compute in bf16)"),
+        (True, True, CPU, "fp32", 24, "the library"),
+        (True, True, CPU, "fp16", 24, "torch kernels (native ones here do not compute in fp16)"),
         (True, False, GPU, "bf16", 24, "torch kernels"),
     ],
 )
@@ -36,6 +36,7 @@ def test_a_run_names_the_kernels_that_will_compute_it(
     expected: str,
 ) -> None:
     monkeypatch.setattr(library, "enabled", lambda: enabled)
+    monkeypatch.setattr(library, "computes", lambda dtype: enabled and dtype != torch.float16)
     monkeypatch.setattr(library, "describe", lambda: "the library")
     monkeypatch.setattr(setup, "runs_native", lambda dtype, where, size: native_heads)
     assert _kernels(device, precision, head_dim) == expected

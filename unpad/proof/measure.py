@@ -23,7 +23,9 @@ EXACT = 1e-10
 # Relative error allowed of (outputs, loss terms, gradients) against fp64. bf16 keeps 8 bits: one rounding is 0.4 %,
 # and a deep network's gradient adds up a few.
 BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2, 5e-3, 6e-2)}
-NATIVE_ERROR = 1.2  # most that native kernels' error may be of torch's in the same precision
+# Most that native kernels' error may be of torch's in the same precision. In fp32 either is a few roundings in another
+# order of sums; in the others the roundings are of the same numbers.
+NATIVE_ERROR = {"fp32": 2.0, "fp16": 1.2, "bf16": 1.2}
 PADDED_RIGHT, PADDED_LEFT, PADDED_MORE = "padded right", "padded left", "padded further"
 SPLIT = "split into micro-batches, one empty"
 MOST_CHANGED = 6  # sequences of a micro-batch that the isolation line changes
@@ -238,7 +240,8 @@ def native_lines(subject: Subject, variant: Variant, precision: Precision, gradi
         by_torch = errors(measure(subject, variant, precision), subject.truth)[2]
     ratio = gradients.measured / max(by_torch, 1e-30)
     name = f"{precision} gradient error over that of torch's kernels"
-    return [Line(name, gradients.kernel, ratio, NATIVE_ERROR, ratio <= NATIVE_ERROR)]
+    bound = NATIVE_ERROR[precision]
+    return [Line(name, gradients.kernel, ratio, bound, ratio <= bound)]
 
 
 @torch.no_grad()
