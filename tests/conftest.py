@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from tests.helpers.shell import Shell, shell
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
+from unpad.nn import product_speed
 
 VOCAB = 50
 
@@ -19,6 +22,16 @@ VOCAB = 50
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fixed_precision() -> Iterator[None]:
+    """bf16 where the processor has it, whatever its speed; fp32 where a variable limits the instructions."""
+    limited = any(os.environ.get(name, "1") not in ("0", "1", "avx512_bf16") for name in product_speed.VARIABLES)
+    speed = product_speed.Speed(fp32_seconds=1.0 if limited else 2.0, bf16_seconds=2.0 if limited else 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product_speed, "product_speed", lambda: speed)
+        yield
 
 
 @pytest.fixture

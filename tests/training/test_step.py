@@ -18,7 +18,6 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.errors import OutOfMemoryError
 from unpad.models.decoder import Decoder
 from unpad.nn.losses import Terms
-from unpad.nn.precision import choose_precision
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import LossScaler, StepResult, accumulate, train_step
@@ -273,14 +272,6 @@ def test_bf16_loss_and_gradient_are_close_to_fp32() -> None:
     assert result.terms["nll"] != expected.terms["nll"]
     assert result.grad_norm == pytest.approx(expected.grad_norm, rel=0.05)
     assert all(p.dtype == p.grad.dtype == torch.float32 for p in low.parameters())
-
-
-def test_the_precision_is_chosen_with_a_reason() -> None:
-    device = torch.device("cpu")
-    assert choose_precision("fp16", device) == ("fp16", "as the recipe says")
-    chosen, reason = choose_precision("auto", device)
-    assert chosen in ("fp32", "bf16")
-    assert torch.backends.cpu.get_cpu_capability() in reason
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -160,7 +160,7 @@ class LoadedRun:
 
 
 def generation_precision(settings: GenerateSettings) -> Precision:
-    """Precision of products in generation: bf16 decodes three times as fast on a processor that multiplies it."""
+    """Precision of products in generation; auto: what a new run would train in on this machine."""
     return choose_precision(settings.precision, torch.device("cpu"))[0]
 
 

@@ -289,7 +289,7 @@ class GenerateSettings(Section):
     )
     beams: int = Field(1, ge=1, le=64, description="Width of the beam search; 1 is off.")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto", description="Precision of the model; auto: as in training."
+        "auto", description="Precision of the model; auto: what a new run would train in on this machine."
     )
     seed: int = Field(
         0,

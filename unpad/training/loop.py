@@ -46,7 +46,7 @@ from unpad.training.progress import (
     save_checkpoint,
     write_run_files,
 )
-from unpad.training.resume import describe_changes, resumed_recipe
+from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
 from unpad.training.setup import Setup, check_stages, describe, prepare_setup, resolved
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -145,7 +145,8 @@ def train(
         notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
         if exists:
             overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
-        setup = prepare_setup(settings, folder, open_files(settings, folder) if exists else None, timers)
+        files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
+        setup = prepare_setup(settings, folder, files, timers, recorded=recorded)
         with timers("build"):
             check_stages(setup)
         with timers("plan"):

@@ -114,12 +114,12 @@ def _put(setup: Setup, state: checkpoint.State) -> None:
 
 
 def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None:
-    """Write the recipe, the command and the data's files into the run directory."""
+    """Write the recipe, the command with the run's precision, and the data's files into the run directory."""
     for file, content in setup.data.files.items():
         storage.write_atomic(setup.folder / file, content)
     for file, content in setup.data.secrets.items():
         storage.write_atomic(setup.folder / file, content, private=True)
-    command = {"recipe": recipe, "overrides": list(overrides)}
+    command = {"recipe": recipe, "overrides": list(overrides), "precision": setup.precision}
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
 

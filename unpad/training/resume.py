@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from unpad.errors import ResumeError
+from unpad.errors import ResumeError, SourceError
+from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import earlier_versions
 from unpad.run.folder import read_command, run_recipe
+from unpad.run.report.history import read_log
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -42,6 +45,17 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
         listing = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in refused.items())
         raise ResumeError(listing, where=str(folder), fix="undo these changes, or start a new run with train.init_from")
     return [*earlier, *overrides], settings, saved
+
+
+def recorded_precision(folder: Path) -> Precision | None:
+    """Precision in which a run was begun; of an earlier version in which it went on last, by its log. None if neither
+    says."""
+    recorded = read_command(folder).get("precision")
+    if recorded is None:
+        with suppress(SourceError):  # it ended before its log, or the log is damaged
+            environments = [row for row in read_log(folder) if row["kind"] == "environment"]
+            recorded = environments[-1].get("precision") if environments else None
+    return recorded if isinstance(recorded, str) and recorded in DTYPES else None
 
 
 def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:

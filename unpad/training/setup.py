@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,7 +18,8 @@ from unpad.models.contract import Model
 from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
-from unpad.nn.precision import DTYPES, choose_precision
+from unpad.nn.precision import DTYPES, Precision, choose_precision
+from unpad.nn.processor import processor_name
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.folder import find_run
 from unpad.run.kept import open_files
@@ -51,6 +51,7 @@ def prepare_setup(
     timers: Timers | None = None,
     *,
     compare: bool = True,
+    recorded: Precision | None = None,
 ) -> Setup:
     """Read the data and build the model, without writing to the run directory.
 
@@ -58,6 +59,7 @@ def prepare_setup(
         files: files of its data that the run kept when it started; None for a new run.
         timers: count the seconds of reading and building.
         compare: whether held-out data is compared with the data to train on; see `open_data`.
+        recorded: precision in which a run that goes on was begun; see `choose_precision`.
     """
     timers = timers or Timers()
     config = model_config(recipe.model)
@@ -67,7 +69,7 @@ def prepare_setup(
     low_power = recipe.profile == "low_power"
     torch.set_num_threads(1 if low_power else recipe.train.threads or torch.get_num_threads())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision, reason = choose_precision("fp32" if low_power else recipe.precision, device)
+    precision, reason = choose_precision("fp32" if low_power else recipe.precision, device, recorded)
     may_keep = device.type == "cpu" and not low_power
     allocator, allocator_reason = choose_allocator(recipe.train.allocator, may_keep=may_keep)
     is_new = files is None
@@ -94,7 +96,7 @@ def prepare_setup(
         "matmul": "oneDNN" if torch.backends.mkldnn.is_available() else "plain",
         "blas": _blas(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "kernels": _kernels(device, precision, model.head_dim or 0),
         "allocator": allocator,
         "allocator_reason": allocator_reason,
@@ -112,15 +114,6 @@ def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
         return f"torch kernels (native ones here do not compute in {precision})"
     attention = library.enabled() and head_dim > 0 and not runs_native(dtype, device, head_dim)
     return library.describe() + (f", attention through torch for heads of {head_dim}" if attention else "")
-
-
-def _processor() -> str:
-    """Model of the processor, as Linux names it; its architecture elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def _blas() -> str:

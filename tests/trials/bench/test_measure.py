@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from unpad.trials.bench.measure import (
     describe_machine,
     matrix_ceiling,
     measure_rounds,
-    processor,
     spread,
 )
 
@@ -102,22 +100,3 @@ def test_the_description_names_no_machine() -> None:
     assert described["packages"] == {"torch": version("torch"), "no-such-package": None}
     assert described["memory_gib"] > 0
     assert platform.node() not in str(described)
-
-
-@pytest.mark.parametrize(
-    ("info", "named", "name"),
-    [
-        ("model name\t: A 9000\ncpu family\t: 6\nmodel\t\t: 143\n", "x86", "A 9000 (family 6, model 143)"),
-        ("model name : A 9000\n", "x86", "A 9000"), ("Features : neon\n", "arm", "arm"), (None, "arm", "arm"),
-        (None, "", "machine"),
-    ],
-)  # fmt: skip
-def test_a_processor_has_the_name_that_the_system_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, info: str | None, named: str, name: str
-) -> None:
-    if info is not None:
-        (tmp_path / "cpuinfo").write_text(info)
-    monkeypatch.setattr("unpad.trials.bench.measure.Path", lambda _: tmp_path / "cpuinfo")
-    monkeypatch.setattr("unpad.trials.bench.measure.platform.processor", lambda: named)
-    monkeypatch.setattr("unpad.trials.bench.measure.platform.machine", lambda: "machine")
-    assert processor() == name

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from unpad.nn.processor import full_processor_name
 from unpad.terminal.progress import counted
 from unpad.training.memory import available_memory
 
@@ -191,7 +191,7 @@ def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
     """
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "processor": processor(),
+        "processor": full_processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
@@ -222,12 +222,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def processor() -> str:
-    """The processor's name; family and model distinguish processors to which clouds give the same name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name

@@ -1,0 +1,104 @@
+"""A run under `precision=auto` goes on in the precision that it was begun in, whatever a later measurement says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
+from unpad.nn import precision, product_speed
+from unpad.nn.product_speed import Speed
+from unpad.run.folder import COMMAND
+from unpad.training.resume import recorded_precision
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
+    """A processor that has both precisions; `faster` has the faster products."""
+    gain = 2.0 if faster == "bf16" else 0.5
+    monkeypatch.setattr(precision, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(product_speed, "product_speed", lambda: Speed(fp32_seconds=gain, bf16_seconds=1.0))
+
+
+def forget(folder: Path) -> None:
+    """Leave the command as an earlier version wrote it, without a precision."""
+    command = json.loads((folder / COMMAND).read_text())
+    del command["precision"]
+    (folder / COMMAND).write_text(json.dumps(command))
+
+
+@pytest.mark.parametrize(("begun", "later"), [("bf16", "fp32"), ("fp32", "bf16")])
+@pytest.mark.parametrize("earlier_version", [False, True])
+def test_a_resumed_run_keeps_its_bits_when_the_measurement_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str, later: str, earlier_version: bool
+) -> None:
+    recipe = write_toy(tmp_path, precision="auto", stages=[], optim={"schedule": "constant"})
+    machine(monkeypatch, begun)
+    run(recipe, tmp_path / "whole", "train.max_steps=8")
+    run(recipe, tmp_path / "run", "train.max_steps=4")
+    machine(monkeypatch, later)
+    if earlier_version:
+        forget(tmp_path / "run")
+    run(recipe, tmp_path / "run", "train.max_steps=8", resume=True)
+    assert rows(tmp_path / "run", "train") == rows(tmp_path / "whole", "train")
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    first, last = events(tmp_path / "run", "environment")
+    assert first["precision"] == last["precision"] == begun
+    assert last["precision_reason"].startswith(f"as this run was begun; a new one here would take {later}")
+    assert events(tmp_path / "run", "warning") == []
+
+
+def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_toy(tmp_path, precision="auto", stages=[], optim={"schedule": "constant"})
+    machine(monkeypatch, "bf16")
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    (tmp_path / "run" / "log.jsonl").unlink()
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "elsewhere")
+    machine(monkeypatch, "fp32")
+    run(recipe, tmp_path / "run", resume=True)
+    assert {row["precision"] for row in events(tmp_path / "run", "environment")} == {"bf16"}
+
+
+def test_a_recipe_that_names_a_precision_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_toy(tmp_path, precision="fp32", stages=[])
+    machine(monkeypatch, "bf16")
+    run(recipe, tmp_path / "run", "train.max_steps=2")
+    run(recipe, tmp_path / "run", "train.max_steps=4", resume=True)
+    assert {row["precision_reason"] for row in events(tmp_path / "run", "environment")} == {"as the recipe says"}
+
+
+@pytest.mark.parametrize("recorded", [None, 3, ["bf16"], "fp7", ""])
+def test_a_record_that_names_no_precision_is_none(tmp_path: Path, recorded: object) -> None:
+    command = {"recipe": "toy", "overrides": [], "precision": recorded}
+    (tmp_path / COMMAND).write_text(json.dumps(command))
+    assert recorded_precision(tmp_path) is None
+    (tmp_path / COMMAND).write_text(json.dumps(command | {"precision": "bf16"}))
+    assert recorded_precision(tmp_path) == "bf16"
+
+
+def entry(kind: str, **values: str) -> str:
+    return json.dumps({"time": "2026-01-01", "kind": kind, **values}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ("", None), ("{\n", None), (entry("environment"), None), (entry("finished", precision="bf16"), None),
+        (entry("environment", precision="fp32") + entry("environment", precision="bf16") + entry("finished"), "bf16"),
+    ],
+)  # fmt: skip
+def test_a_run_of_an_earlier_version_says_its_precision_in_its_log(tmp_path: Path, log: str, found: str | None) -> None:
+    (tmp_path / COMMAND).write_text(json.dumps({"recipe": "toy", "overrides": []}))
+    assert recorded_precision(tmp_path) is None  # there is no log
+    (tmp_path / "log.jsonl").write_text(log)
+    assert recorded_precision(tmp_path) == found

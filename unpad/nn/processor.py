@@ -1,0 +1,26 @@
+"""Name and instructions of the processor, as the system tells them."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+
+def processor_fields() -> dict[str, str]:
+    """Fields of the last processor of /proc/cpuinfo by name; empty without that file."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def processor_name() -> str:
+    """Model of the processor; its architecture where the system gives no name."""
+    return processor_fields().get("model name") or platform.processor() or platform.machine()
+
+
+def full_processor_name() -> str:
+    """Name with family and model, which distinguish processors to which clouds give the same name."""
+    fields, name = processor_fields(), processor_name()
+    return f"{name} (family {fields['cpu family']}, model {fields['model']})" if "cpu family" in fields else name
