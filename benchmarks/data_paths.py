@@ -31,7 +31,7 @@ from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.tokenizer import train_tokenizer
 from unpad.models import build_model, model_config
 from unpad.models.contract import WEIGHTS
-from unpad.nn.precision import choose_precision
+from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import make_optimizer

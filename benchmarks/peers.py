@@ -25,7 +25,7 @@ from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
 from unpad.models.decoder import Config
 from unpad.nn.flops import training_operations
-from unpad.nn.precision import choose_precision
+from unpad.nn.precision_choice import choose_precision
 from unpad.trials.bench.measure import Contender, Work
 
 CPU = torch.device("cpu")

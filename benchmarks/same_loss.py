@@ -16,7 +16,7 @@ from pathlib import Path
 from workloads import CORPORA, CPU, Ours, corpus
 
 from unpad.nn.native import library
-from unpad.nn.precision import choose_precision
+from unpad.nn.precision_choice import choose_precision
 from unpad.storage import write_atomic
 
 HERE = Path(__file__).parent

@@ -41,7 +41,7 @@ from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
-from unpad.nn.precision import choose_precision
+from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.storage import write_atomic

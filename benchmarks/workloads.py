@@ -38,7 +38,8 @@ from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy
 from unpad.nn.native import library
 from unpad.nn.norm import Norm
-from unpad.nn.precision import autocast, choose_precision
+from unpad.nn.precision import autocast
+from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import make_optimizer

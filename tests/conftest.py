@@ -29,8 +29,9 @@ def _fixed_precision() -> Iterator[None]:
     """bf16 where the processor has it, whatever its speed; fp32 where a variable limits the instructions."""
     limited = any(os.environ.get(name, "1") not in ("0", "1", "avx512_bf16") for name in product_speed.VARIABLES)
     speed = product_speed.Speed(fp32_seconds=1.0 if limited else 2.0, bf16_seconds=2.0 if limited else 1.0)
+    speeds = product_speed.Speeds(training=speed, decoding=speed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product_speed, "product_speed", lambda: speed)
+        patch.setattr(product_speed, "product_speeds", lambda: speeds)
         yield
 
 

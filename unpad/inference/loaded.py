@@ -20,7 +20,8 @@ from unpad.inference.prompts import Prompt, Reply, count_system_turns, encode
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model
 from unpad.models.objective import Objective
-from unpad.nn.precision import Precision, choose_precision
+from unpad.nn.precision import Precision
+from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
@@ -160,8 +161,8 @@ class LoadedRun:
 
 
 def generation_precision(settings: GenerateSettings) -> Precision:
-    """Precision of products in generation; auto: what a new run would train in on this machine."""
-    return choose_precision(settings.precision, torch.device("cpu"))[0]
+    """Precision of products in generation; auto: the faster for one prompt, so that no prompt depends on others."""
+    return choose_precision(settings.precision, torch.device("cpu"), decoding=True)[0]
 
 
 def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:

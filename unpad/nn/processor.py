@@ -9,10 +9,10 @@ from pathlib import Path
 def processor_fields() -> dict[str, str]:
     """Fields of the last processor of /proc/cpuinfo by name; empty without that file."""
     try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        content = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in content.splitlines())}
 
 
 def processor_name() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,22 +13,25 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional as F
 
 from unpad.errors import DiskError
+from unpad.nn.linear import product
 from unpad.nn.processor import full_processor_name, processor_fields
 from unpad.storage import cache_folder, make_folder, write_atomic
 
 FILE = "precision.json"  # in the cache folder
 MAX_ENTRIES = 32
-PROBE = (256, 256, 256)  # rows, inputs and outputs of a linear layer whose emulated products take milliseconds
-SHAPES = ((1024, 512, 2048), (512, 256, 8192))  # of a block and of a head
+Shape = tuple[int, int, int]  # rows, inputs and outputs of a linear layer
+PROBE = (256, 256, 256)  # emulated, its products take milliseconds
+TRAINING = ((1024, 512, 2048), (512, 256, 8192))  # of a block and of a head
+DECODING = ((1, 512, 2048), (1, 512, 16384))  # the same for one prompt
 HOPELESS = 4.0  # ratio of times at the probe from which larger products need no measurement
 ROUNDS = 4
-LIMIT_SECONDS = 0.6  # no round begins after it
+LIMIT_SECONDS = 0.5  # of a set of shapes; no round begins after it
 # They limit the instructions of torch, MKL, oneDNN and the native kernels.
 VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "UNPAD_NATIVE"),
 )
-_measured: dict[Machine, Speed] = {}  # of this process
+_measured: dict[Machine, Speeds] = {}  # of this process
 
 
 class Machine(BaseModel):
@@ -56,9 +60,18 @@ class Speed(BaseModel):
         return self.fp32_seconds / self.bf16_seconds
 
 
+class Speeds(BaseModel):
+    """Speed of the products of a training step, and of those that decode one prompt."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    training: Speed
+    decoding: Speed
+
+
 class _Entry(BaseModel):
     machine: Machine
-    speed: Speed
+    speeds: Speeds
 
 
 class _File(BaseModel):
@@ -77,48 +90,47 @@ def this_machine() -> Machine:
     )
 
 
-def product_speed() -> Speed:
-    """Speed of products on this machine: of this process, else of the cache, else measured in about a second.
+def product_speeds() -> Speeds:
+    """Speeds of products on this machine: of this process, else of the cache, else measured in about a second.
 
     A cache that is damaged or cannot be written only costs the measurement in the next process.
     """
     machine = this_machine()
     if machine not in _measured:
         entries = _read()
-        found = next((entry.speed for entry in entries if entry.machine == machine), None)
+        found = next((entry.speeds for entry in entries if entry.machine == machine), None)
         _measured[machine] = found or measure()
         if found is None:
-            _write([*entries, _Entry(machine=machine, speed=_measured[machine])])
+            _write([*entries, _Entry(machine=machine, speeds=_measured[machine])])
     return _measured[machine]
 
 
 # --------------------------------------------------------------------------- measurement
 
 
-def measure() -> Speed:
-    """Time the products of a training step in both precisions by turns, the best of each; only small ones where bf16
-    is emulated, whose large products take seconds."""
-    began = time.perf_counter()
-    probed = Speed(fp32_seconds=_best(torch.float32), bf16_seconds=_best(torch.bfloat16))
-    if probed.gain < 1 / HOPELESS:
-        return probed
-    best: dict[tuple[torch.dtype, tuple[int, int, int]], float] = {}
+def measure() -> Speeds:
+    """Time products in both precisions by turns, the best of each; of training only small ones where bf16 is emulated,
+    whose large products take seconds."""
+    decoding = _best(DECODING, decoding_seconds)
+    probed = _best([PROBE], training_seconds)
+    hopeless = probed.gain < 1 / HOPELESS
+    return Speeds(training=probed if hopeless else _best(TRAINING, training_seconds), decoding=decoding)
+
+
+def _best(shapes: Sequence[Shape], seconds: Callable[[Shape, torch.dtype], float]) -> Speed:
+    """The best times of products of these shapes; rounds end early when time is up."""
+    began, times = time.perf_counter(), dict[tuple[torch.dtype, Shape], list[float]]()
     for number in range(ROUNDS):  # the first warms up and counts only if it is the only one
         if number and time.perf_counter() - began > LIMIT_SECONDS:
             break
-        for shape in SHAPES:
+        for shape in shapes:
             for dtype in (torch.float32, torch.bfloat16):
-                best[dtype, shape] = min(products_seconds(shape, dtype), best.get((dtype, shape), float("inf")))
-    fp32, bf16 = (sum(best[dtype, shape] for shape in SHAPES) for dtype in (torch.float32, torch.bfloat16))
+                times.setdefault((dtype, shape), []).append(seconds(shape, dtype))
+    fp32, bf16 = (sum(min(times[dtype, shape]) for shape in shapes) for dtype in (torch.float32, torch.bfloat16))
     return Speed(fp32_seconds=fp32, bf16_seconds=bf16)
 
 
-def _best(dtype: torch.dtype) -> float:
-    """Seconds of the products of the probe."""
-    return min(products_seconds(PROBE, dtype) for _ in range(ROUNDS))
-
-
-def products_seconds(shape: tuple[int, int, int], dtype: torch.dtype) -> float:
+def training_seconds(shape: Shape, dtype: torch.dtype) -> float:
     """Seconds of the three products that a linear layer takes in a training step: forward, and both gradients.
 
     Args:
@@ -127,12 +139,25 @@ def products_seconds(shape: tuple[int, int, int], dtype: torch.dtype) -> float:
     """
     rows, inputs, outputs = shape
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        x, weight, gradient = (  # ones: no random number is drawn, so that no run depends on a measurement
-            torch.ones(size, dtype=dtype, device="cpu") for size in ((rows, inputs), (outputs, inputs), (rows, outputs))
-        )
+        x, weight, gradient = _ones(dtype, (rows, inputs), (outputs, inputs), (rows, outputs))
         start = time.perf_counter()
         _ = F.linear(x, weight), gradient @ weight, gradient.T @ x
         return time.perf_counter() - start
+
+
+def decoding_seconds(shape: Shape, dtype: torch.dtype) -> float:
+    """Seconds of the product that a linear layer takes in generation; as `training_seconds`."""
+    rows, inputs, outputs = shape
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        x, weight = _ones(dtype, (rows, inputs), (outputs, inputs))
+        start = time.perf_counter()
+        product(x, weight)
+        return time.perf_counter() - start
+
+
+def _ones(dtype: torch.dtype, *sizes: tuple[int, int]) -> list[torch.Tensor]:
+    """Operands without random numbers, so that no run depends on a measurement."""
+    return [torch.ones(size, dtype=dtype, device="cpu") for size in sizes]
 
 
 # --------------------------------------------------------------------------- cache

@@ -18,7 +18,8 @@ from unpad.models.contract import Model
 from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
-from unpad.nn.precision import DTYPES, Precision, choose_precision
+from unpad.nn.precision import DTYPES, Precision
+from unpad.nn.precision_choice import choose_precision
 from unpad.nn.processor import processor_name
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.folder import find_run

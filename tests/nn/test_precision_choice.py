@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unpad.nn import precision, product_speed
-from unpad.nn.precision import choose_precision
-from unpad.nn.product_speed import Speed
+from unpad.inference.loaded import generation_precision
+from unpad.nn import precision_choice, product_speed
+from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import Speed, Speeds
+from unpad.recipes.training import GenerateSettings
 
 CPU = torch.device("cpu")
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, gain: float) -> None:
+def machine(monkeypatch: pytest.MonkeyPatch, gain: float, decoding: float = 1.0) -> None:
     """A processor with bf16 instructions whose products in bf16 are `gain` times as fast as in fp32."""
-    monkeypatch.setattr(precision, "multiplies_bf16", lambda: True)
-    monkeypatch.setattr(product_speed, "product_speed", lambda: Speed(fp32_seconds=gain, bf16_seconds=1.0))
+    of_training, of_decoding = (Speed(fp32_seconds=one, bf16_seconds=1.0) for one in (gain, decoding))
+    monkeypatch.setattr(precision_choice, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(product_speed, "product_speeds", lambda: Speeds(training=of_training, decoding=of_decoding))
 
 
 @pytest.mark.parametrize(
@@ -36,14 +39,14 @@ def test_the_faster_precision_is_taken_with_the_measured_reason(
 
 
 def test_a_recipe_decides_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_speed, "product_speed", lambda: pytest.fail("measured"))
+    monkeypatch.setattr(product_speed, "product_speeds", lambda: pytest.fail("measured"))
     for asked in ("fp32", "bf16", "fp16"):
         assert choose_precision(asked, CPU, "bf16") == (asked, "as the recipe says")
 
 
 def test_a_processor_without_bf16_instructions_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "multiplies_bf16", lambda: False)
-    monkeypatch.setattr(product_speed, "product_speed", lambda: pytest.fail("measured"))
+    monkeypatch.setattr(precision_choice, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(product_speed, "product_speeds", lambda: pytest.fail("measured"))
     chosen, reason = choose_precision("auto", CPU)
     assert chosen == "fp32"
     assert "emulated" in reason
@@ -59,3 +62,17 @@ def test_a_run_that_goes_on_keeps_its_precision_and_says_what_a_new_one_would_ta
     assert choose_precision("auto", CPU, own) == (own, reason)
     kept = (other, f"as this run was begun; a new one here would take {own}: {reason}")
     assert choose_precision("auto", CPU, other) == kept
+
+
+@pytest.mark.parametrize(("training", "decoding", "chosen"), [(0.5, 3.0, "bf16"), (2.0, 0.7, "fp32")])
+def test_generation_has_a_choice_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, training: float, decoding: float, chosen: str
+) -> None:
+    machine(monkeypatch, training, decoding)
+    assert generation_precision(GenerateSettings()) == chosen != choose_precision("auto", CPU)[0]
+    assert generation_precision(GenerateSettings(precision="fp16")) == "fp16"
+
+
+def test_generation_in_emulated_bf16_is_not_taken_for_the_sake_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 0.03, decoding=2.4)
+    assert generation_precision(GenerateSettings()) == "fp32"
