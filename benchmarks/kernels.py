@@ -22,8 +22,8 @@ from workloads import Ours, workload
 
 import unpad.models.decoder
 import unpad.nn.activation
+import unpad.nn.kernel
 import unpad.nn.losses
-import unpad.nn.native.attention
 import unpad.nn.norm
 from unpad.nn.native import library
 from unpad.storage import write_atomic
@@ -58,14 +58,26 @@ def without(*modules: ModuleType) -> Callable[[], Any]:
     return switched
 
 
+def without_attention() -> Any:
+    """Attention through torch."""
+    return patch.object(unpad.nn.kernel, "supports", lambda *_: False)
+
+
+@contextmanager
+def without_any() -> Iterator[None]:
+    """Every kernel of training through torch."""
+    with without_attention(), without(unpad.nn.norm, unpad.nn.activation, unpad.nn.losses)():
+        yield
+
+
 PARTS: dict[str, Callable[[], Any]] = {
     FULL: nullcontext,
-    "attention": without(unpad.nn.native.attention),
+    "attention": without_attention,
     "residual add + norm": without(unpad.nn.norm),
     "activation": without(unpad.nn.activation),
     "cross-entropy": without(unpad.nn.losses),
     "a short last block": lambda: patch.object(unpad.models.decoder, "MOST_WANTED", 0),
-    "every one of them": without(unpad.nn.native.attention, unpad.nn.norm, unpad.nn.activation, unpad.nn.losses),
+    "every one of them": without_any,
 }
 
 
