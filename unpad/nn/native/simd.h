@@ -48,28 +48,24 @@ inline uint32_t dropout_threshold(double dropout) { return (uint32_t)(dropout * 
 /* The mask of a whole vector: a type, so that whole vectors are loaded and stored without one. */
 struct Whole {};
 
-#if defined(__AVX512F__)
-constexpr int FLOATS = 16; /* of a register */
-constexpr bool MANY_REGISTERS = true;
-#elif defined(__AVX2__)
-constexpr int FLOATS = 8;
-constexpr bool MANY_REGISTERS = false;
-#else
-constexpr int FLOATS = 4;
-#if defined(__aarch64__)
-constexpr bool MANY_REGISTERS = true;
-#else
-constexpr bool MANY_REGISTERS = false;
+/* Floats of a register. The target's file says it: g++ before 13 does not tell the preprocessor of the instructions that
+ * `#pragma GCC target` switches on. */
+#ifndef UNPAD_FLOATS
+#define UNPAD_FLOATS 4
 #endif
+#if UNPAD_FLOATS == 16 || defined(__aarch64__)
+constexpr bool MANY_REGISTERS = true; /* 32, not 16 */
+#else
+constexpr bool MANY_REGISTERS = false;
 #endif
 
 struct Fp32 {
     using Element = float;
     using Wide = float;
-    typedef float Vec __attribute__((vector_size(4 * FLOATS)));
-    typedef int32_t Mask __attribute__((vector_size(4 * FLOATS))); /* -1 where set */
-    typedef uint32_t Bits __attribute__((vector_size(4 * FLOATS)));
-    static constexpr int lanes = FLOATS;
+    typedef float Vec __attribute__((vector_size(4 * UNPAD_FLOATS)));
+    typedef int32_t Mask __attribute__((vector_size(4 * UNPAD_FLOATS))); /* -1 where set */
+    typedef uint32_t Bits __attribute__((vector_size(4 * UNPAD_FLOATS)));
+    static constexpr int lanes = UNPAD_FLOATS;
 
     static Mask lane_numbers() {
         Mask lane;
@@ -85,9 +81,9 @@ struct Fp32 {
     }
     static Vec load(const float* p, Whole) { return load(p); }
     static Vec load(const float* p, Mask m) {
-#if defined(__AVX512F__)
+#if UNPAD_FLOATS == 16
         return _mm512_maskz_loadu_ps(_mm512_test_epi32_mask((__m512i)m, (__m512i)m), p);
-#elif defined(__AVX2__)
+#elif UNPAD_FLOATS == 8
         return _mm256_maskload_ps(p, (__m256i)m);
 #else
         Vec v = {};
@@ -99,9 +95,9 @@ struct Fp32 {
     static void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
     static void store(float* p, Vec v, Whole) { store(p, v); }
     static void store(float* p, Vec v, Mask m) {
-#if defined(__AVX512F__)
+#if UNPAD_FLOATS == 16
         _mm512_mask_storeu_ps(p, _mm512_test_epi32_mask((__m512i)m, (__m512i)m), v);
-#elif defined(__AVX2__)
+#elif UNPAD_FLOATS == 8
         _mm256_maskstore_ps(p, (__m256i)m, v);
 #else
         for (int i = 0; i < lanes; ++i)
@@ -109,9 +105,9 @@ struct Fp32 {
 #endif
     }
     static Vec fma(Vec a, Vec b, Vec c) {
-#if defined(__AVX512F__)
+#if UNPAD_FLOATS == 16
         return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__)
+#elif UNPAD_FLOATS == 8
         return _mm256_fmadd_ps(a, b, c);
 #elif defined(__aarch64__)
         return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);

@@ -3,6 +3,7 @@
 
 #ifdef __x86_64__
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma")
+#define UNPAD_FLOATS 16
 #define UNPAD_HAS_BF16
 #include "all.h"
 
