@@ -535,7 +535,7 @@ class Task {
         each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
             if (key >= seen_by(row + rows)) return;
             top = std::min(top, row);
-            constexpr int height = M::row_unit == 2 ? 2 : rows % 6 == 0 ? 6 : 4;
+            constexpr int height = M::row_unit == 2 ? rows : rows % 6 == 0 ? 6 : 4;
             for (int64_t part = row; part < row + rows; part += height)
                 backward_tile<height, VECS>(queries, grads, part, key, in_block);
         });
