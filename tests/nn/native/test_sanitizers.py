@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.driver import build_driver
 from unpad.nn.native import library
 
 pytestmark = pytest.mark.slow
 
-NATIVE = Path(library.__file__).parent
-DRIVER = Path(__file__).with_name("driver.cpp")
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 FLAGS = ["-std=c++17", "-g1", "-O1", "-fopenmp", "-Wno-psabi", *SANITIZERS]
 
@@ -22,17 +21,9 @@ FLAGS = ["-std=c++17", "-g1", "-O1", "-fopenmp", "-Wno-psabi", *SANITIZERS]
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
-    sources = [DRIVER, *sorted(NATIVE.glob("*.cpp"))]
-    builds = [
-        subprocess.Popen(["g++", *FLAGS, f"-I{NATIVE}", "-c", str(source), "-o", str(tmp_path / f"{source.stem}.o")])
-        for source in sources
-    ]
-    codes = [build.wait() for build in builds]
-    assert not any(codes), "a source does not compile"
-    objects = [str(tmp_path / f"{source.stem}.o") for source in sources]
-    subprocess.run(["g++", *FLAGS, *objects, "-o", str(tmp_path / "driver")], check=True)
+    driver = build_driver(tmp_path, "g++", FLAGS)
     # The pool of threads of libgomp, and the buffers that its threads keep, live until the process ends: no leaks.
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "ASAN_OPTIONS": "detect_leaks=0"}
-    run = subprocess.run([tmp_path / "driver"], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run([driver], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count("ok ") == 6 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())

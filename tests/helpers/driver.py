@@ -1,0 +1,27 @@
+"""Builds driver.cpp together with the native kernels, without Python or torch."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from unpad.nn.native import library
+
+NATIVE = Path(library.__file__).parent
+DRIVER = Path(__file__).parents[1] / "nn" / "native" / "driver.cpp"
+
+
+def build_driver(folder: Path, compiler: str, flags: Sequence[str], link: Sequence[str] = ()) -> Path:
+    """Compile all sources side by side into `folder` and link them; return the program."""
+    sources = [DRIVER, *sorted(NATIVE.glob("*.cpp"))]
+    objects = [folder / f"{source.stem}.o" for source in sources]
+    builds = [
+        subprocess.Popen([compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)])
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    codes = [build.wait() for build in builds]
+    assert not any(codes), "a source does not compile"
+    program = folder / "driver"
+    subprocess.run([compiler, *flags, *link, *map(str, objects), "-o", str(program)], check=True)
+    return program
