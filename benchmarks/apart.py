@@ -9,16 +9,32 @@ import multiprocessing
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from unpad.training.memory import return_freed_memory
+from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
 from unpad.trials.bench.measure import Contender, TimedTurn
+
+
+class Memory(NamedTuple):
+    """Bytes of a whole process: between turns, and the most in its last turn or while the side was made."""
+
+    resting: int
+    peak: int
 
 
 class Made(Protocol):
     """What the process makes."""
 
-    side: Contender
+    @property
+    def side(self) -> Contender: ...
+
+    def warm(self, seconds: float) -> None:
+        """Work untimed, before the first turn."""
+        ...
+
+    def longest_next(self) -> None:
+        """Let the next step be one that needs the most memory."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """What the table says of it, once all turns are over."""
@@ -28,7 +44,7 @@ class Made(Protocol):
 class Apart:
     """A process that makes a side and works only in its turns; between them it holds as little memory as it can.
 
-    It begins to import at once, so that many can begin together; `build` waits until the side is there.
+    It begins to import at once; `build` waits until the side is there.
 
     Args:
         make: a function of a module, called in the process.
@@ -42,18 +58,26 @@ class Apart:
         self._process.start()
         theirs.close()
 
-    def build(self) -> None:
-        """Make the side.
+    def build(self, warm_seconds: float = 0.0) -> Memory:
+        """Make the side and let it work untimed.
 
         Raises:
             Exception: what making it raised.
             MemoryError: the process is gone.
         """
         self._ask("build")
+        self._ask("warm", warm_seconds)
+        return self._ask("memory")
 
     def turn(self, seconds: float, min_steps: int = 1, untimed: float = 0.0) -> TimedTurn:
-        """As `Side.turn`."""
+        """As `Contender.turn`."""
         return self._ask("turn", seconds, min_steps, untimed)
+
+    def peak(self, seconds: float, min_steps: int) -> int:
+        """Most bytes of the process in a turn that begins with the batch that needs the most memory."""
+        self._ask("longest_next")
+        self._ask("turn", seconds, min_steps, 0.0)
+        return self._ask("memory").peak
 
     def describe(self) -> dict[str, Any]:
         return self._ask("describe")
@@ -83,15 +107,22 @@ def _serve(pipe: Connection, make: Callable[..., Made], arguments: tuple[Any, ..
         answer, error = None, None
         try:
             if what == "build":
+                restart_peak()
                 made = make(*arguments)
-            elif what == "turn":
-                assert made is not None, "build first"
-                answer = made.side.turn(*details)
             else:
                 assert made is not None, "build first"
-                answer = made.describe()
+                answer = _answer(made, what, details)
         except Exception as raised:
             traceback.print_exc()
             error = raised
         return_freed_memory()
         pipe.send((answer, error))
+
+
+def _answer(made: Made, what: str, details: list[Any]) -> Any:
+    if what == "memory":
+        return Memory(process_memory(), peak_memory())
+    if what == "turn":
+        restart_peak()
+        return made.side.turn(*details)
+    return {"warm": made.warm, "longest_next": made.longest_next, "describe": made.describe}[what](*details)

@@ -10,29 +10,26 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
+from batches import STRATA, Batches
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from tuning import Tuning, tune
 from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
 from unpad.models.decoder import Config
 from unpad.nn.flops import training_operations
-from unpad.nn.precision_choice import choose_precision
-from unpad.trials.bench.measure import Contender, Work
+from unpad.trials.bench.measure import Work
 
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments
-MEGABATCH = 50  # batches that are sorted by length together, in transformers' LengthGroupedSampler
-STRATA = 8  # a round of a padded side holds a multiple of so many steps, one from each part of the lengths
-BATCH_CANDIDATES = (8, 16, 32, 64)
 Example = tuple[Tensor, Tensor]
 
 
@@ -44,72 +41,6 @@ def require(*packages: str) -> None:
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise MissingPackageError(f"needs {', '.join(missing)}: pip install 'unpad[bench]'")
-
-
-def bf16_here() -> bool:
-    """Whether a peer at its best computes in bf16: only where the processor multiplies it."""
-    return choose_precision("auto", CPU)[0] == "bf16"
-
-
-# --------------------------------------------------------------------------- batches
-
-
-def epoch_batches(lengths: Sequence[int], size: int, grouped: bool, generator: torch.Generator) -> list[list[int]]:
-    """One epoch of the batches that the Trainer's samplers make, in an order fit for measuring.
-
-    `train_sampling_strategy="random"` cuts a random order into batches; `"group_by_length"` sorts 50 batches at a time,
-    longest first. Either way what a batch costs follows its longest sequence, and a few steps in a row may be all dear
-    or all cheap. Here every STRATA batches in a row hold one of each STRATA parts of the batches, sorted by their
-    longest sequence, so that every round sees all of them alike; up to STRATA - 1 batches that are left over are
-    dropped.
-    """
-    batches = []
-    for part in torch.randperm(len(lengths), generator=generator).split(MEGABATCH * size):
-        order = part.tolist()
-        if grouped:
-            order.sort(key=lambda i: lengths[i], reverse=True)
-        batches += [order[i : i + size] for i in range(0, len(order), size)]
-    strata = min(STRATA, len(batches))
-    whole = len(batches) // strata * strata
-    kept = [batches[i] for i in torch.randperm(len(batches), generator=generator)[:whole].tolist()]
-    kept.sort(key=lambda batch: max(lengths[i] for i in batch))
-    columns = [
-        [kept[start + i] for i in torch.randperm(whole // strata, generator=generator).tolist()]
-        for start in range(0, whole, whole // strata)
-    ]
-    return [columns[i][row] for row in range(whole // strata) for i in torch.randperm(strata, generator=generator)]
-
-
-class Batches:
-    """Batches of example numbers, epoch after epoch."""
-
-    def __init__(self, lengths: Sequence[int], size: int, grouped: bool) -> None:
-        self.lengths, self.size, self.grouped = lengths, size, grouped
-        self.generator = torch.Generator().manual_seed(SEED)
-        self._rest: deque[list[int]] = deque()
-
-    @property
-    def cycle(self) -> int:
-        """Steps that together see short and long batches alike."""
-        if min(self.lengths) == max(self.lengths):
-            return 1
-        return min(STRATA, -(-len(self.lengths) // self.size))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self
-
-    def __next__(self) -> list[int]:
-        if not self._rest:
-            self._rest.extend(epoch_batches(self.lengths, self.size, self.grouped, self.generator))
-        return self._rest.popleft()
-
-    def longest_next(self) -> None:
-        """Put a batch of the longest sequences in front, which decides the memory."""
-        order = sorted(range(len(self.lengths)), key=lambda i: self.lengths[i], reverse=True)
-        if self.grouped:
-            self._rest.appendleft(order[: self.size])
-        else:  # in random order one long sequence makes the batch as wide
-            self._rest.appendleft([order[0], *order[-self.size + 1 :]])
 
 
 # --------------------------------------------------------------------------- models of transformers
@@ -244,8 +175,8 @@ class TrainerSide:
         with torch.no_grad():
             check_precision(self.model, lambda: self.model(**sample), self.bf16)
 
-    def set_batches(self, size: int, grouped: bool) -> None:
-        self.batches = Batches([len(ids) for ids, _ in self.data], size, grouped)
+    def set_batches(self, size: int, grouped: bool, strata: int = STRATA) -> None:
+        self.batches = Batches([len(ids) for ids, _ in self.data], size, grouped, strata)
         self._stream = (self._collate(indices) for indices in self.batches)
 
     def _collate(self, indices: list[int]) -> dict[str, Tensor]:
@@ -299,25 +230,6 @@ class TrainerSide:
         return total / targets
 
 
-def tuned_trainer(workload: Workload) -> TrainerSide:
-    """The Trainer at its best: bf16, grouped by length, the batch size that is fastest here."""
-    side = TrainerSide(workload, bf16=bf16_here(), grouped=True)
-    tune(side)
-    return side
-
-
-def tune(side: TrainerSide | EncoderSide) -> None:
-    """Give a side with grouped batches the batch size that is fastest in one cycle each."""
-    rates: dict[int, float] = {}
-    for size in BATCH_CANDIDATES:
-        side.set_batches(size, grouped=True)
-        side.step()
-        rates[size] = Contender(side.step, side.batches.cycle).turn(0.0).rate
-        if rates[size] < 0.5 * max(rates.values()):  # larger ones pad more and are slower still
-            break
-    side.set_batches(max(rates, key=lambda size: rates[size]), grouped=True)
-
-
 def step_batch(workload: Workload) -> int:
     """Sequences that hold our tokens per step, on average."""
     mean = float(workload.lengths[workload.training].mean())
@@ -338,14 +250,14 @@ def blocks(workload: Workload) -> list[Example]:
 class PackingSide(TrainerSide):
     """TRL's SFTTrainer with packing="bfd": whole documents, best fit first, kept apart by their positions."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, *, bf16: bool) -> None:
         require("transformers", "trl", "datasets", "tokenizers")
         from datasets import Dataset
         from tokenizers import Tokenizer, models
         from transformers import PreTrainedTokenizerFast
         from trl import SFTConfig, SFTTrainer
 
-        self.workload, self.bf16 = workload, bf16_here()
+        self.workload, self.bf16 = workload, bf16
         self.folder = tempfile.TemporaryDirectory()
         words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(workload.outputs)}, unk_token="t0"))
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t0", pad_token="t0", unk_token="t0")
@@ -416,8 +328,8 @@ class EncoderSide:
         with torch.no_grad():
             check_precision(self.model, lambda: self._loss(self._collate([0])), bf16)
 
-    def set_batches(self, size: int, grouped: bool) -> None:
-        self.batches = Batches([len(ids) for ids in self.data], size, grouped)
+    def set_batches(self, size: int, grouped: bool, strata: int = STRATA) -> None:
+        self.batches = Batches([len(ids) for ids in self.data], size, grouped, strata)
 
     def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs (batch, longest, FEATURE_WIDTH), classes and mask (batch, longest), True = padding as torch wants."""
@@ -448,38 +360,59 @@ class EncoderSide:
         return Work(sum(lengths), training_operations(self.workload.sizes, lengths, sum(lengths)))
 
 
-def tuned_encoder(workload: Workload) -> EncoderSide:
-    """torch's encoder at its best: bf16, batches of like lengths, the batch size that is fastest here."""
-    side = EncoderSide(workload, bf16=bf16_here(), grouped=True)
-    tune(side)
-    return side
-
-
 # --------------------------------------------------------------------------- all of them
 
 Peer = TrainerSide | EncoderSide
 DEFAULTS, BEST, EQUAL = "peer, defaults", "peer, best", "peer, our tokens per step"
 
 
-def peer_sides(workload: Workload) -> dict[str, Callable[[Workload], Peer]]:
-    """The peers of a workload by name. The peer is the Trainer, or in W3 torch's encoder."""
-    if workload.features is not None:
-        return {
-            DEFAULTS: EncoderSide,
-            BEST: tuned_encoder,
-            EQUAL: lambda w: EncoderSide(w, batch_size=step_batch(w), bf16=bf16_here(), grouped=True),
-        }
-    sides: dict[str, Callable[[Workload], Peer]] = {
-        DEFAULTS: TrainerSide,
-        BEST: tuned_trainer,
-        EQUAL: lambda w: TrainerSide(w, batch_size=step_batch(w), bf16=bf16_here(), grouped=True),
-        "fixed blocks, not isolated": lambda w: TrainerSide(
-            w, batch_size=max(w.settings.tokens_per_step // w.context, 1), bf16=bf16_here(), examples=blocks(w)
-        ),
-    }
-    if workload.name in ("W1", "W2"):  # every token of theirs is a target, as TRL's packing of plain text takes it
-        sides["TRL packing"] = PackingSide
-    return sides
+class Peers:
+    """The peers of a workload, each in the precision in which it is measured. The peer is the Trainer, or in W3 torch's
+    encoder.
+
+    Args:
+        tuning: precision of all of them, and the effort of finding the best setting. With precision auto the defaults
+            compute in fp32, as they do, and others in what multiplies faster.
+    """
+
+    def __init__(self, workload: Workload, tuning: Tuning) -> None:
+        self.workload, self.tuning = workload, tuning
+        self.tuned: dict[str, float | None] = {}  # tokens per second of what `best` tried
+
+    def make(self, **fields: Any) -> Peer:
+        """A peer with these fields of `TrainerSide` or `EncoderSide`."""
+        return EncoderSide(self.workload, **fields) if self.workload.features else TrainerSide(self.workload, **fields)
+
+    def defaults(self) -> Peer:
+        return self.make(bf16=self.tuning.precision == "bf16")
+
+    def best(self) -> Peer:
+        """Batches of like lengths, and the precision and batch size that are fastest here."""
+        side, self.tuned = tune(lambda bf16: self.make(bf16=bf16, grouped=True), self.tuning)
+        return side
+
+    def equal(self) -> Peer:
+        """Batches of like lengths that hold our tokens per step."""
+        return self.make(batch_size=step_batch(self.workload), bf16=self._faster(), grouped=True)
+
+    def fixed_blocks(self) -> Peer:
+        size = max(self.workload.settings.tokens_per_step // self.workload.context, 1)
+        return self.make(batch_size=size, bf16=self._faster(), examples=blocks(self.workload))
+
+    def packing(self) -> Peer:
+        return PackingSide(self.workload, bf16=self._faster())
+
+    def _faster(self) -> bool:
+        return self.tuning.settings()[0]
+
+    def sides(self) -> dict[str, Callable[[], Peer]]:
+        """Makers by name."""
+        sides: dict[str, Callable[[], Peer]] = {DEFAULTS: self.defaults, BEST: self.best, EQUAL: self.equal}
+        if not self.workload.features:
+            sides["fixed blocks, not isolated"] = self.fixed_blocks
+        if self.workload.name in ("W1", "W2"):  # every token of theirs is a target, as TRL's packing of text takes it
+            sides["TRL packing"] = self.packing
+        return sides
 
 
 def quiet() -> None:

@@ -41,6 +41,7 @@ from unpad.models.contract import WEIGHTS
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
+from unpad.nn.precision import DTYPES
 from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
@@ -52,6 +53,7 @@ from unpad.trials.bench.measure import (
     Contender,
     Spread,
     Work,
+    ceiling_size,
     describe_machine,
     matrix_ceiling,
     measure_rounds,
@@ -202,8 +204,11 @@ def measure_curve(curve: str, effort: Effort) -> list[Point]:
     points = []
     names = [name for name, (_, wants_native, *_) in SIDES.items() if native.enabled() or not wants_native]
 
+    dtype = DTYPES[choose_precision("auto", torch.device("cpu"))[0]]
+    size = ceiling_size(dtype, largest=effort.ceiling_size)
+
     def ceiling() -> float:
-        return matrix_ceiling(size=effort.ceiling_size)
+        return matrix_ceiling(dtype, size=size)
 
     for value in effort.curves[curve]:
         workload = replace(Workload(), **{curve: value})
@@ -333,7 +338,7 @@ def markdown(report: dict[str, Any], curves: dict[str, list[Point]], command: st
         f"Machine: {machine['cores']} cores of {machine['processor']}, {machine['threads']} threads, load "
         f"{machine['load']:.1f} before from other work; torch {machine['torch']}, {report['kernels']}.",
         f"Real tokens per second, medians of {report['rounds']} rounds of {report['seconds']:g} s, quartiles behind; "
-        "then the share of the best bf16 product measured between the rounds.",
+        "then the share of the best matrix product of the same precision, measured between the rounds.",
     ]
     for curve, points in curves.items():
         names = list(points[0].rates)

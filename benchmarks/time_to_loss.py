@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import peers
+from tuning import Tuning
 from workloads import Ours, Workload, workload
 
 from unpad.trials.bench.measure import Contender
@@ -30,7 +31,7 @@ class Run:
 
     side: str
     lr: float
-    trainer: Ours | peers.TrainerSide
+    trainer: Any  # `Ours` or a peer
     seconds: list[float] = field(default_factory=lambda: [0.0])
     tokens: list[int] = field(default_factory=lambda: [0])
     losses: list[float] = field(default_factory=list)
@@ -70,10 +71,16 @@ class Reached:
     tokens: float
 
 
-def time_to_loss(name: str, data: Path, slices: int, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure one workload; returns what the JSON holds."""
+def time_to_loss(
+    name: str, data: Path, slices: int, seconds: float, tuning: Tuning, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure one workload; returns what the JSON holds.
+
+    Args:
+        tuning: precision of all sides, and the effort of finding the peer's best.
+    """
     made = _with_few_held_out(workload(name, data))
-    sides = _sides(made)
+    sides = _sides(made, tuning)
     runs = [Run(side, lr, make()) for side, make in sides.items() for lr in RATES]
     for number in range(slices):
         for run in runs if number % 2 == 0 else reversed(runs):
@@ -93,15 +100,17 @@ def time_to_loss(name: str, data: Path, slices: int, seconds: float, report: Cal
     }
 
 
-def _sides(made: Workload) -> dict[str, Callable[[], Ours | peers.TrainerSide]]:
-    """Makers of fresh sides; the Trainer's best batch size is found on one that is thrown away."""
-    sides: dict[str, Callable[[], Ours | peers.TrainerSide]] = {"ours": lambda: Ours(made)}
+def _sides(made: Workload, tuning: Tuning) -> dict[str, Callable[[], Any]]:
+    """Makers of fresh sides; the Trainer's best setting is found on one that is thrown away."""
+    theirs = peers.Peers(made, tuning)
+    sides: dict[str, Callable[[], Any]] = {"ours": lambda: Ours(made, precision=tuning.precision)}
     try:
-        size = peers.tuned_trainer(made).batches.size
+        best = theirs.best()
     except peers.MissingPackageError:
         return sides
-    sides[peers.DEFAULTS] = lambda: peers.TrainerSide(made)
-    sides[peers.BEST] = lambda: peers.TrainerSide(made, batch_size=size, bf16=peers.bf16_here(), grouped=True)
+    fields = {"batch_size": best.batches.size, "bf16": best.bf16, "grouped": True}
+    sides[peers.DEFAULTS] = theirs.defaults
+    sides[peers.BEST] = lambda: theirs.make(**fields)
     return sides
 
 

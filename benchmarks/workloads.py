@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, cycle
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import TokenSource, load_micro, load_steps
@@ -38,7 +37,7 @@ from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy
 from unpad.nn.native import library
 from unpad.nn.norm import Norm
-from unpad.nn.precision import autocast
+from unpad.nn.precision import DTYPES, autocast
 from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
@@ -138,7 +137,10 @@ class Ours:
         for epoch in count():
             made = self.workload.plan(self.settings, epoch)
             load = partial(load_micro, self.workload.tokens, pad_id=0)
-            yield from load_steps(load, made, CPU, group_lengths=not (self.native and library.enabled()))
+            yield from load_steps(load, made, CPU, group_lengths=not (self.native and self._has_kernels()))
+
+    def _has_kernels(self) -> bool:
+        return library.computes(DTYPES[self.precision])
 
     def step(self) -> Work:
         """One update."""
@@ -163,7 +165,7 @@ class Ours:
         made = self.workload.plan(self.workload.settings, 0, self.workload.held_out)
         total, targets = 0.0, 0
         load = partial(load_micro, self.workload.tokens, pad_id=0)
-        for micros in load_steps(load, made, CPU, group_lengths=not library.enabled()):
+        for micros in load_steps(load, made, CPU, group_lengths=not self._has_kernels()):
             for batch in micros:
                 with autocast(self.precision, CPU):
                     total += float(self.model.token_nll(batch).sum())
@@ -172,59 +174,27 @@ class Ours:
         return total / targets
 
 
-class RecordProducts(TorchDispatchMode):
-    """Notes the operands of every matrix product inside."""
+def our_sides(precision: str = "auto") -> dict[str, Callable[[Workload], Ours]]:
+    """Every way of ours, by name; the first is what a user gets.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.operands: list[tuple[Tensor, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out, torch.ops.aten.addmm.default):
-            self.operands.append(tuple(x.detach() for x in args[-2:]))
-        return func(*args, **(kwargs or {}))
-
-
-class ProductsAlone:
-    """The matrix products of our updates and nothing else: what we would reach if everything between took no time."""
-
-    NUM_STEPS = 4  # updates that are noted; their products come again and again
-
-    def __init__(self, workload: Workload) -> None:
-        ours = Ours(workload)
-        self.precision, self.losses = ours.precision, list[float]()
-        outputs: dict[tuple[int, int], Tensor] = {}  # written over and over: nobody reads them
-        self._steps: list[tuple[Work, list[tuple[Tensor, Tensor, Tensor]]]] = []
-        for _ in range(self.NUM_STEPS):
-            with RecordProducts() as recorded:
-                work = ours.step()
-            products = []
-            for a, b in recorded.operands:
-                out = outputs.setdefault((len(a), b.shape[1]), a.new_empty(len(a), b.shape[1]))
-                products.append((a, b, out))
-            self._steps.append((work, products))
-        self._next = cycle(self._steps)
-
-    @torch.no_grad()
-    def step(self) -> Work:
-        work, products = next(self._next)
-        for a, b, out in products:
-            torch.mm(a, b, out=out)
-        return work
-
-
-def our_sides() -> dict[str, Callable[[Workload], Ours]]:
-    """Every way of ours, by name; the first is what a user gets."""
+    Args:
+        precision: of all of them, as in a recipe; with auto those named after a precision compute in it.
+    """
     alone: dict[str, Any] = {"tokens_per_step": 1, "tokens_per_micro": 1}  # a micro-batch holds one sequence at least
+    # A loop over examples without this package computes in fp32 unless told otherwise.
+    loop, chosen = "fp32" if precision == "auto" else precision, choose_precision(precision, CPU)[0]
+
+    def one_at_a_time(asked: str) -> Callable[[Workload], Ours]:
+        return lambda w: Ours(w, precision=asked, **alone)
+
     return {
-        "ours": Ours,
-        "ours, torch kernels": lambda w: Ours(w, native=False),
-        "one at a time, torch": lambda w: Ours(w, precision="fp32", native=False, **alone),
-        "ours, one at a time, fp32": lambda w: Ours(w, precision="fp32", **alone),
-        "ours, one at a time, auto": lambda w: Ours(w, **alone),
-        "ours, buckets": lambda w: Ours(w, strategy="bucket"),
-        "ours, dynamic": lambda w: Ours(w, strategy="dynamic"),
-        "ours, fixed": lambda w: Ours(w, strategy="fixed"),
+        "ours": lambda w: Ours(w, precision=precision),
+        "ours, torch kernels": lambda w: Ours(w, precision=precision, native=False),
+        "one at a time, torch": lambda w: Ours(w, precision=loop, native=False, **alone),
+        **{f"ours, one at a time, {asked}": one_at_a_time(asked) for asked in dict.fromkeys((loop, chosen))},
+        "ours, buckets": lambda w: Ours(w, precision=precision, strategy="bucket"),
+        "ours, dynamic": lambda w: Ours(w, precision=precision, strategy="dynamic"),
+        "ours, fixed": lambda w: Ours(w, precision=precision, strategy="fixed"),
     }
 
 

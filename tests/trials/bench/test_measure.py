@@ -12,6 +12,7 @@ from unpad.trials.bench.measure import (
     Rounds,
     TimedTurn,
     Work,
+    ceiling_size,
     describe_machine,
     matrix_ceiling,
     measure_rounds,
@@ -100,3 +101,47 @@ def test_the_description_names_no_machine() -> None:
     assert described["packages"] == {"torch": version("torch"), "no-such-package": None}
     assert described["memory_gib"] > 0
     assert platform.node() not in str(described)
+
+
+@pytest.mark.parametrize(("rate", "size"), [(2e13, 4096), (3e11, 2048), (1.6e11, 2048), (2e10, 1024), (1e8, 256)])
+def test_the_product_of_the_ceiling_fits_into_its_time(monkeypatch: pytest.MonkeyPatch, rate: float, size: int) -> None:
+    measured: list[int] = []
+
+    def ceiling(dtype: torch.dtype, device: torch.device | None, size: int) -> float:
+        measured.append(size)
+        return rate
+
+    monkeypatch.setattr("unpad.trials.bench.measure.matrix_ceiling", ceiling)
+    assert ceiling_size(torch.float32, seconds=0.25) == size
+    assert max(measured) <= size, "none that takes longer is tried"
+    assert ceiling_size(torch.float32, largest=16) == 16
+
+
+def test_rounds_end_with_their_time_but_not_before_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("unpad.trials.bench.measure.time.perf_counter", lambda: clock[0])
+
+    def step() -> Work:
+        clock[0] += 1.0
+        return Work(1, 1)
+
+    def rounds(limit: float | None) -> int:
+        sides = {"a": Contender(step), "b": Contender(step)}
+        return len(measure_rounds(sides, 9, 0.0, warm_steps=0, limit_seconds=limit).turns["a"])
+
+    assert rounds(None) == 9
+    assert rounds(11.0) == 5, "of two seconds each; the sixth would end at 12"
+    assert rounds(0.5) == 2
+
+
+def test_warming_up_returns_the_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lasts = [0.0], iter([5.0, 1.0, 2.0])
+    monkeypatch.setattr("unpad.trials.bench.measure.time.perf_counter", lambda: clock[0])
+
+    def step() -> Work:
+        clock[0] += next(lasts)
+        return Work(1, 1)
+
+    side = Contender(step, cycle=8)
+    assert side.warm(5.5) == 1.0
+    assert side.warm(0.0) == 2.0, "one step at least"

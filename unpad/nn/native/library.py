@@ -121,6 +121,12 @@ def runs(x: Tensor) -> bool:
     return x.device.type == "cpu" and computes(x.dtype)
 
 
+def target() -> str | None:
+    """The set of instructions, a key of `TARGETS`, whose kernels this process runs; None without kernels."""
+    loaded = _load()[0]
+    return None if loaded is None else loaded.target
+
+
 def describe() -> str:
     """Description of the kernels that this process runs, for the log."""
     loaded, reason = _load()

@@ -20,8 +20,11 @@ from unpad.nn.processor import full_processor_name
 from unpad.terminal.progress import counted
 from unpad.training.memory import available_memory
 
-CEILING_SIZE = 4096  # rows, columns and depth of the product that measures the machine's limit
+CEILING_SIZE = 4096  # rows, columns and depth, at most, of the product that measures the machine's limit
+CEILING_SECONDS = 0.25  # which one such product takes at most
 CEILING_REPEATS = 3
+SMALLEST_CEILING = 256
+MIN_ROUNDS = 2  # however long they take: one has no spread
 COMING_BACK = 0.3  # untimed work that a turn begins with, as a share of its seconds
 
 
@@ -74,6 +77,16 @@ class Contender:
             work = self.step()
             tokens, operations, steps = tokens + work.tokens, operations + work.operations, steps + 1
         return TimedTurn(steps, tokens, operations, time.perf_counter() - began)
+
+    def warm(self, seconds: float) -> float:
+        """Work untimed until `seconds` are over, one step at least; return the seconds of the last step."""
+        began = last = time.perf_counter()
+        while True:
+            self.step()
+            now = time.perf_counter()
+            if now - began >= seconds:
+                return now - last
+            last = now
 
 
 class TakesTurns(Protocol):
@@ -132,6 +145,7 @@ def measure_rounds(
     warm_steps: int = 2,
     warm_seconds: float = 0.0,
     ceiling: Callable[[], float] | None = None,
+    limit_seconds: float | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Rounds:
     """Measure all sides in turn, forwards and backwards by turns; every side goes on where its last turn ended.
@@ -144,12 +158,14 @@ def measure_rounds(
         warm_steps, warm_seconds: untimed work of every side before the first round: first products of every shape,
             optimizer state.
         ceiling: measures the machine's limit, in operations per second; called before every round and at the end.
+        limit_seconds: no round after the second begins that would probably end later than this after the first began.
         report: called with one line about each round.
     """
     turns: dict[str, list[TimedTurn]] = {name: [] for name in sides}
     ceilings: list[float] = []
     for side in sides.values():
         side.turn(warm_seconds, warm_steps)
+    began = time.perf_counter()
     for number in counted(range(rounds), "measuring speed", rounds, "rounds"):
         names = list(sides)[:: 1 if number % 2 == 0 else -1]
         if ceiling is not None:
@@ -157,14 +173,31 @@ def measure_rounds(
         for name in names:
             turns[name].append(sides[name].turn(seconds, min_steps, seconds * COMING_BACK))
             report(f"round {number + 1}: {name}: {turns[name][-1].rate:,.0f} tokens/s, {turns[name][-1].steps} steps")
+        done, passed = number + 1, time.perf_counter() - began
+        if limit_seconds is not None and done >= MIN_ROUNDS and passed * (done + 1) / done > limit_seconds:
+            break
     if ceiling is not None:
         ceilings.append(ceiling())
     return Rounds(turns, ceilings)
 
 
-def matrix_ceiling(
-    dtype: torch.dtype = torch.bfloat16, device: torch.device | None = None, size: int = CEILING_SIZE
-) -> float:
+def ceiling_size(
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+    largest: int = CEILING_SIZE,
+    seconds: float = CEILING_SECONDS,
+) -> int:
+    """Rows of the product for `matrix_ceiling`: of the powers of two up to `largest`, as large as takes `seconds` here.
+
+    Where the processor has no products of the dtype, a product of 4,096 cubed takes minutes.
+    """
+    size = min(largest, SMALLEST_CEILING)
+    while 2 * size <= largest and 8 * 2 * size**3 / matrix_ceiling(dtype, device, size) <= seconds:
+        size *= 2
+    return size
+
+
+def matrix_ceiling(dtype: torch.dtype, device: torch.device | None = None, size: int = CEILING_SIZE) -> float:
     """Operations per second of a square matrix product, the best of a few."""
     a = torch.full((size, size), 0.5, dtype=dtype, device=device)
     b, out = a.t().contiguous(), torch.empty_like(a)

@@ -19,6 +19,7 @@ from unpad.trials.bench.measure import (
     Rounds,
     Spread,
     Work,
+    ceiling_size,
     matrix_ceiling,
     measure_rounds,
     spread,
@@ -39,7 +40,7 @@ class Effort:
         rounds: turns of every row.
         seconds: timed part of a turn; a step that has begun is finished.
         updates: steps of every row of the table of equal steps.
-        ceiling_size: rows of the matrices whose product measures the machine's limit.
+        ceiling_size: rows, at most, of the matrices whose product measures the machine's limit.
     """
 
     rounds: int = 3
@@ -118,9 +119,10 @@ def measure(setup: Setup, variants: Sequence[BenchVariant], effort: Effort) -> R
         if native.enabled():
             sides[variant.name + WITHOUT_NATIVE] = _side(trainer, variant, False)
     dtype = DTYPES[setup.precision]
+    size = ceiling_size(dtype, setup.device, effort.ceiling_size)
 
     def ceiling() -> float:
-        return matrix_ceiling(dtype, setup.device, effort.ceiling_size)
+        return matrix_ceiling(dtype, setup.device, size)
 
     return measure_rounds(sides, effort.rounds, effort.seconds, warm_steps=WARM_UPDATES, ceiling=ceiling)
 
