@@ -71,7 +71,7 @@ PACKAGES = ["transformers", "accelerate", "trl", "datasets", "numpy"]
 JUDGED = (OURS, PRODUCTS, TORCH_KERNELS, peers.DEFAULTS, peers.BEST, ALONE)  # sides of --quick
 FIRST = (*JUDGED, peers.EQUAL)  # sides that gates compare: in one group if they fit
 # Of --quick, in seconds: what it takes for a workload, the tuning of a peer, and a turn of a padded side.
-QUICK_SECONDS, QUICK_TUNING, QUICK_TURN = 270.0, 25.0, 5.0
+QUICK_SECONDS, QUICK_TUNING, QUICK_TURN = 255.0, 25.0, 5.0
 
 
 # --------------------------------------------------------------------------- sides
@@ -333,6 +333,7 @@ def main() -> None:
 def about(options: argparse.Namespace, seen: str | None) -> dict[str, Any]:
     """Conditions and machine of the measurement that begins now."""
     return {
+        "began": time.perf_counter(),
         "command": typed_command(),
         "machine": describe_machine(PACKAGES),
         "kernels": library.describe(),
@@ -349,7 +350,7 @@ def about(options: argparse.Namespace, seen: str | None) -> dict[str, Any]:
 
 def write_result(name: str, result: dict[str, Any], options: argparse.Namespace) -> None:
     """Every number as JSON and the table as Markdown, in a file each."""
-    result["load_after"] = load_average()
+    result["load_after"], result["minutes"] = load_average(), (time.perf_counter() - result.pop("began")) / 60
     numbers = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
     text = markdown(result)
     if options.out is not None:

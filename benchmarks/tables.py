@@ -10,6 +10,7 @@ from gates import OURS, interval
 from unpad.trials.bench.measure import spread
 
 MIB = 2**20
+OVER_CEILING = 1.1  # share that no product reaches if the ceiling is right
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -23,7 +24,7 @@ def markdown(result: dict[str, Any]) -> str:
         "",
         f"Machine: {machine['cores']} cores of {machine['processor']}, {machine['memory_gib']} GiB, load "
         f"{' before and '.join(f'{value:.1f}' for value in load if value is not None)} after; "
-        f"{machine['threads']} threads; {result['kernels']}.",
+        f"{machine['threads']} threads; {result['kernels']}. Measured in {result['minutes']:.1f} minutes.",
         f"Python {machine['python']}, torch {machine['torch']}, {versions}.",
         *([f"Forced to {forced['to'].upper()}, as is seen: {forced['seen']}."] if forced else []),
         "",
@@ -134,7 +135,7 @@ def side_table(sides: dict[str, Any], quick: bool, num_groups: int) -> list[str]
             times(side, quick),
             f"{share.median:.1%}",
             f"{side['steps']:,}",
-            learning(side),
+            learning(side, quick),
             memory(side),
             *([] if num_groups == 1 else ["all" if name == OURS else str(side["group"])]),
         ]
@@ -150,11 +151,12 @@ def times(side: dict[str, Any], quick: bool) -> str:
     return f"{found.median:.2f}" + (f" ({found.low:.2f} to {found.high:.2f})" if quick and found.high > 0 else "")
 
 
-def learning(side: dict[str, Any]) -> str:
+def learning(side: dict[str, Any], quick: bool) -> str:
     first, last = side["loss_first"], side["loss_last"]
     if first is None:
         return ""
-    return f"{first:.2f} to {last:.2f}" + (" DOES NOT LEARN" if len(side["rates"]) > 2 and last >= first else "")
+    # Few short sequences tell nothing, so a quick table does not judge.
+    return f"{first:.2f} to {last:.2f}" + (" DOES NOT LEARN" if not quick and last >= first else "")
 
 
 def memory(side: dict[str, Any]) -> str:
@@ -167,6 +169,10 @@ def memory(side: dict[str, Any]) -> str:
 def notes(part: dict[str, Any]) -> list[str]:
     """Sides that are missing, what the peer's best was chosen from, and how complete our products are."""
     lines = [f"Left out: {name} {reason}." for name, reason in part["left_out"].items()]
+    if max(value for side in part["sides"].values() for value in side["shares"]) > OVER_CEILING:
+        lines.append(
+            "Sides were faster than the ceiling: others used the machine while it was measured. Shares are void."
+        )
     for name, side in part["sides"].items():
         if side["tuned"]:
             tried = ", ".join(

@@ -88,6 +88,7 @@ def _measure(speed: Any, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tu
     result = {
         **speed.about(options, "so it is"),
         "load_after": 0.5,
+        "minutes": 0.1,
         "workloads": {"W1": speed.measure_all("W1", options)},
     }
     return result, speed.markdown(result)
@@ -118,6 +119,9 @@ def test_a_quick_table_has_the_sides_of_the_gates_and_verdicts_of_intervals(
     assert "Ceiling: a product of 64 cubed in fp32" in text
     assert "| against our torch kernels | ours, torch kernels |" in text
     assert "at most 1.15" in text
+    assert "faster than the ceiling" not in text
+    part["sides"]["ours"]["shares"][0] = 1.2
+    assert "faster than the ceiling" in speed.markdown(result)
 
 
 def test_groups_and_memory_stand_in_the_table(speed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
