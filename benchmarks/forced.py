@@ -170,7 +170,7 @@ def check(name: str, has: set[str], forced: Found, free: Found) -> str:
     if ratio < CLEARLY:
         return line
     # A processor may multiply as fast with AVX2, and MKL may take no more on it: then only its own word tells.
-    if forced.matrices is not None and "AVX2" in forced.matrices and "AVX-512" not in forced.matrices:
+    if forced.matrices is not None and "AVX2" in forced.matrices:
         return f"{line}; the library of matrix products says that it takes AVX2"
     raise SystemExit(
         f"--force {name} took no effect: {line}, not below {CLEARLY}, and the library of matrix products says "
