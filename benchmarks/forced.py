@@ -144,8 +144,9 @@ def measured(name: str) -> tuple[Found, Found]:
 
 def flags() -> set[str]:
     """Sets of instructions of the processor."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+    from unpad.nn.processor import processor_fields
+
+    return set(processor_fields().get("flags", "").split())
 
 
 def check(name: str, has: set[str], forced: Found, free: Found) -> str:

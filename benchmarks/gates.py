@@ -92,7 +92,7 @@ def kind_of(target: str | None, precision: str, processor: str) -> str | None:
     Args:
         target: set of instructions of the kernels, a key of `library.TARGETS`; None without kernels.
         precision: of our side.
-        processor: as `measure.processor` names it.
+        processor: with family and model, as `processor.full_processor_name` names it.
     """
     if target == "avx2" and precision == "fp32":
         return AVX2

@@ -53,7 +53,8 @@ from tuning import Tuning, fitting_strata
 from workloads import NAMES, Workload, our_sides, workload
 
 from unpad.nn.native import library
-from unpad.nn.precision import DTYPES, choose_precision
+from unpad.nn.precision import DTYPES
+from unpad.nn.precision_choice import choose_precision
 from unpad.storage import write_atomic
 from unpad.training.memory import available_memory, keep_freed_memory, process_memory, return_freed_memory
 from unpad.trials.bench.measure import (
