@@ -75,7 +75,8 @@ class Batches:
             next(self)
 
     def longest_next(self) -> None:
-        """Put a batch of the longest sequences in front, which decides the memory."""
+        """Put a batch of the longest sequences in front, which decides the memory; it belongs to no cycle."""
+        self._given -= 1
         order = sorted(range(len(self.lengths)), key=lambda i: self.lengths[i], reverse=True)
         if self.grouped:
             self._rest.appendleft(order[: self.size])

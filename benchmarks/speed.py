@@ -117,7 +117,12 @@ class Made:
         return Contender(self.made.step, self.made.batches.cycle if self.padded else 1)
 
     def warm(self, seconds: float) -> None:
-        """Work untimed; where turns of whole cycles would take too long, shorten the cycles."""
+        """Work untimed; where turns of whole cycles would take too long, shorten the cycles.
+
+        The first step needs the most memory, from which it is known how many sides fit; --quick has few, and no time.
+        """
+        if not self.turn_seconds:
+            self.longest_next()
         step_seconds = Contender(self.made.step).warm(seconds)
         if self.padded and self.turn_seconds and self.made.batches.cycle > 1:
             strata = fitting_strata(step_seconds, self.turn_seconds)

@@ -27,6 +27,9 @@ def speed() -> Any:
             sys.modules.pop(script.stem, None)
 
 
+LONGEST: list[str] = []  # sides that took a step with the longest batch
+
+
 class _Here:
     """`Apart` without a process: side and memory are those of the tests."""
 
@@ -35,6 +38,7 @@ class _Here:
 
     def build(self, warm_seconds: float) -> Any:
         self.made = self.make(*self.arguments)
+        self.made.longest_next = lambda longest=self.made.longest_next: LONGEST.append(self.arguments[1]) or longest()
         self.made.warm(warm_seconds)
         return sys.modules["apart"].Memory(1 << 20, 1 << 20)
 
@@ -132,6 +136,7 @@ def test_groups_and_memory_stand_in_the_table(speed: Any, monkeypatch: pytest.Mo
     result, text = _measure(speed, monkeypatch, *short, "--sides", *sides)
     parts = result["workloads"]["W1"]
     groups = [group["sides"] for group in parts["default"]["groups"]]
+    assert LONGEST[:2] == ["ours", "ours, torch kernels"], "while they are built, to know how many fit"
     assert groups == [["ours", side] for side in sides[:2]] + [["ours", "peer, our tokens per step"]]
     assert "| 3 |" in text
     assert "Left out: TRL packing needs transformers" in text

@@ -113,3 +113,7 @@ def test_a_turn_begins_with_a_whole_cycle(tuning: Any) -> None:
     batches.begin_cycle()
     assert batches._given == 8
     assert batches.cycle == 4
+    batches.longest_next()
+    assert len(next(batches)) == 8
+    batches.begin_cycle()
+    assert (batches._given, len(batches._rest) % 4) == (8, 0), "the batch of the longest belongs to no cycle"
