@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -147,3 +148,70 @@ def test_the_weights_gradient_of_many_chunks_is_summed_in_fp32() -> None:
     cross_entropy(hidden, weight, labels)[0].backward()
     assert exact[1].grad is not None
     assert float((weight.grad.double() - exact[1].grad).norm() / exact[1].grad.norm()) < 2.5e-3  # rounded once
+
+
+def sure(dtype: torch.dtype, num: int = 300, share: float = 0.8) -> tuple[Tensor, Tensor, Tensor]:
+    """A problem whose first targets, this share, are all but certain; the others are drawn."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(40, 16, generator=generator)
+    labels = torch.randint(0, 40, (num,), generator=generator)
+    hidden = torch.randn(num, 16, generator=generator) * 0.1
+    certain = int(share * num)
+    hidden[:certain] += weight[labels[:certain]] * 3
+    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels
+
+
+def leave_out_of_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "LEAST_VOCAB", 40)
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 1 << 20)  # one chunk
+
+
+def gradients(*arguments: Any) -> tuple[Tensor, ...]:
+    hidden, weight, *_ = arguments
+    return torch.autograd.grad(cross_entropy(*arguments)[0], [hidden, weight])
+
+
+def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_of_small_problems(monkeypatch)
+    problem = sure(torch.bfloat16)
+    found = gradients(*problem)
+    with losses.all_rows():
+        whole = gradients(*problem)
+    exact = gradients(*(x.detach().double().requires_grad_() for x in problem[:2]), problem[2])
+    assert int((found[0] == 0).all(1).sum()) > 150, "no target was left out"
+    assert not (whole[0] == 0).all(1).any()
+    for fewer, every, truth in zip(found, whole, exact, strict=True):
+        assert float((fewer - every).norm() / every.norm()) < 1.5 * losses.NEGLIGIBLE
+        assert float((fewer.double() - truth).norm()) < 1.1 * float((every.double() - truth).norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fp32_and_fp64_leave_out_no_target(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    leave_out_of_small_problems(monkeypatch)
+    problem = sure(dtype)
+    found = gradients(*problem)
+    with losses.all_rows():
+        assert all(map(torch.equal, found, gradients(*problem)))
+
+
+def test_smoothed_targets_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a smoothed loss is not small where the model is sure."""
+    leave_out_of_small_problems(monkeypatch)
+    problem = sure(torch.bfloat16)
+    found = gradients(*problem, 0.1)
+    with losses.all_rows():
+        assert all(map(torch.equal, found, gradients(*problem, 0.1)))
+
+
+def test_targets_left_out_of_each_chunk_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "LEAST_VOCAB", 40)
+    monkeypatch.setattr(losses, "ROUND_ROWS", 8)
+    hidden, weight, labels = sure(torch.bfloat16, num=1000)
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+    hidden, labels = hidden.detach()[order].requires_grad_(), labels[order]
+    found = gradients(hidden, weight, labels)
+    with losses.all_rows():
+        whole = gradients(hidden, weight, labels)
+    assert int((found[0] == 0).all(1).sum()) > 500
+    for fewer, every in zip(found, whole, strict=True):
+        assert float((fewer - every).norm() / every.norm()) < 1.5 * losses.NEGLIGIBLE

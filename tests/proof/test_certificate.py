@@ -17,7 +17,7 @@ from unpad.batching import batch as batch_module
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
-from unpad.nn import attention, block
+from unpad.nn import attention, block, losses
 from unpad.nn.attention import reference_attention
 from unpad.nn.losses import Terms
 from unpad.nn.native import library
@@ -120,6 +120,17 @@ def test_a_native_kernel_that_is_a_little_off_is_caught(scale: float, monkeypatc
     assert "packed = alone" in names
     assert "packed, torch alone = alone" not in names
     assert ("bf16 gradient error over that of torch's kernels" in names) == (scale > 1.01)
+
+
+@pytest.mark.parametrize("share", [losses.NEGLIGIBLE, 1.0])
+def test_targets_that_are_wrongly_left_out_are_caught(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "LEAST_VOCAB", 1)
+    monkeypatch.setattr(losses, "ROUND_ROWS", 1)
+    monkeypatch.setattr(losses, "NEGLIGIBLE", share)
+    certificate = prove(tiny_model(torch.float32), random_batch(LENGTHS), precision="bf16")
+    name = "bf16 gradient error over that of all targets"
+    assert (name in failed(certificate)) == (share == 1.0)
+    assert (name in [line.name for line in certificate.lines]) == (share == 1.0), "none is left out by a new model"
 
 
 def test_positions_that_are_not_reset_are_caught() -> None:

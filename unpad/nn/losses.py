@@ -3,11 +3,17 @@
 A term is a sum over targets and their number, never a mean: `step.py` divides each sum once, by its count over the
 whole step, and evaluation divides by the count over the whole data. No result therefore depends on how sequences were
 batched.
+
+In bf16 on a processor, targets that the model is sure of are left out of the backward pass of `cross_entropy`: their
+gradient is below the precision's rounding (gradient filtering, Wijmans et al. 2024, arXiv 2411.09009, there of single
+numbers on a GPU). fp32 and fp64 leave out nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +28,7 @@ from unpad.nn.native.cross_entropy import cross_entropy_ as native_cross_entropy
 from unpad.nn.precision import wide_dtype, widened
 
 Terms = dict[str, tuple[Tensor, int]]
+_all_rows: ContextVar[bool] = ContextVar("_all_rows", default=False)
 
 # Bytes of the logits of one chunk; (targets, vocabulary) never exists as a whole.
 CHUNK_BYTES = 32 << 20
@@ -31,6 +38,11 @@ ROUND_ROWS = 64
 UNLIKELY = 80.0  # nats
 # Logits that torch turns into losses and gradients at a time: few enough for a core's cache in fp32.
 BLOCK_CELLS = 1 << 18
+# In bf16 a target is left out of both products of the backward pass when the gradient of its logits is below this share
+# of the root mean square over the targets; all that are left out have at most this share of the whole norm.
+NEGLIGIBLE = 2.0**-8  # the spacing of bf16's numbers
+MOST_KEPT = 7 / 8  # of the targets, above which all take part: copying the others would cost what it saves
+LEAST_VOCAB = 1024  # below which the products are too small to gain
 
 
 def cross_entropy(
@@ -64,6 +76,16 @@ def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     for x, y in _chunks(hidden, labels, weight.shape[0]):
         parts.append(_score((x @ low.t())[: len(y)], y, 0.0, want_grad=False)[1])
     return torch.cat(parts)
+
+
+@contextmanager
+def all_rows() -> Iterator[None]:
+    """Leave no target out of the backward pass inside, in this thread; for comparing."""
+    token = _all_rows.set(True)
+    try:
+        yield
+    finally:
+        _all_rows.reset(token)
 
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -106,6 +128,26 @@ def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bo
     return loss, nll
 
 
+def _kept_rows(nll: Tensor, grad: Tensor, smoothing: float) -> Tensor | None:
+    """Rows of a chunk that the products of the backward pass take, int64 in order, or None for all.
+
+    Only on the processor, where reading a number does not wait, and without smoothing, whose gradient is not small
+    where the target is sure.
+
+    Args:
+        nll: negative log-likelihood of every row's target, (rows,).
+        grad: of the logits, (rows, vocab_size); for its dtype and size.
+    """
+    wide_enough = grad.dtype == torch.bfloat16 and grad.shape[1] >= LEAST_VOCAB
+    if not wide_enough or smoothing or grad.device.type != "cpu" or _all_rows.get():
+        return None
+    size = -torch.expm1(-nll)  # 1 - probability of the target; the gradient's norm is this to 1.42 times this
+    negligible = size < NEGLIGIBLE * size.square().mean().sqrt()
+    num = len(nll) - int(negligible.sum())
+    num += -num % ROUND_ROWS
+    return negligible.sort(stable=True).indices[:num].sort().values if num <= MOST_KEPT * len(nll) else None
+
+
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -121,7 +163,13 @@ class _CrossEntropy(torch.autograd.Function):
             row_loss, row_nll = _score(grad[: len(y)], y, smoothing, need_hidden or need_weight)
             grad[len(y) :] = 0
             loss, nll = loss + row_loss.sum(), nll + row_nll.sum()
-            if grad_hidden is not None:
+            kept = _kept_rows(row_nll, grad, smoothing) if need_hidden or need_weight else None
+            if kept is not None:
+                grad, x = grad.index_select(0, kept), x.index_select(0, kept)
+            if grad_hidden is not None and kept is not None:
+                grad_hidden[at : at + len(y)] = 0
+                grad_hidden[at : at + len(y)].index_copy_(0, kept, grad @ low)
+            elif grad_hidden is not None:
                 torch.matmul(grad, low, out=grad_hidden[at : at + len(x)])
             if need_weight:
                 part = grad.t() @ x

@@ -39,6 +39,7 @@ from unpad.proof.measure import (
     native_lines,
     one_at_a_time,
     per_sequence,
+    target_lines,
     torch_lines,
 )
 from unpad.proof.plain import Provable, as_model
@@ -168,6 +169,7 @@ def _add_own_precision_lines(
     near = lines.add(against, lambda: error_lines(own, packed, precision))
     if near:
         lines.add(f"{precision} native kernels", lambda: native_lines(own, packed, precision, near[-1]))
+        lines.add(f"{precision} targets left out", lambda: target_lines(own, packed, precision))
     lines.add(f"{precision} isolation", lambda: isolation_line(own, packed, precision))
     if trained is not None and trained is not packed and set(expected) - _kernels(lines.done[first:]):
         on_plan = replace(own, prefix=f"{trained.name}: ")

@@ -14,6 +14,7 @@ from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.contract import Model
 from unpad.nn.kernel import Kernel, noted
+from unpad.nn.losses import all_rows
 from unpad.nn.native import library
 from unpad.nn.precision import Precision, autocast
 from unpad.proof.line import Line
@@ -26,6 +27,8 @@ BOUNDS = {"fp32": (1e-5, 1e-6, 1e-4), "fp16": (5e-3, 1e-3, 2e-2), "bf16": (3e-2,
 # Most that native kernels' error may be of torch's in the same precision. In fp32 either is a few roundings in another
 # order of sums; in the others the roundings are of the same numbers.
 NATIVE_ERROR = {"fp32": 2.0, "fp16": 1.2, "bf16": 1.2}
+# Most that leaving out targets (nn/losses.py) may add to the error of gradients.
+FEWER_ERROR = 1.1
 PADDED_RIGHT, PADDED_LEFT, PADDED_MORE = "padded right", "padded left", "padded further"
 SPLIT = "split into micro-batches, one empty"
 MOST_CHANGED = 6  # sequences of a micro-batch that the isolation line changes
@@ -242,6 +245,22 @@ def native_lines(subject: Subject, variant: Variant, precision: Precision, gradi
     name = f"{precision} gradient error over that of torch's kernels"
     bound = NATIVE_ERROR[precision]
     return [Line(name, gradients.kernel, ratio, bound, ratio <= bound)]
+
+
+def target_lines(subject: Subject, variant: Variant, precision: Precision) -> list[Line]:
+    """Gradients without the targets that `losses.cross_entropy` leaves out are about as near to fp64 as those of all
+    targets; no line where it leaves out none."""
+    if precision != "bf16":
+        return []
+    with noted() as ran:
+        fewer = measure(subject, variant, precision)
+    with all_rows():
+        whole = measure(subject, variant, precision)
+    if all(torch.equal(value, whole.gradients[name]) for name, value in fewer.gradients.items()):
+        return []
+    ratio = errors(fewer, subject.truth)[2] / max(errors(whole, subject.truth)[2], 1e-30)
+    name = f"{precision} gradient error over that of all targets"
+    return [Line(name, kernel_names(ran), ratio, FEWER_ERROR, ratio <= FEWER_ERROR)]
 
 
 @torch.no_grad()
