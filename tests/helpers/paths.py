@@ -12,6 +12,7 @@ from unpad.nn.native import library
 Path = Literal["torch", "native"]
 PATHS: list[Path] = ["torch", "native"] if library.enabled() else ["torch"]
 NATIVE_DTYPES = [d for d in (torch.bfloat16, torch.float32, torch.float64) if library.enabled() and library.computes(d)]
+NATIVE_PRECISION = "bf16" if torch.bfloat16 in NATIVE_DTYPES else "fp32"
 LOWEST = NATIVE_DTYPES[0] if NATIVE_DTYPES else torch.float32  # the shortest numbers that kernels compute here
 
 

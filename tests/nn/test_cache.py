@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import VOCAB, random_sequences, tiny_model
+from tests.helpers.paths import NATIVE_PRECISION
 from unpad.batching.batch import from_sequences
 from unpad.batching.layout import Layout, build_layout
 from unpad.data.tokens.words import train_words
@@ -88,7 +89,7 @@ def test_the_native_kernels_are_what_decoding_runs() -> None:
     model = tiny_model(torch.float32, **SIZES["grouped"]).eval()
     with torch.profiler.profile() as profile:
         settings = GenerateSettings(max_new_tokens=3, temperature=0.0)
-        generate(model, [[1, 2], [3]], settings, eos_id=NO_EOS, precision="bf16")
+        generate(model, [[1, 2], [3]], settings, eos_id=NO_EOS, precision=NATIVE_PRECISION)
     names = {event.key: event.count for event in profile.key_averages()}
     assert names["unpad::decode_attention"] == 2 * 2  # blocks, steps after the first token
     assert names["unpad::small_linear"] == 3 * (2 * 4 + 1)

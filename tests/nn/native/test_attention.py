@@ -27,7 +27,7 @@ def test_kernels_err_no_more_than_torch_in_the_same_numbers(dtype: torch.dtype) 
         case = make_case([150, 20, 64], dtype, causal=causal, rotary=rotary)
         exact = in_double(case)
         wanted, got, torch_out = definition(exact), case.run(), definition(case)
-        least = 1.02 if dtype == torch.bfloat16 else 1.5  # fp32 rounds sums, and the kernels sum in another order
+        least = 1.02 if dtype == torch.bfloat16 else 2.0  # fp32 rounds sums, and the kernels sum in another order
         assert error(got, wanted) <= error(torch_out, wanted) * least
         wanted_grad = exact.gradients(wanted)[0]
         native_grad, torch_grad = case.gradients(got)[0], case.gradients(torch_out)[0]

@@ -149,7 +149,7 @@ def test_results_repeat_and_agree_between_threads() -> None:
     one, two = grads(1), grads(2)
     assert all(torch.equal(a, b) for a, b in zip(two, grads(2), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(one[:4], two[:4], strict=True))  # rows do not depend on threads
-    assert all(error(a, b) < 1e-6 for a, b in zip(one[4:], two[4:], strict=True))
+    assert all(error(a, b) < 1e-5 for a, b in zip(one[4:], two[4:], strict=True))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
