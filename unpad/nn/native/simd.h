@@ -4,7 +4,7 @@
  * so that the proof runs in double the code that trains in float. bf16.h adds `Bf16` where the processor multiplies it.
  * A type gives `Element`, a number in memory, and `Wide`, what sums are kept in. Vec has + - * /.
  *
- * Included once per target (targets/), after the target's instructions are switched on; everything is in a namespace
+ * Included once per target (target_*.cpp), after the target's instructions are switched on; everything is in a namespace
  * without a name, so that the linker does not mix targets.
  */
 #ifndef UNPAD_SIMD_H
