@@ -232,7 +232,7 @@ def time_first_step(recipe: str = "zh_chat") -> None:
         for number in range(ROUNDS + 1):
             folder = Path(name) / f"run-{number}"
             overrides = ["train.max_steps=1", "data.holdout=0"]
-            command = [sys.executable, "-m", "unpad.cli", "train", recipe, *overrides, "--out", str(folder)]
+            command = [sys.executable, "-m", "unpad", "train", recipe, *overrides, "--out", str(folder)]
             began, used = time.perf_counter(), os.times()
             process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
             rows = folder / "timing.jsonl"

@@ -21,10 +21,10 @@ ROUNDS = 7
 COMMANDS = {
     "`python -c pass`": ["-c", "pass"],
     "`import unpad`": ["-c", "import unpad"],
-    "`unpad --help`": ["-m", "unpad.cli", "--help"],
-    "`unpad recipes`": ["-m", "unpad.cli", "recipes"],
-    "`unpad runs`": ["-m", "unpad.cli", "runs"],
-    "`unpad data check` of a text": ["-m", "unpad.cli", "data", "check", "good.jsonl"],
+    "`unpad --help`": ["-m", "unpad", "--help"],
+    "`unpad recipes`": ["-m", "unpad", "recipes"],
+    "`unpad runs`": ["-m", "unpad", "runs"],
+    "`unpad data check` of a text": ["-m", "unpad", "data", "check", "good.jsonl"],
 }
 
 

@@ -43,7 +43,7 @@ def turn(checkout: Path, name: str, options: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as folder:
         before = os.times()
         ends = [] if options.demo_steps is None else [f"train.max_steps={options.demo_steps}"]
-        command = [sys.executable, "-m", "unpad.cli", "train", "zh_chat", *ends, "--out", "run"]
+        command = [sys.executable, "-m", "unpad", "train", "zh_chat", *ends, "--out", "run"]
         subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
         after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system

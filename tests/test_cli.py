@@ -16,7 +16,7 @@ import typer.main
 
 from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
-from unpad import cli
+from unpad.cli import app
 from unpad.errors import Interrupted
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import RECIPES
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 def verbs() -> list[list[str]]:
     """Every command, with the group it is in."""
-    root: Any = typer.main.get_command(cli.app)
+    root: Any = typer.main.get_command(app)
     found = []
     for name, command in root.commands.items():
         found += [[name, sub] for sub in getattr(command, "commands", {})] or [[name]]

@@ -28,7 +28,7 @@ NUMBERS = (
 VERBS = """
 import json, sys
 import unpad
-from unpad import cli
+from unpad.cli.main import main
 
 def run(verb):
     if verb == ["completion"]:
@@ -37,7 +37,7 @@ def run(verb):
         return
     sys.argv = ["unpad", *verb]
     try:
-        cli.main()
+        main()
     except SystemExit as end:
         assert end.code in (0, None), (verb, end.code)
 

@@ -21,7 +21,7 @@ HUGE = ("model.width=1000000", "model.heads=2", "model.hidden=1000000")
 # The data is read first; then at most this much more address space is left than is in use.
 LIMITED = """
 import resource, sys
-from unpad import cli
+from unpad.cli.main import main
 from unpad.data import family
 opened, room = family.open_data, int(sys.argv.pop(1))
 def limited(*given, **known):
@@ -31,7 +31,7 @@ def limited(*given, **known):
     return data
 import unpad.training.setup as setup
 setup.open_data = limited
-cli.main()
+main()
 """
 
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from tests.helpers.shell import Shell
-from unpad import cli
+from unpad.cli.main import end_output, prepare_streams
 from unpad.data.tokens.lost import LostCharacters
 from unpad.evaluation.metrics import Metric
 from unpad.inference.images import Answer
@@ -288,13 +288,13 @@ def test_output_escapes_what_a_terminal_cannot_show(unpad: Shell, monkeypatch: p
     err = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     monkeypatch.setattr(sys, "stderr", err)
-    cli._prepare_streams()
+    prepare_streams()
     print("亮", file=out)
     print("亮", file=err, flush=True)
     out.flush()
     assert [one.buffer.getvalue() for one in (out, err)] == [b"\\u4eae\n"] * 2  # type: ignore[attr-defined]
     monkeypatch.setattr(sys, "stdout", None)
-    cli._prepare_streams()
+    prepare_streams()
     print("nothing hears it")
     sys.stdout.close()
 
@@ -302,7 +302,7 @@ def test_output_escapes_what_a_terminal_cannot_show(unpad: Shell, monkeypatch: p
 @pytest.mark.parametrize("error", [OSError(5, "lost", "a.txt"), OSError(1, "forbidden"), FileNotFoundError(2, "gone")])
 def test_an_error_of_another_file_is_not_one_of_the_output(error: OSError) -> None:
     with pytest.raises(OSError, match=error.strerror or ""):
-        cli._end_output(error)
+        end_output(error)
 
 
 def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

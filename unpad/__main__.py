@@ -17,7 +17,7 @@ def main() -> None:
     """Run the command line; Ctrl-C while a module is imported ends the process at once, and later as the verbs say."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
         signal.signal(signal.SIGINT, _interrupt)
-    from unpad.cli import main
+    from unpad.cli.main import main
 
     main()
 

@@ -1,8 +1,8 @@
 """Exceptions that a user can cause, each with its exit code.
 
-An error is three lines: what was wrong, where, and what to do. `cli.py` prints them and exits with `exit_code`. Any
-other exception is a bug and shows its traceback. Exit code 1 also ends `unpad prove` when a line of the certificate
-fails, without an exception.
+An error is three lines: what was wrong, where, and what to do. `unpad.cli.main` prints them and exits with
+`exit_code`. Any other exception is a bug and shows its traceback. Exit code 1 also ends `unpad prove` when a line of
+the certificate fails, without an exception.
 """
 
 from collections.abc import Iterator

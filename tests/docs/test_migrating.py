@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from unpad import cli
+from unpad.cli import app
 from unpad.models import model_config
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -51,7 +51,7 @@ def is_whole(field: str) -> bool:
 
 
 def test_every_command_and_function_exists() -> None:
-    root: Any = typer.main.get_command(cli.app)
+    root: Any = typer.main.get_command(app)
     for code in spans():
         if code.startswith("unpad."):
             name, _, arguments = code.removeprefix("unpad.").rstrip(")").partition("(")

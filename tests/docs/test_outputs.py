@@ -15,7 +15,7 @@ import torch
 import typer.main
 from rich.console import Console
 
-from unpad import cli
+from unpad.cli import app
 from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import recipe_names
@@ -84,7 +84,7 @@ def commands() -> Iterator[tuple[list[str], list[str]]]:
 
 @pytest.mark.parametrize(("page", "words"), list(commands()), ids=lambda value: " ".join(value))
 def test_a_command_of_the_pages_has_its_options_and_fields(page: list[str], words: list[str]) -> None:
-    command: Any = typer.main.get_command(cli.app)
+    command: Any = typer.main.get_command(app)
     rest = words[1:]
     while hasattr(command, "commands") and rest:
         command, rest = command.commands[rest[0]], rest[1:]

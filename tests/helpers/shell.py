@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad import cli
+from unpad.cli.main import main
 
 LONG_HELP = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -33,7 +33,7 @@ class Shell:
         self._capture.readouterr()
         code = 0
         try:
-            cli.main()
+            main()
         except SystemExit as end:
             code = int(end.code or 0)
         out, err = self._capture.readouterr()

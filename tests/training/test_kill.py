@@ -18,7 +18,8 @@ import torch._dynamo  # the optimizer and TensorBoard import these: once here is
 import torch.utils.tensorboard
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
-from unpad import cli, storage
+from unpad import storage
+from unpad.cli.main import main
 from unpad.run import checkpoint
 
 pytestmark = pytest.mark.slow
@@ -198,7 +199,7 @@ def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
         def action() -> None:
             at_event(signal_at, lambda: os.kill(os.getpid(), number), kind="step")
             sys.argv = ["unpad", "train", str(recipe), "--out", str(folder), *more]
-            cli.main()
+            main()
 
         return in_child(action)
 
@@ -221,7 +222,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
     def action() -> None:
         at_event(5, twice, kind="step")
         sys.argv = ["unpad", "train", str(recipe), "--out", str(tmp_path / "run")]
-        cli.main()
+        main()
 
     assert in_child(action) == 130
     undisturbed(recipe, tmp_path / "calm")
@@ -264,7 +265,7 @@ def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_p
         def action() -> None:
             sys.stderr = errors.open("w", buffering=1)
             sys.argv = ["unpad", "train", str(recipe), "--out", str(folder), *more]
-            cli.main()
+            main()
 
         return in_child(action)
 

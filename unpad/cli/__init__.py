@@ -1,0 +1,42 @@
+"""The command line: one verb per stage, and each verb calls one function.
+
+Only standard modules and typer are imported at the top of these files; every verb imports what it needs, so that
+`unpad --help` starts fast. A file has the verbs of one topic and collects them in its `verbs`; `app` has them all, and
+`unpad.cli.main` runs it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from unpad.cli import data, models, recipes, runs, training, trials
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train transformers on ragged data without padding, with proof that batching changed nothing.",
+)
+for topic in (training, trials, models, runs):
+    app.add_typer(topic.verbs)
+app.add_typer(data.verbs, name="data")
+app.add_typer(recipes.verbs, name="recipes")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"unpad {version('unpad')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

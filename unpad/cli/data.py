@@ -1,0 +1,37 @@
+"""Verbs of `unpad data`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unpad.cli.completion import data_kinds
+from unpad.cli.options import Debug, Json
+from unpad.cli.output import print_json, print_lines
+
+verbs = typer.Typer(no_args_is_help=True, help="Check data before training on it.")
+
+
+@verbs.command(epilog="Example: unpad data check my.jsonl")
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders or recipes.")],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Field of the recipe's `data` section; default by the first rows.", autocompletion=data_kinds
+        ),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Report every unusable row with file:line, code and fix, and each file's lengths. Exit code 3 for a bad row."""
+    from unpad.data.check import check
+
+    report = check(paths, kind)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_lines(report.lines())
+    raise typer.Exit(0 if report.passed else 3)

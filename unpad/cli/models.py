@@ -1,0 +1,178 @@
+"""Verbs that use the model of a run: measures, answers, vectors and conversations."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from unpad.cli.options import Debug, Json, RunArgument, Sampling, System
+from unpad.cli.output import print_json, print_lines
+
+verbs = typer.Typer()
+
+
+@verbs.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
+def evaluate(
+    run: RunArgument,
+    as_json: Json = False,
+    replies: Annotated[
+        int, typer.Option(help="Also show this many questions with replies, misread images or misjudged patients.")
+    ] = 0,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Also measure the time, memory and work that fewer visual tokens save.")
+    ] = False,
+    part: Annotated[
+        Literal["train", "valid", "test"] | None,
+        typer.Option("--split", help="Part to evaluate; default test if there is one, else valid."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="New labelled data in the form of the run's, a file or a folder, instead.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Evaluate a run on data it was not trained on, with 95 % confidence intervals.
+
+    Of the run's own data that is the test part if there is one, otherwise the part called valid, by which training
+    chose the weights.
+    """
+    from unpad.evaluation.metrics import metric_lines
+    from unpad.evaluation.run import evaluate_new, evaluate_run
+
+    facts: dict[str, object] = {}
+    if data is None:
+        metrics, shown = evaluate_run(run, replies, part)
+    else:
+        found = evaluate_new(run, replies, part, data)
+        metrics, shown, facts = found.metrics, found.lines, found.facts
+    if cost:
+        from unpad.evaluation.vqa_cost import evaluate_cost
+
+        metrics |= evaluate_cost(run)
+    if as_json:
+        for line in shown if data is not None else ():  # such as rows of unknown classes
+            print(line, file=sys.stderr)
+        print_json({name: metric.to_json() for name, metric in metrics.items()} | facts)
+    else:
+        print_lines([*shown, *metric_lines(metrics)])
+
+
+@verbs.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    --image folder --csv out.csv")
+def infer(
+    run: RunArgument,
+    image: Annotated[list[Path], typer.Option(help="An image file, or a folder of them; may be repeated.")],
+    question: Annotated[str | None, typer.Option(help="Question about each image, for a run that answers.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
+    table: Annotated[Path | None, typer.Option("--csv", help="Write image, class, probability and fault here.")] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="Draw the patches that a pruned model kept for its answer: a PNG or SVG file.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
+    from unpad.inference.images import ask, classify, ledger, list_images, to_csv
+    from unpad.inference.loaded import load
+    from unpad.inference.prompts import lost_of, prompt_warning
+    from unpad.run.report.kept_patches import check_request, write_pictures
+    from unpad.storage import write_atomic
+
+    if show is not None:
+        check_request(show, question)
+    loaded, paths = load(run), list_images(image)
+    if question is None:
+        answers = classify(loaded, paths, top)
+    else:
+        answers = ask(loaded, paths, question, show=show is not None)
+        if warning := prompt_warning(lost_of(loaded.tokenizer, [question])):
+            print(warning, file=sys.stderr)
+    for line in ledger(loaded, answers):
+        print(line, file=sys.stderr)
+    drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
+    if table is not None:
+        write_atomic(table, to_csv(answers), private=True)
+    if as_json:
+        print_json([answer.to_json() for answer in answers])
+    else:
+        for line in [*(answer.line() for answer in answers), *drawn]:
+            print(line)
+    raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
+
+
+@verbs.command(epilog="Example: unpad embed events-1 --data new_patients --level set --out sets.parquet")
+def embed(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="The parquet file to write.")],
+    data: Annotated[Path | None, typer.Option(help="Patients, as in the run's data; default the run's own.")] = None,
+    level: Annotated[Literal["patient", "set"], typer.Option(help="One row per patient, or per set.")] = "patient",
+    debug: Debug = False,
+) -> None:
+    """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids."""
+    from unpad.inference.embed import embed_file
+    from unpad.inference.loaded import load
+
+    print_lines(embed_file(load(run), data, level, out))
+
+
+@verbs.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")
+def generate(
+    run: RunArgument,
+    settings: Sampling = None,
+    prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
+    heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
+    system: System = "",
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Continue texts, or answer questions; without --prompt, read one prompt per line of standard input.
+
+    Each prompt draws with the next seed, unless seed= is given."""
+    from unpad.evaluation.openings import heldout_openings
+    from unpad.inference.loaded import load
+    from unpad.inference.prompts import gives_seed, prompt_warning, system_note
+
+    fields = [_generate_field(text) for text in settings or []]
+    loaded = load(run, fields)
+    if heldout:
+        texts = heldout_openings(loaded, heldout)
+    else:
+        texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    prompts = [loaded.prompt(text, system) for text in texts]
+    if system and (remark := system_note(loaded.num_system)):
+        print(f"note: {remark}", file=sys.stderr)
+    for one in prompts:
+        if warning := prompt_warning(one.lost):
+            print(warning, file=sys.stderr)
+    if len(prompts) == 1 and not as_json:
+        for piece in loaded.stream(texts[0], system=system):
+            print(piece, end="", flush=True)
+        print()
+        return
+    seed = loaded.recipe.generate.seed
+    seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
+    replies = loaded.replies(prompts, seeds)
+    if as_json:
+        print_json([reply.to_json() for reply in replies])
+        return
+    for reply in replies:
+        print(f"{reply.prompt.text} -> {reply.text}\n")
+
+
+@verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
+def chat(
+    run: RunArgument,
+    settings: Sampling = None,
+    system: System = "",
+    debug: Debug = False,
+) -> None:
+    """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input."""
+    from unpad.inference.chat import chat_with_run
+
+    chat_with_run(run, [_generate_field(text) for text in settings or []], system)
+
+
+def _generate_field(text: str) -> str:
+    """Put a field without a section into `generate`: `temperature=0.8` is short for generate.temperature=0.8."""
+    return text if "." in text.partition("=")[0] else f"generate.{text}"

@@ -1,0 +1,44 @@
+"""Verbs of `unpad recipes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unpad.cli.completion import recipe_names
+from unpad.cli.output import print_json
+from unpad.errors import RecipeError
+
+verbs = typer.Typer(help="List, copy and describe recipes.", invoke_without_command=True)
+
+
+@verbs.callback(epilog="Example: unpad recipes")
+def recipes(context: typer.Context) -> None:
+    """List the packaged recipes."""
+    from unpad.recipes.find import describe_recipes
+
+    if context.invoked_subcommand is None:
+        for line in describe_recipes():
+            print(line)
+
+
+@verbs.command(epilog="Example: unpad recipes copy zh_chat my.yaml")
+def copy(name: Annotated[str, typer.Argument(autocompletion=recipe_names)], file: Path) -> None:
+    """Write an editable copy of a packaged recipe."""
+    from unpad.recipes.find import find_recipe
+    from unpad.storage import write_atomic
+
+    if file.exists():
+        raise RecipeError("the file exists already", where=str(file), fix="choose another name, or remove it")
+    write_atomic(file, find_recipe(name).read_bytes())
+    print(f"{file} written; run it with: unpad train {file}")
+
+
+@verbs.command(epilog="Example: unpad recipes schema > recipe.schema.json")
+def schema() -> None:
+    """Print the JSON schema of recipes, for editors that complete and check YAML."""
+    from unpad.api import recipe_schema
+
+    print_json(recipe_schema())

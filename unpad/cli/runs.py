@@ -1,0 +1,51 @@
+"""Verbs that look at runs: lists, pages and comparisons."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unpad.cli.completion import run_names
+from unpad.cli.options import Debug, Json, RunArgument
+from unpad.cli.output import print_json, print_lines
+
+verbs = typer.Typer()
+
+
+@verbs.command(epilog="Example: unpad runs")
+def runs() -> None:
+    """List runs, newest first, with date, step, held-out loss and size."""
+    from unpad.run.summary import describe_runs
+
+    for line in describe_runs():
+        print(line)
+
+
+@verbs.command(epilog="Example: unpad report zh_chat-1")
+def report(run: RunArgument) -> None:
+    """Write the page of plots of a run and print its path."""
+    from unpad.run.folder import find_run
+    from unpad.run.report.page import write_report
+
+    print(write_report(find_run(run)))
+
+
+@verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")
+def compare(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN RUN ...", help="Two or more runs.", autocompletion=run_names)
+    ],
+    out: Annotated[Path, typer.Option(help="The page of curves and tables to write.")] = Path("compare.html"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Put runs side by side: where their recipes differ, what they reached, and a page with their curves."""
+    from unpad.run.compare import compare
+
+    found = compare(runs, out)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_lines([*found.lines(), "", str(out)])

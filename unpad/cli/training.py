@@ -1,0 +1,73 @@
+"""Verbs that train: one run, or the trials of a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unpad.cli.completion import override_words
+from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose
+from unpad.cli.output import print_lines
+
+verbs = typer.Typer()
+
+
+@verbs.command(epilog="Example: unpad train zh_chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/RECIPE-N.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train a recipe, and print the commands that use the run."""
+    from unpad.run.folder import free_folder
+    from unpad.run.kept import what_next
+    from unpad.run.screen import open_console
+    from unpad.training.loop import train
+
+    folder = out or free_folder(recipe, resume)
+    result = train(recipe, folder, overrides or [], resume=resume, console=open_console(), verbose=verbose)
+    print_lines([*result.time_lines(), "", *what_next(result.folder)])
+
+
+@verbs.command(
+    epilog="Example: unpad search zh_chat optim.lr=1e-4..1e-2:log model.blocks=2,4,6 --trials 20 --out runs/search"
+)
+def search(
+    recipe: RecipeArgument,
+    out: Annotated[Path, typer.Option(help="Directory of the search; a run directory per trial.")],
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[key=LOW..HIGH ...]",
+            help="Ranges (key=1e-4..1e-2:log, key=2..6), choices (key=a,b,c) and recipe fields (key=value).",
+            autocompletion=override_words,
+        ),
+    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of the whole search.")] = 20,
+    metric: Annotated[
+        str | None, typer.Option("--for", help="Metric of `unpad eval`, or score of a pruned model; default loss.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
+    verbose: Verbose = False,
+    debug: Debug = False,
+) -> None:
+    """Train a recipe with many values of some fields and report the best; trials that fall behind end early."""
+    from unpad.run.screen import open_console
+    from unpad.trials.search.search import search
+
+    lines = search(
+        recipe,
+        out,
+        fields or [],
+        trials=trials,
+        metric=metric,
+        resume=resume,
+        console=open_console(),
+        verbose=verbose,
+    )
+    print_lines(lines)

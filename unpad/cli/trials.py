@@ -1,0 +1,61 @@
+"""Verbs that examine a recipe on the own data without keeping a run: cost, certificate and speed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unpad.cli.options import Debug, Json, Overrides, RecipeArgument
+from unpad.cli.output import print_json, print_lines
+
+verbs = typer.Typer()
+
+
+@verbs.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.png")
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    as_json: Json = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this PNG file.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Preview training: the cost of every batching strategy on your data, and where every token goes."""
+    from unpad.run.screen import open_console
+    from unpad.trials.preview import preview
+
+    result = preview(recipe, overrides or [], plot, None if as_json else open_console())
+    if as_json:
+        print_json(result.to_json())
+
+
+@verbs.command(epilog="Example: unpad prove zh_chat")
+def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Certify that batching your data with your model changes nothing. Exit code 1 when a line fails."""
+    from unpad.proof.recipe import prove_recipe
+
+    certificate = prove_recipe(recipe, overrides or [])
+    if as_json:
+        print_json(certificate.to_json())
+    else:
+        print_lines(certificate.text())
+    raise typer.Exit(0 if certificate.passed else 1)
+
+
+@verbs.command(epilog="Example: unpad bench zh_chat")
+def bench(
+    recipe: RecipeArgument = "zh_chat",
+    overrides: Overrides = None,
+    as_json: Json = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Measure speed, padding, memory and quality of padded and packed batches, on this machine and your data."""
+    from unpad.trials.bench.bench import FULL, QUICK, bench
+
+    table = bench(recipe, overrides or [], QUICK if quick else FULL)
+    if as_json:
+        print_json(table.to_json())
+    else:
+        print_lines(table.lines())
