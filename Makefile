@@ -1,6 +1,7 @@
 # make demo: install, train the packaged Chinese example, read two of its answers.
 # make test: install with the test extras, run the tests, one worker per core.
 # make quick: the tests that take no whole run and no process of their own, for use while developing.
+# make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
@@ -13,7 +14,7 @@ RUN = runs/demo
 # Threads that wait asleep: the few tests with two threads share their cores with other tests.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick readme lint clean
+.PHONY: demo test quick wheel readme lint clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -27,6 +28,11 @@ test: $(VENV)/.installed-dev
 
 quick: $(VENV)/.installed-dev
 	@$(PYTEST) -m "not slow"
+
+wheel: $(VENV)/bin/python
+	@rm -f dist/unpad-*.whl
+	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/unpad-*.whl
 
 readme: $(VENV)/.installed-dev
 	@$(VENV)/bin/python docs/outputs.py
@@ -51,4 +57,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info unpad/nn/native/*.so
+	rm -rf $(VENV) build dist *.egg-info unpad/nn/native/*.so

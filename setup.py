@@ -1,6 +1,7 @@
 """Compile the native kernels where they can run; everything else about the package is in pyproject.toml.
 
-Only gcc on Linux, on x86-64 or ARM, is tried. A build that fails is no error: unpad then trains through torch alone.
+Only gcc on Linux, on x86-64 or ARM, is tried. A build that fails is no error: unpad then trains through torch alone,
+and a wheel without kernels is one for every platform.
 """
 
 import platform
@@ -8,6 +9,8 @@ import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
 
 NATIVE = Path("unpad") / "nn" / "native"
 
@@ -40,4 +43,30 @@ def kernels() -> list[Extension]:
     ]
 
 
-setup(ext_modules=kernels())
+class BuildModules(build_py):
+    """Leave nothing of an earlier build: models, planners and recipes are found by their files."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        outputs = [*self.get_outputs(), *self.get_finalized_command("build_ext").get_outputs()]
+        expected = {Path(output).absolute() for output in outputs}
+        for path in Path(self.build_lib, "unpad").absolute().rglob("*"):
+            if path.is_file() and path not in expected:
+                path.unlink()
+
+
+class Wheel(bdist_wheel):
+    """A wheel for this platform if the kernels could be compiled, otherwise one for every platform."""
+
+    def run(self) -> None:
+        compiling = self.reinitialize_command("build_ext")
+        self.run_command("build_ext")
+        if not all(Path(output).exists() for output in compiling.get_outputs()):
+            self.distribution.ext_modules = []
+            self.root_is_pure = True
+        super().run()
+
+
+setup(ext_modules=kernels(), cmdclass={"bdist_wheel": Wheel, "build_py": BuildModules})

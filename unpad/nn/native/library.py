@@ -63,7 +63,7 @@ def _load() -> tuple[Kernels | None, str]:
         raise RecipeError(f"{SWITCH} is {asked!r}", fix=f"set it to 0, 1 or a target: {', '.join(TARGETS)}")
     file = Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
     if not file.exists():
-        return None, "not compiled: the installation found no gcc, or no Linux on x86-64 or ARM"
+        return None, "not compiled: installed without gcc, from a wheel without kernels, or not on Linux, x86-64 or ARM"
     try:
         library = ctypes.CDLL(str(file))
     except OSError as error:
