@@ -172,7 +172,7 @@ def test_a_loss_that_is_not_finite_is_code_7_and_names_step_and_examples(
 ) -> None:
     recipe = write_toy(tmp_path / "toy")
     broken = StepResult({"nll": float("nan")}, 5, float("nan"), False)
-    monkeypatch.setattr(sys.modules["unpad.training.loop"], "train_step", lambda *_, **__: broken)
+    monkeypatch.setattr(sys.modules["unpad.training.stage_loop"], "train_step", lambda *_, **__: broken)
     outcome = unpad("train", recipe, "--out", tmp_path / "run")
     assert_three_lines(outcome, 7, "NonFiniteError")
     assert "at step 1" in outcome.err

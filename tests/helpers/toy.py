@@ -20,7 +20,7 @@ from unpad.run import checkpoint
 from unpad.run.report.history import read_log
 from unpad.training.loop import Result, train
 
-LOOP = import_module("unpad.training.loop")  # the module: the package's own `train` is the function
+LOOP = import_module("unpad.training.stage_loop")  # tests replace its functions
 WHO = ["小猫", "老师", "河水", "月亮", "春天", "书店", "火车", "爷爷"]
 DOES = ["喜欢", "看见", "走过", "想起", "画出", "听到"]
 WHAT = ["红色的花", "一座桥", "下雨的早晨", "很远的山", "新的一天", "安静的夜晚", "热茶"]

@@ -24,6 +24,7 @@ from unpad.errors import Interrupted, RecipeError, ResumeError, Stopped
 from unpad.evaluation.metrics import HeldOut, Metric
 from unpad.recipes.file import load_recipe
 from unpad.run.report.history import read_rows
+from unpad.training.loop import train
 from unpad.trials.search.journal import Journal, open_study
 from unpad.trials.search.metric import direction, judge
 from unpad.trials.search.prune_score import prune_score
@@ -168,7 +169,7 @@ def test_a_trial_that_was_ended_early_can_be_trained_on(recipe: Path, tmp_path: 
 
     run(recipe, tmp_path / "calm")
     with pytest.raises(Stopped):
-        LOOP.train(str(recipe), tmp_path / "run", console=quiet(), after_evaluation=after_evaluation)
+        train(str(recipe), tmp_path / "run", console=quiet(), after_evaluation=after_evaluation)
     first = rows(tmp_path / "run", "eval")
     assert said == [("train", first[0]["step"], first[0]["loss"])]
     run(recipe, tmp_path / "run", resume=True)

@@ -1,0 +1,339 @@
+"""Training loop of one stage: step, log, evaluate, save, stop."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.describe import describe_batch
+from unpad.batching.loader import load_steps
+from unpad.batching.plan import Plan
+from unpad.errors import Stopped, needs_memory
+from unpad.evaluation.metrics import HeldOut, held_out
+from unpad.models.objective import Objective
+from unpad.nn.native import library
+from unpad.nn.precision import DTYPES
+from unpad.run.checkpoint import State
+from unpad.run.folder import CHECKPOINTS
+from unpad.run.monitor import Monitor, StepRecord
+from unpad.run.timers import Timers
+from unpad.training.length import RunLength
+from unpad.training.memory import HeapKeeper
+from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
+from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
+from unpad.training.setup import Setup
+from unpad.training.signals import Signals
+from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step, used_at_most
+from unpad.training.watch import SavedWatches, Watch
+from unpad.training.watches import start_watches
+
+# Called after every evaluation with the stage's name, the step and the result; True ends the run there.
+AfterEvaluation = Callable[[str, int, HeldOut], bool]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """State shared by the functions that train a run."""
+
+    setup: Setup
+    progress: Progress
+    monitor: Monitor
+    timers: Timers
+    signals: Signals
+    length: RunLength
+    after_evaluation: AfterEvaluation | None
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """State shared by the functions that train one stage."""
+
+    run: RunContext
+    setup: StageSetup
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    schedule: Schedule
+    watches: list[Watch]
+    heap: HeapKeeper
+
+
+def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[int, float | None]:
+    """Train one stage to its end and leave the weights it ends with in the model.
+
+    Returns:
+        Epochs run, and the best held-out loss of the stage.
+    """
+    progress, recipe, name = run.progress, setup.recipe, setup.name
+    with run.timers("plan"):
+        first = epoch_plan(setup, 0)
+        epochs = stage_epochs(setup, first)  # a resumed stage counts from its first step as well
+    before = progress.step - progress.stage_step
+    last = last_step(setup, before, epochs)
+    frozen = freeze(run.setup.model, recipe.train.freeze)
+    stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
+    if _is_over(stage):
+        message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
+        run.monitor.log("nothing_to_do", message=message, name=name)
+    end, most = run.length.last(progress.stage, before), recipe.train.max_epochs
+    run.monitor.stage(
+        name,
+        end.step,
+        exact=end.exact,
+        max_epochs=most,
+        epoch_steps=epochs.steps[0],
+        frozen=frozen,
+        ledger=first.ledger.to_json(),
+    )
+    while not _is_over(stage):
+        with run.timers("plan"):
+            plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
+        run.length.learn(progress.stage, progress.epoch, plan.num_steps)
+        end = run.length.last(progress.stage, before)
+        run.monitor.expect(end.step, end.exact)
+        if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
+            progress.epoch += 1
+        for waited, micros in _epoch_steps(run, plan):
+            _one_step(stage, micros, waited)
+            _after_step(stage, progress.epoch_step == plan.num_steps)
+            if progress.epoch_step == 0 or _is_over(stage):
+                break
+        run.signals.raise_if_received(run.setup.folder)
+    end_stage(run.setup, setup, progress)
+    return progress.epoch + (progress.epoch_step > 0), progress.best
+
+
+def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: State | None) -> StageRun:
+    """Prepare model and optimizer for a stage; `state` is the checkpoint that the run resumes from within it."""
+    model, recipe, progress, tensors = run.setup.model, setup.recipe, run.progress, state.tensors if state else {}
+    model.label_smoothing = recipe.train.label_smoothing
+    with run.timers("build"), needs_memory("the optimizer's state", OPTIMIZER_FIX):
+        optimizer = make_optimizer(model, recipe.optim)
+        load_optimizer_tensors(model, optimizer, tensors)
+    objective = Objective.of(model, recipe.losses)
+    model.trained = objective.weights
+    saved = SavedWatches(progress.step, progress.step - progress.stage_step, progress.watches, tensors)
+    watches = start_watches(setup, model, saved, run.timers)
+    progress.watches = {watch.name: watch.values() for watch in watches}
+    for watch in watches:
+        if message := watch.describe():
+            run.monitor.log(watch.subject, message=message)
+    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper())
+
+
+def _after_step(stage: StageRun, ends_epoch: bool) -> None:
+    """Evaluate, log and save what is due after a step; stop if a signal has arrived."""
+    run, recipe, progress = stage.run, stage.setup.recipe, stage.run.progress
+    if ends_epoch:
+        progress.epoch, progress.epoch_step = progress.epoch + 1, 0
+    for watch in stage.watches:
+        if watch.due(progress.step):
+            _consult(stage, watch)
+    evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(stage)
+    improved, stop = _evaluate(stage) if evaluate else (False, False)
+    if ends_epoch:
+        run.monitor.epoch(progress.step, stage.setup.name, progress.epoch)
+    stopping = stop or run.signals.received is not None
+    if _due(recipe.checkpoint.every, progress.step, ends_epoch) or improved or stopping or _is_over(stage):
+        _save(stage)
+    if improved and stage.setup.keeps_best:
+        # After the checkpoint, so that the best weights are never ahead of where a resume begins.
+        with run.timers("save"):
+            save_best(run.setup, progress)
+    run.signals.raise_if_received(run.setup.folder)
+    if stop:
+        what = "stopped after an evaluation, as its caller asked; everything up to here is saved"
+        raise Stopped(what, where=str(run.setup.folder), fix="continue with --resume")
+
+
+def _consult(stage: StageRun, watch: Watch) -> None:
+    """Let a watch read the model, and act on its verdict."""
+    run, progress, monitor = stage.run, stage.run.progress, stage.run.monitor
+    with run.timers(watch.subject):
+        verdict = watch.check(progress.step)
+    with run.timers("log"):
+        monitor.row(watch.subject, progress.step, stage.setup.name, verdict.values)
+    if verdict.changed:
+        monitor.notice(watch.name, step=progress.step, light=verdict.light, message=verdict.message)
+    if verdict.action == "save":
+        with run.timers("save"):
+            path = watch.save_healthy(run.setup.folder / CHECKPOINTS)
+        monitor.log("checkpoint", step=progress.step, path=path.name)
+    elif verdict.action == "recover":
+        message = watch.recover(progress.step, stage.optimizer)
+        monitor.notice(watch.name, step=progress.step, light="green", message=message)
+        # The best checkpoint may itself be faulty: such weights can have the lower held-out loss.
+        progress.best, progress.best_step, progress.checks_without_progress = None, 0, 0
+    progress.watches[watch.name] = watch.values()
+    if verdict.action == "stop":
+        _save(stage)
+        raise watch.error(verdict)
+
+
+def _is_over(stage: StageRun) -> bool:
+    """Return whether the stage has run its epochs, the run its steps, or evaluations have exhausted the patience."""
+    train, progress = stage.setup.recipe.train, stage.run.progress
+    return (
+        (train.max_epochs is not None and progress.epoch >= train.max_epochs)
+        or (train.max_steps is not None and progress.step >= train.max_steps)
+        or (train.patience is not None and progress.checks_without_progress >= train.patience)
+    )
+
+
+def _what_ended(stage: StageRun) -> str:
+    """Name the limit that the stage has reached and the field that raises it."""
+    train, progress = stage.setup.recipe.train, stage.run.progress
+    if train.max_epochs is not None and progress.epoch >= train.max_epochs:
+        return f"raise train.max_epochs above {train.max_epochs} to continue"
+    if train.max_steps is not None and progress.step >= train.max_steps:
+        return f"raise train.max_steps above {train.max_steps} to continue"
+    return f"{progress.checks_without_progress} evaluations brought no progress (train.patience)"
+
+
+def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
+    return at_epoch_end if every is None else step % every == 0
+
+
+def _epoch_steps(run: RunContext, plan: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
+    """Yield the rest of an epoch's steps, each with the seconds spent waiting for it."""
+    data, device, first = run.setup.data, run.setup.device, run.progress.epoch_step
+    steps = load_steps(data.load, plan, device, first, group_lengths=not library.computes(DTYPES[run.setup.precision]))
+    with closing(steps):
+        while True:
+            began = time.perf_counter()
+            with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
+                micros = next(steps, None)
+            if micros is None:
+                return
+            yield time.perf_counter() - began, micros
+
+
+def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None:
+    """Take one step and record it."""
+    run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
+    began = time.perf_counter()
+    rate = stage.schedule.rate(progress.stage_step, progress.epoch)
+    set_rate(stage.optimizer, rate)
+    # Dropout draws from (seed, step), so a resumed run drops the same values.
+    torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
+    setup.model.train()
+    weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
+    forget(stage.optimizer, fresh)
+    if fresh:
+        run.monitor.log("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
+    for watch in stage.watches:
+        weights = watch.scaled(weights)
+    with run.timers("train"):
+        result = train_step(
+            setup.model,
+            micros,
+            stage.optimizer,
+            weights=weights,
+            precision=setup.precision,
+            clip=recipe.optim.clip,
+            scaler=progress.scaler if setup.precision == "fp16" else None,
+        )
+    if not result.updated:
+        _skip_or_stop(stage, micros, result)
+    progress.step += 1
+    progress.stage_step += 1
+    progress.epoch_step += 1
+    sequences, tokens = _count_real(micros)
+    record = StepRecord(
+        step=progress.step,
+        stage=stage.setup.name,
+        epoch=progress.epoch + 1,
+        micros=len(micros),
+        sequences=sequences,
+        tokens=tokens,
+        padded_tokens=sum(batch.total_tokens for batch in micros),
+        targets=result.num_targets,
+        loss=result.terms.get("nll", 0.0),
+        lr=rate,
+        grad_norm=result.grad_norm,
+        terms=result.terms,
+        weights=weights,
+        skipped=not result.updated,
+        measures=result.visual,
+    )
+    seconds = time.perf_counter() - began + waited
+    with run.timers("log"):
+        run.monitor.step(
+            record, seconds=seconds, waited=waited, memory_bytes=stage.heap.after_step(), peak_bytes=used_at_most()
+        )
+        if run.monitor.verbose:
+            for number, batch in enumerate(micros, start=1):
+                run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
+
+
+def _count_real(micros: list[RaggedBatch]) -> tuple[int, int]:
+    """Count sequences of the corpus and their tokens, without the filler that completes a row."""
+    sequences = tokens = 0
+    for batch in micros:
+        lengths = batch.layout.lengths()
+        real = torch.ones_like(lengths, dtype=torch.bool) if batch.seq_ids is None else batch.seq_ids >= 0
+        sequences, tokens = sequences + int(real.sum()), tokens + int(lengths[real].sum())
+    return sequences, tokens
+
+
+def _step_seed(seed: int, step: int) -> int:
+    return int.from_bytes(hashlib.blake2b(f"{seed},{step}".encode(), digest_size=7).digest(), "little")
+
+
+def _skip_or_stop(stage: StageRun, micros: list[RaggedBatch], result: StepResult) -> None:
+    """Log a step whose loss or gradient was not finite, which changed nothing; or save and stop."""
+    run, setup, train, progress = stage.run, stage.run.setup, stage.setup.recipe.train, stage.run.progress
+    if setup.precision == "fp16" and progress.scaler.scale > 1:
+        message = f"fp16 overflow; loss scale now {progress.scaler.scale:g}"
+        run.monitor.log("skipped_step", step=progress.step + 1, message=message)
+        return
+    ids = [int(i) for batch in micros if batch.seq_ids is not None for i in batch.seq_ids if i >= 0]
+    error = non_finite(result, progress.step + 1, [setup.data.where(i) for i in ids])
+    progress.num_skipped += 1
+    if train.on_nonfinite == "skip" and progress.num_skipped <= train.max_skips:
+        message = f"{error.what}; {progress.num_skipped} skipped so far"
+        run.monitor.log("skipped_step", step=progress.step + 1, message=message)
+        return
+    _save(stage)
+    raise error
+
+
+def _evaluate(stage: StageRun) -> tuple[bool, bool]:
+    """Evaluate on held-out data; return whether the loss is the stage's best so far, and whether to end the run."""
+    run, recipe, name = stage.run, stage.setup.recipe, stage.setup.name
+    setup, progress, train, ids = run.setup, run.progress, recipe.train, stage.setup.held_out_ids
+    if ids.size == 0:
+        return False, False
+    with run.timers("evaluate"):
+        result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device)
+    improved = progress.best is None or result.loss < progress.best - train.min_delta
+    if improved:
+        progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0
+    else:
+        progress.checks_without_progress += 1
+    with run.timers("log"):
+        run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
+    if train.patience is not None and progress.checks_without_progress >= train.patience:
+        message = (
+            f"{name}: no progress in {train.patience} evaluations; best {progress.best:.4f} "
+            f"at step {progress.best_step}, stopped at step {progress.step}, after epoch {progress.epoch}"
+            + (f" of {train.max_epochs}" if train.max_epochs is not None else "")
+        )
+        run.monitor.log("early_stop", message=message, step=progress.step, best_step=progress.best_step)
+    return improved, run.after_evaluation is not None and run.after_evaluation(name, progress.step, result)
+
+
+def _save(stage: StageRun) -> None:
+    """Write a checkpoint, after the metrics that it counts on."""
+    run = stage.run
+    with run.timers("save"):
+        run.monitor.sync()
+        additional = {name: tensor for watch in stage.watches for name, tensor in watch.tensors().items()}
+        path = save_checkpoint(run.setup, run.progress, stage.optimizer, additional)
+    run.monitor.log("checkpoint", step=run.progress.step, path=path.name)
