@@ -38,7 +38,13 @@ KINDS = {
     "grouped": {"kv_heads": 2, "activation": "geglu", "tied": False},
     "one key head": {"kv_heads": 1, "norm": "layernorm"},
     "stretched": {"context": 16, "context_method": "ntk", "context_factor": 4},
-}
+    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 2},
+    "gemma": {
+        "head_width": 16, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
+        "sliding_window": 6, "sliding_blocks": [0], "sliding_rope_theta": 100.0,
+    },
+    "smollm": {"no_rope_blocks": [1], "activation": "gelu_tanh", "sliding_window": 20},
+}  # fmt: skip
 NO_EOS = -1
 SENTENCE = "你好，世界"
 

@@ -23,7 +23,7 @@ from unpad.batching.batch import RaggedBatch, from_padded, from_sequences, to_pa
 from unpad.batching.layout import PaddedLayout, build_layout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
-from unpad.models.decoder import Config, Decoder
+from unpad.models.decoder import Config, Decoder, RopeScaling
 from unpad.nn.activation import GATED
 from unpad.nn.block import Attention, Block, BlockConfig, FeedForward, Stream
 from unpad.nn.norm import Norm
@@ -35,7 +35,16 @@ KINDS: dict[str, dict[str, Any]] = {
     "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
     "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned"},
     "grouped": {"kv_heads": 2, "activation": "geglu"},
-}
+    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 1},
+    "gemma": {
+        "head_width": 6, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
+        "sliding_window": 3, "sliding_blocks": [0], "sliding_rope_theta": 100.0,
+    },
+    "smollm": {
+        "no_rope_blocks": [0], "activation": "gelu_tanh",
+        "rope_scaling": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8},
+    },
+}  # fmt: skip
 SIZES = {"width": 8, "blocks": 1, "heads": 2, "hidden": 6}
 
 
@@ -340,6 +349,18 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
         ({"heads": 0}, "model.heads", "greater than or equal to 1"),
         ({"dropout": 1.0}, "model.dropout", "less than 1"),
         ({"widht": 32}, "model.widht", 'unknown key "widht"'),
+        ({"blocks": 2, "no_rope_blocks": [2]}, "model", "no_rope_blocks names block 2; the blocks are 0 to 1"),
+        ({"positions": "learned", "no_rope_blocks": [0]}, "model", "no_rope_blocks is of rotary positions"),
+        ({"sliding_rope_theta": 100.0}, "model", "sliding_rope_theta goes with sliding_window"),
+        ({"sliding_window": 4, "causal": False}, "model", "sliding_window needs causal: true"),
+        (
+            {
+                "context_method": "linear",
+                "rope_scaling": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8},
+            },
+            "model",
+            "both scale frequencies",
+        ),
         ({"preset": "large"}, "model.preset", "'zh_gpt' or 'llm'"),
         ({"kind": "decodr"}, "model.kind", 'no model kind "decodr"'),
     ],
@@ -388,8 +409,12 @@ def test_every_default_can_be_overridden(field: str) -> None:
         "activation": "relu", "bias": True, "dropout": 0.2, "attention_dropout": 0.3,
         "causal": False, "context": 77, "positions": "learned",
         "rope_theta": 500.0, "context_method": "ntk", "context_factor": 2.0, "tied": False, "embed_dropout": 0.1,
+        "rope_scaling": RopeScaling(factor=8, low_freq_factor=1, high_freq_factor=4, original_context=64),
+        "no_rope_blocks": [1], "head_width": 6, "qkv_bias": True, "qk_norm": True, "branch_norms": True,
+        "sliding_window": 5, "sliding_blocks": [0], "sliding_rope_theta": 100.0, "embed_scale": 4.0, "vocab_size": 600,
     }  # fmt: skip
-    section = {field: values[field]}
+    window = {"sliding_window": 5} if field in ("sliding_blocks", "sliding_rope_theta") else {}
+    section = {**window, field: values[field]}
     assert getattr(model_config(section), field) == values[field] != getattr(model_config({}), field)
 
 
@@ -401,6 +426,23 @@ def test_the_vocabulary_decides_the_embedding_and_the_head() -> None:
     assert model.head is not None
     assert model.head.weight.shape == (123, 8)
     assert model.logits(torch.zeros(3, 8)).shape == (3, 123)
+
+
+def test_a_model_may_have_more_rows_than_the_tokenizer_has_ids_and_never_fewer() -> None:
+    model = build_model(model_config({**SIZES, "vocab_size": 130}), 123)
+    assert isinstance(model, Decoder)
+    assert model.vocab_size == len(model.embed.weight) == 130
+    with pytest.raises(RecipeError, match="the tokenizer has 131 ids, the model 130"):
+        build_model(model_config({**SIZES, "vocab_size": 130}), 131)
+
+
+def test_a_token_sees_no_further_back_than_the_windows_of_all_blocks_reach() -> None:
+    model = tiny_model(sliding_window=3, blocks=2).eval()
+    one = random_sequences([12])[0]
+    other = [(one[0] + 1) % VOCAB, *one[1:]]
+    with torch.no_grad():
+        changed = (model(from_sequences([one])) != model(from_sequences([other]))).any(1)
+    assert changed.tolist() == [True] * 5 + [False] * 6  # two blocks, each two places back
 
 
 def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +52,30 @@ def test_groups_equal_the_definition(lengths: list[int], causal: bool, kv_heads:
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     if got.numel():
         for a, b in zip(torch.autograd.grad(got, [q, k, v], grad), wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [False, True], ids=["fused", "weighted"])
+@settings(deadline=None, max_examples=20)
+@given(
+    rows=st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=5),
+    window=st.integers(1, 9),
+)
+def test_a_window_hides_what_is_further_back_in_every_layout(
+    weighted: bool, rows: list[list[bool]], window: int
+) -> None:
+    mask = torch.tensor(rows)
+    real = mask.flatten()
+    layout = build_layout(mask.sum(1).numpy())
+    q, k, v, grad = inputs([mask.numel()], 4, 2, 16, torch.float64)
+    expected = reference_attention(q[real], k[real], v[real], layout, True, window=window)
+    wanted = torch.autograd.grad(expected, [q, k, v], grad[real]) if real.any() else ()
+    for x, inside in ((torch.cat([q, k, v], 1)[real], layout), (torch.cat([q, k, v], 1), PaddedLayout(mask))):
+        with kernel.as_weighted() if weighted else nullcontext():
+            got = self_attention(x, inside, 4, True, window=window)
+        got = got if inside is layout else got[real]
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+        for a, b in zip(torch.autograd.grad(got, [q, k, v], grad[real]) if wanted else (), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 

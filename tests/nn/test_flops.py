@@ -59,3 +59,12 @@ def test_a_head_that_prunes_equals_a_count_by_hand() -> None:
     attention = 4 * 4 * (7 + 2 * 5 + 7) + 2 * 4 * (6 * 3 + 1 * 2)
     judge = (4 * 2 + 2 * 1) * 7
     assert pruner_operations(8, 4, [6, 1], [3, 2]) == 2 * (into + attention + judge)
+
+
+def test_a_window_leaves_out_pairs_of_distant_tokens() -> None:
+    config = Config(width=8, blocks=2, heads=4, kv_heads=2, hidden=12, sliding_window=3, sliding_blocks=[1])
+    sizes, whole = sizes_of(config, 20), sizes_of(config.model_copy(update={"sliding_window": None}), 20)
+    # A row of 5 tokens sees 1, 2, 3, 3 and 3 keys in the second block; twice that less the diagonal counts both orders.
+    missing = 5 * 5 - (2 * 12 - 3)
+    saved = training_operations(whole, [5, 2], 4) - training_operations(sizes, [5, 2], 4)
+    assert saved == 3 * (2 * 8 + 2 * 8) * missing // 2

@@ -25,7 +25,12 @@ KINDS = {
     "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "tied": True},
     "grouped": {"kv_heads": 2, "activation": "geglu"},
     "both ways": {"causal": False},
-}
+    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 1},
+    "gemma": {
+        "head_width": 16, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
+        "sliding_window": 6, "sliding_blocks": [0], "sliding_rope_theta": 100.0, "no_rope_blocks": [1],
+    },
+}  # fmt: skip
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=8)
 WEIGHTS = {"cross_entropy": 1.0}
 

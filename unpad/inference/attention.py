@@ -48,11 +48,14 @@ def attention_weights(model: Model, batch: RaggedBatch) -> list[Tensor]:
 
 
 def _weights(attention: Attention, x: Tensor, stream: Stream) -> Tensor:
-    q, k = attention.queries_and_keys(x, stream.rotary)
+    q, k = attention.queries_and_keys(x, attention.rotary_of(stream))
     k = k.repeat_interleave(attention.heads // attention.kv_heads, 1)
     scores = torch.einsum("qhd,khd->hqk", widened(q), widened(k)) / math.sqrt(attention.head_dim)
     if stream.key_bias is not None:
         scores = scores + stream.key_bias
     if attention.causal:
         scores = scores.masked_fill(torch.ones_like(scores[0], dtype=torch.bool).triu(1), -math.inf)
+    if attention.window is not None:
+        unseen = torch.ones_like(scores[0], dtype=torch.bool).tril(-attention.window)
+        scores = scores.masked_fill(unseen, -math.inf)
     return scores.softmax(-1)

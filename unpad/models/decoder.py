@@ -6,6 +6,7 @@ the two. `preset` names two configurations; every other field overrides the pres
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -16,12 +17,30 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.contract import Generates, ModelConfig
-from unpad.nn.block import BEFORE, Between, Block, BlockConfig, Cache, Stream, Unchanged, init_weights
+from unpad.nn.block import (
+    BEFORE,
+    AttentionSettings,
+    Between,
+    Block,
+    BlockConfig,
+    Cache,
+    Stream,
+    Unchanged,
+    init_weights,
+)
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.precision import wide_dtype, widened
-from unpad.nn.rope import ContextMethod, Rotary, rotary_frequencies, rotary_table, sinusoidal_table
+from unpad.nn.rope import (
+    ContextMethod,
+    Rotary,
+    rotary_frequencies,
+    rotary_table,
+    scaled_frequencies,
+    sinusoidal_table,
+)
+from unpad.recipes.section import Section
 
 DATA = "text"
 # Share of wanted tokens above which the last block computes all: dropping the others would cost more than it saves.
@@ -40,6 +59,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+class RopeScaling(Section):
+    """Rotary frequencies of Llama 3.1: slow channels turn `factor` times slower, fast ones as they were, and those
+    between are interpolated."""
+
+    factor: float = Field(ge=1, description="Divisor of the frequencies of slow channels.")
+    low_freq_factor: float = Field(gt=0, description="Turns within original_context up to which a channel is slow.")
+    high_freq_factor: float = Field(gt=0, description="Turns within original_context from which a channel is fast.")
+    original_context: int = Field(ge=1, description="Context before the extension, in tokens.")
+
+    @model_validator(mode="after")
+    def _has_a_range(self) -> RopeScaling:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError("high_freq_factor is not above low_freq_factor")
+        return self
+
+
 class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe."""
 
@@ -53,6 +88,23 @@ class Config(ModelConfig, BlockConfig):
     rope_theta: float = Field(10000.0, gt=0, description="Base of the rotary frequencies.")
     context_method: ContextMethod = Field("none", description="How rotary positions reach past the trained context.")
     context_factor: float = Field(1.0, ge=1, description="Context wanted over context trained.")
+    rope_scaling: RopeScaling | None = Field(None, description="Frequencies of Llama 3.1 and later.")
+    no_rope_blocks: list[int] = Field([], description="Blocks, from 0, that apply no rotary positions.")
+    head_width: int | None = Field(None, ge=1, description="Channels of a head; default width / heads.")
+    qkv_bias: bool | None = Field(None, description="Biases of queries, keys and values; default as `bias`.")
+    qk_norm: bool = Field(False, description="RMSNorm of every query and key head, before rotary positions.")
+    branch_norms: bool = Field(False, description="Norms after attention and feed-forward too, before they are added.")
+    sliding_window: int | None = Field(
+        None, ge=1, description="Tokens that a token of the sliding blocks sees, itself included."
+    )
+    sliding_blocks: list[int] | None = Field(None, description="Blocks, from 0, with sliding_window; default all.")
+    sliding_rope_theta: float | None = Field(
+        None, gt=0, description="Base of the rotary frequencies of the sliding blocks; default those of the others."
+    )
+    embed_scale: float = Field(1.0, gt=0, description="Factor of the token embeddings, before positions.")
+    vocab_size: int | None = Field(
+        None, ge=1, description="Rows of embedding and head; default as many as the tokenizer has ids."
+    )
     tied: bool = Field(True, description="The head shares the embedding's weights.")
     embed_dropout: float = Field(0.0, ge=0, lt=1, description="On the embeddings.")
 
@@ -72,7 +124,51 @@ class Config(ModelConfig, BlockConfig):
             raise ValueError(
                 f"context_method={self.context_method} extends rotary positions; positions is {self.positions}"
             )
+        if self.rope_scaling is not None and self.context_method != "none":
+            raise ValueError(f"context_method={self.context_method} and rope_scaling both scale frequencies")
         return self
+
+    @model_validator(mode="after")
+    def _blocks_fit(self) -> Config:
+        turns: list[tuple[str, object]] = [
+            ("rope_scaling", self.rope_scaling),
+            ("no_rope_blocks", self.no_rope_blocks),
+            ("sliding_rope_theta", self.sliding_rope_theta),
+        ]
+        for name, value in turns:
+            if value and self.positions != "rotary":
+                raise ValueError(f"{name} is of rotary positions; positions is {self.positions}")
+        for name, blocks in (("no_rope_blocks", self.no_rope_blocks), ("sliding_blocks", self.sliding_blocks)):
+            for index in blocks or []:
+                if not 0 <= index < self.blocks:
+                    raise ValueError(f"{name} names block {index}; the blocks are 0 to {self.blocks - 1}")
+        for name, value in (("sliding_blocks", self.sliding_blocks), ("sliding_rope_theta", self.sliding_rope_theta)):
+            if value and self.sliding_window is None:
+                raise ValueError(f"{name} goes with sliding_window")
+        if self.sliding_window is not None and not self.causal:
+            raise ValueError("sliding_window needs causal: true")
+        return self
+
+    @property
+    def own_head_dim(self) -> int | None:
+        return self.head_width
+
+    def norms_branches(self) -> bool:
+        return self.branch_norms
+
+    def slides(self, index: int) -> bool:
+        """True if the attention of a block has a window."""
+        return self.sliding_window is not None and (self.sliding_blocks is None or index in self.sliding_blocks)
+
+    def attention_of(self, index: int) -> AttentionSettings:
+        local = self.slides(index) and self.sliding_rope_theta is not None
+        return replace(
+            super().attention_of(index),
+            qkv_bias=self.bias if self.qkv_bias is None else self.qkv_bias,
+            qk_norm=self.eps if self.qk_norm else None,
+            window=self.sliding_window if self.slides(index) else None,
+            angles="none" if index in self.no_rope_blocks else "local" if local else "global",
+        )
 
     @property
     def longest(self) -> int:
@@ -97,18 +193,26 @@ class Decoder(Generates):
 
     Args:
         config: sizes and choices.
-        vocab_size: rows of the embedding and of the head.
+        vocab_size: ids of the tokenizer, and rows of the embedding and of the head unless the config has more.
+
+    Raises:
+        RecipeError: the config has fewer.
     """
 
     config: Config
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()
+        if config.vocab_size is not None:
+            if config.vocab_size < vocab_size:
+                what = f"the tokenizer has {vocab_size} ids, the model {config.vocab_size}"
+                raise RecipeError(what, where="model.vocab_size", fix="use the tokenizer of the model")
+            vocab_size = config.vocab_size
         self.config, self.vocab_size = config, vocab_size
         self.causal, self.head_dim = config.causal, config.head_dim
         self.embed = nn.Embedding(vocab_size, config.width)
         self.position_embed = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
+        self.blocks = nn.ModuleList(Block(config, index) for index in range(config.blocks))
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
         self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=False)
         self.dropout = nn.Dropout(config.embed_dropout)
@@ -150,8 +254,8 @@ class Decoder(Generates):
         return hidden
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        embedded: Tensor = self.embed(ids)
-        return embedded
+        embedded: Tensor = self.embed(ids)  # (total_tokens, width)
+        return embedded if self.config.embed_scale == 1.0 else embedded * self.config.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
@@ -183,7 +287,9 @@ class Decoder(Generates):
     def _embedded(self, batch: RaggedBatch) -> Stream:
         """The stream before the first block."""
         x = self._embed(batch)
-        return Stream(x, None, batch.layout, self._rotary(batch.position_ids, x.dtype))
+        rotary = self._rotary(batch.position_ids, x.dtype)
+        local = self._local_rotary(batch.position_ids, x.dtype)
+        return Stream(x, None, batch.layout, rotary, local_rotary=local)
 
     def _ends_short(self, index: int, num_wanted: int, stream: Stream, between: Between) -> bool:
         """True if this block is the last, and drops all but the wanted tokens after its attention: nothing attends to
@@ -215,7 +321,7 @@ class Decoder(Generates):
             x = batch.inputs_embeds
         else:
             assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
-            x = self.embed(batch.input_ids)  # (total_tokens, width)
+            x = self.embed_tokens(batch.input_ids)
         if self.position_embed is not None:
             x = x + self.position_embed(positions)
         elif self.config.positions == "sinusoidal":
@@ -232,4 +338,20 @@ class Decoder(Generates):
         frequencies = rotary_frequencies(
             config.head_dim, config.rope_theta, config.context_method, config.context_factor
         )
+        if (scaling := config.rope_scaling) is not None:
+            frequencies = scaled_frequencies(
+                frequencies,
+                factor=scaling.factor,
+                low=scaling.low_freq_factor,
+                high=scaling.high_freq_factor,
+                context=scaling.original_context,
+            )
+        return rotary_table(position_ids, frequencies, wide_dtype(dtype))
+
+    def _local_rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:
+        """Angles of the blocks with a window, if they differ from those of the others."""
+        config = self.config
+        if config.sliding_rope_theta is None:
+            return None
+        frequencies = rotary_frequencies(config.head_dim, config.sliding_rope_theta, "none", 1.0)
         return rotary_table(position_ids, frequencies, wide_dtype(dtype))

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from unpad.nn.native import library
 from unpad.nn.native.activation import KINDS, activation
 
-Kind = Literal["relu", "gelu", "quick_gelu", "geglu", "swiglu"]
-GATED = ("geglu", "swiglu")
+Kind = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "geglu", "geglu_tanh", "swiglu"]
+GATED = ("geglu", "geglu_tanh", "swiglu")
 
 
 def activate(kind: Kind, x: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def activate(kind: Kind, x: Tensor) -> Tensor:
 
     Args:
         kind: quick_gelu is x * sigmoid(1.702 x), the approximation of gelu that CLIP was trained with (Hendrycks and
-            Gimpel 2016, arXiv 1606.08415, section 2).
+            Gimpel 2016, arXiv 1606.08415, section 2); gelu_tanh and geglu_tanh have their approximation by tanh.
         x: (total_tokens, hidden), or (total_tokens, 2 * hidden) with the gate first.
 
     Returns:
@@ -30,7 +30,11 @@ def activate(kind: Kind, x: Tensor) -> Tensor:
         return activation(kind, x)
     if kind in GATED:
         gate, value = x.chunk(2, -1)
-        return (F.silu(gate) if kind == "swiglu" else F.gelu(gate)) * value
+        if kind == "swiglu":
+            return F.silu(gate) * value
+        return F.gelu(gate, approximate="tanh" if kind == "geglu_tanh" else "none") * value
     if kind == "quick_gelu":
         return x * torch.sigmoid(1.702 * x)
+    if kind == "gelu_tanh":
+        return F.gelu(x, approximate="tanh")
     return F.relu(x) if kind == "relu" else F.gelu(x)

@@ -58,6 +58,7 @@ def self_attention(
     rotary: Rotary | None = None,
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
+    window: int | None = None,
 ) -> Tensor:
     """Attend within each sequence and nowhere else.
 
@@ -68,12 +69,21 @@ def self_attention(
         rotary: angles of `rotary_table` that queries and keys are rotated by first.
         key_bias: (total_tokens,), added to the scores of a key in every head; -inf removes the key.
         dropout: share of attention weights to set to zero.
+        window: tokens that a token sees at most, itself and those just before it; needs `causal`. None for all.
 
     Returns:
         (total_tokens, heads, head_dim), softmax(q k^T / sqrt(head_dim) + key_bias) v.
     """
+    assert causal or window is None, "a window is of causal attention"
+    window = None if window is None or reaches_all(layout, window) else window
     kernels = choose_kernels(
-        qkv.dtype, qkv.device, layout, qkv.shape[2], key_bias=key_bias is not None, dropout=dropout > 0
+        qkv.dtype,
+        qkv.device,
+        layout,
+        qkv.shape[2],
+        key_bias=key_bias is not None,
+        dropout=dropout > 0,
+        window=window is not None,
     )
     note(kernels)
     kv_heads = (qkv.shape[1] - heads) // 2
@@ -97,15 +107,27 @@ def self_attention(
     if kernels == (Kernel.DEFINITION,):
         assert isinstance(layout, Layout), "the definition takes flat runs"
         assert dropout == 0, "the definition has no dropout"
-        return reference_attention(q, k, v, layout, causal, key_bias)
+        return reference_attention(q, k, v, layout, causal, key_bias, window)
     extras = None
     if key_bias is not None or dropout:
         extras = Extras(torch.arange(len(q), device=q.device), key_bias, dropout, seed)
-    return _torch_attention(q, k, v, layout, causal, kernels, extras)
+    return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
+
+
+def reaches_all(layout: Layout | PaddedLayout, window: int) -> bool:
+    """True if no sequence is longer than the window, so that it hides nothing."""
+    longest = layout.attention_mask.shape[1] if isinstance(layout, PaddedLayout) else layout.max_seqlen
+    return longest <= window
 
 
 def reference_attention(
-    q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, key_bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    causal: bool,
+    key_bias: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Attention by definition, one sequence at a time in plain operations; for tests and as the proof's truth."""
     k, v = _share_heads(q, k, v)
@@ -118,6 +140,9 @@ def reference_attention(
         if causal:
             future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(future, -math.inf)
+        if window is not None:
+            place = torch.arange(stop - start, device=q.device)
+            scores = scores.masked_fill(place[:, None] - place >= window, -math.inf)
         outputs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[start:stop]))
     return torch.cat(outputs)
 
@@ -130,13 +155,14 @@ def _torch_attention(
     causal: bool,
     kernels: tuple[Kernel, ...],
     extras: Extras | None,
+    window: int | None,
 ) -> Tensor:
     """Attention through torch's own operations; each key head serves heads / kv_heads consecutive query heads."""
     if isinstance(layout, PaddedLayout):
-        return _padded(q, k, v, layout.attention_mask, causal, kernels[0], extras)
+        return _padded(q, k, v, layout.attention_mask, causal, kernels[0], extras, window)
     if kernels == (Kernel.VARLEN_FLASH,):
-        return _varlen(q, k, v, layout, causal)
-    return _grouped(q, k, v, layout, causal, kernels, extras)
+        return _varlen(q, k, v, layout, causal, window)
+    return _grouped(q, k, v, layout, causal, kernels, extras, window)
 
 
 def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,6 +184,7 @@ def _grouped(
     causal: bool,
     kernels: tuple[Kernel, ...],
     extras: Extras | None,
+    window: int | None,
 ) -> Tensor:
     if not layout.groups:
         return q
@@ -166,12 +193,19 @@ def _grouped(
         q, k, v = (x.index_select(0, by_length) for x in (q, k, v))
         extras = extras and extras.map(lambda x: x.index_select(0, by_length))
     groups = zip(layout.groups, kernels, strict=True)
-    out = torch.cat([_group_attention(q, k, v, group, causal, kernel, extras) for group, kernel in groups])
+    out = torch.cat([_group_attention(q, k, v, group, causal, kernel, extras, window) for group, kernel in groups])
     return out if layout.undo is None else out.index_select(0, layout.undo)
 
 
 def _group_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, causal: bool, kernel: Kernel, extras: Extras | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    group: LengthGroup,
+    causal: bool,
+    kernel: Kernel,
+    extras: Extras | None,
+    window: int | None,
 ) -> Tensor:
     """Attention of one group as a (num_seqs, heads, longest, head_dim) rectangle; returns its real tokens."""
     heads, head_dim = q.shape[1:]
@@ -183,15 +217,31 @@ def _group_attention(
 
     q, k, v = (rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.
-    mask = None if causal or group.key_mask is None else group.key_mask[:, None, None, :]
+    seen: Callable[[slice], Tensor] | None = None
+    if window is not None and window < group.longest:
+        causal, seen = False, partial(_in_window, group.longest, window, q.device)
+    elif not causal and group.key_mask is not None:
+        seen = partial(_real_keys, group.key_mask)
     if kernel in MATMUL:
-        seen = None if mask is None else lambda rows: mask
         out = _matmul_attention(q, k, v, seen, causal, extras and extras.map(rectangle))
     else:
         assert extras is None, "the fused kernel takes no bias and no dropout"
+        mask = None if seen is None else seen(slice(0, group.longest))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
     out = out.transpose(1, 2).reshape(-1, heads, head_dim)
     return out if group.real is None else out.index_select(0, group.real)
+
+
+def _real_keys(key_mask: Tensor, rows: slice) -> Tensor:
+    """The keys that any queries see, (num_seqs, 1, 1, longest) bool."""
+    return key_mask[:, None, None, :]
+
+
+def _in_window(longest: int, window: int, device: torch.device, rows: slice) -> Tensor:
+    """The keys that queries at these places see, (queries, longest) bool: the last `window` up to their own."""
+    place = torch.arange(longest, device=device)
+    distance = place[rows, None] - place
+    return (distance >= 0) & (distance < window)
 
 
 def _matmul_attention(
@@ -256,20 +306,27 @@ def _attend_rows(
 # --------------------------------------------------------------------------- accelerator and rectangles
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, window: int | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # asks for a GPU build of torch when imported
 
     bounds, size = layout.cu_seqlens, layout.max_seqlen
-    window = (-1, 0) if causal else (-1, -1)
+    reach = (-1 if window is None else window - 1, 0) if causal else (-1, -1)
     gqa = q.shape[1] != k.shape[1]
     # num_splits=1: a sequence's output must not depend on what else is in the batch.
-    out = varlen_attn(q, k, v, bounds, bounds, size, size, window_size=window, enable_gqa=gqa, num_splits=1)
+    out = varlen_attn(q, k, v, bounds, bounds, size, size, window_size=reach, enable_gqa=gqa, num_splits=1)
     assert isinstance(out, Tensor)
     return out
 
 
 def _padded(
-    q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, causal: bool, kernel: Kernel, extras: Extras | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention_mask: Tensor,
+    causal: bool,
+    kernel: Kernel,
+    extras: Extras | None,
+    window: int | None,
 ) -> Tensor:
     """Attention of a flattened (batch, seq) rectangle with real cells anywhere in a row."""
     k, v = _share_heads(q, k, v)
@@ -282,6 +339,9 @@ def _padded(
         query = place[rows, None]
         seen = attention_mask[:, None, None, :]
         seen = seen & (place <= query) if causal else seen
+        if window is not None:  # counted in real cells
+            real = attention_mask.cumsum(1)
+            seen = seen & (real[:, None, rows, None] - real[:, None, None, :] < window)
         # A padding query sees at least itself: a row without keys would be NaN, and NaN spreads.
         return seen | (place == query)
 

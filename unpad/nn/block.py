@@ -36,7 +36,7 @@ class BlockConfig(Section):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> BlockConfig:
-        if self.width % self.heads:
+        if self.own_head_dim is None and self.width % self.heads:
             fits = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
             # An even head size if possible: rotary positions need it.
             fits = [heads for heads in fits if self.width // heads % 2 == 0] or fits
@@ -48,12 +48,58 @@ class BlockConfig(Section):
         return self
 
     @property
+    def own_head_dim(self) -> int | None:
+        """Channels of a head where they are not width / heads."""
+        return None
+
+    @property
     def head_dim(self) -> int:
-        return self.width // self.heads
+        return self.own_head_dim or self.width // self.heads
 
     @property
     def num_kv_heads(self) -> int:
         return self.kv_heads or self.heads
+
+    def norms_branches(self) -> bool:
+        """True if the output of attention and of feed-forward is normalised too, before it is added."""
+        return False
+
+    def attention_of(self, index: int) -> AttentionSettings:
+        """Sizes and choices of the attention of block `index`."""
+        return AttentionSettings(
+            heads=self.heads,
+            kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            dropout=self.attention_dropout,
+            qkv_bias=self.bias,
+            out_bias=self.bias,
+        )
+
+
+@dataclass(frozen=True)
+class AttentionSettings:
+    """Sizes and choices of one block's attention.
+
+    Args:
+        dropout: on its weights.
+        qkv_bias, out_bias: biases of queries, keys and values, and of the output.
+        qk_norm: epsilon of an RMSNorm of every query and key head before positions are applied (Henry et al. 2020,
+            arXiv 2010.04245); None for none.
+        window: tokens that a token sees, itself included; None for all.
+        angles: the stream's rotary angles that apply; "none": this block knows no positions.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    dropout: float
+    qkv_bias: bool
+    out_bias: bool
+    qk_norm: float | None = None
+    window: int | None = None
+    angles: Literal["global", "local", "none"] = "global"
 
 
 class Cache(Protocol):
@@ -67,6 +113,7 @@ class Cache(Protocol):
         heads: int,
         rotary: Rotary | None,
         key_bias: Tensor | None,
+        window: int | None,
     ) -> Tensor: ...
 
 
@@ -81,6 +128,7 @@ class Stream:
         rotary: angles of the tokens' positions; they stay with their tokens when others are removed.
         key_bias: (total_tokens,), added to the scores of a key in all heads of the blocks that follow.
         value_scale: (total_tokens,), factor of a token's values in the blocks that follow.
+        local_rotary: as `rotary`, of the blocks whose attention has a window, if theirs are other angles.
     """
 
     x: Tensor
@@ -89,6 +137,7 @@ class Stream:
     rotary: Rotary | None = None
     key_bias: Tensor | None = None
     value_scale: Tensor | None = None
+    local_rotary: Rotary | None = None
 
     def hidden(self) -> Tensor:
         """Hidden states, (total_tokens, width), in the dtype of x, before dropout."""
@@ -107,13 +156,17 @@ class Stream:
         def take(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.index_select(0, index)
 
+        def take_angles(rotary: Rotary | None) -> Rotary | None:
+            return None if rotary is None else (rotary[0][index], rotary[1][index])
+
         return Stream(
             x=self.x.index_select(0, index),
             delta=take(self.delta),
             layout=self.layout.restrict(index),
-            rotary=None if self.rotary is None else (self.rotary[0][index], self.rotary[1][index]),
+            rotary=take_angles(self.rotary),
             key_bias=take(self.key_bias),
             value_scale=take(self.value_scale),
+            local_rotary=take_angles(self.local_rotary),
         )
 
 
@@ -153,14 +206,23 @@ class Unchanged:
 
 
 class Attention(nn.Module):
-    """Multi-head attention over a flat run, grouped-query when kv_heads < heads."""
+    """Multi-head attention over a flat run, grouped-query when kv_heads < heads.
 
-    def __init__(self, config: BlockConfig) -> None:
+    Args:
+        index: of the block that it belongs to.
+    """
+
+    def __init__(self, config: BlockConfig, index: int = 0) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.heads, config.num_kv_heads, config.head_dim
-        self.causal, self.dropout = config.causal, config.attention_dropout
-        self.to_qkv = Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=config.bias)
-        self.to_out = Linear(config.width, config.width, bias=config.bias)
+        settings = config.attention_of(index)
+        self.heads, self.kv_heads, self.head_dim = settings.heads, settings.kv_heads, settings.head_dim
+        self.causal, self.dropout, self.window = settings.causal, settings.dropout, settings.window
+        self.angles = settings.angles
+        self.to_qkv = Linear(config.width, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=settings.qkv_bias)
+        self.to_out = Linear(self.heads * self.head_dim, config.width, bias=settings.out_bias)
+        eps = settings.qk_norm
+        self.q_norm = None if eps is None else Norm("rmsnorm", self.head_dim, eps)
+        self.k_norm = None if eps is None else Norm("rmsnorm", self.head_dim, eps)
 
     def forward(
         self,
@@ -180,7 +242,7 @@ class Attention(nn.Module):
         Returns:
             (total_tokens, width), or (num, width).
         """
-        qkv = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
+        qkv, rotary = self.project(x), self.rotary_of(stream)
         if stream.value_scale is not None:
             everywhere = torch.ones_like(stream.value_scale, dtype=torch.bool)
             qkv = scale_values(qkv, self.kv_heads, stream.value_scale, everywhere)
@@ -190,21 +252,42 @@ class Attention(nn.Module):
                 stream.layout,
                 self.heads,
                 self.causal,
-                rotary=stream.rotary,
+                rotary=rotary,
                 key_bias=stream.key_bias,
                 dropout=self.dropout if self.training else 0.0,
+                window=self.window,
             )
         else:
-            y = cache.attend(index, qkv, stream.layout, self.heads, stream.rotary, stream.key_bias)
+            y = cache.attend(index, qkv, stream.layout, self.heads, rotary, stream.key_bias, self.window)
         y = y.flatten(1) if keep_index is None else y.flatten(1).index_select(0, keep_index)
         out: Tensor = self.to_out(y)
         return out
 
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values before positions are applied, (total_tokens, heads + 2 kv_heads, head_dim)."""
+        qkv: Tensor = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))
+        if self.q_norm is None or self.k_norm is None:
+            return qkv
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        return torch.cat([_normed_heads(self.q_norm, q), _normed_heads(self.k_norm, k), v], 1)
+
+    def rotary_of(self, stream: Stream) -> Rotary | None:
+        """The angles of the stream that apply here."""
+        if self.angles == "none":
+            return None
+        return stream.rotary if self.angles == "global" else stream.local_rotary
+
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Queries and keys of `forward`, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), with
         positions applied."""
-        q, k, _ = self.to_qkv(x).unflatten(-1, (-1, self.head_dim)).split([self.heads, self.kv_heads, self.kv_heads], 1)
+        q, k, _ = self.project(x).split([self.heads, self.kv_heads, self.kv_heads], 1)
         return (q, k) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary))
+
+
+def _normed_heads(norm: Norm, x: Tensor) -> Tensor:
+    """Normalise every head of (total_tokens, heads, head_dim) by itself."""
+    normed: Tensor = norm(x.reshape(-1, x.shape[2]))[1]
+    return normed.view(x.shape).to(x.dtype)
 
 
 class FeedForward(nn.Module):
@@ -222,18 +305,24 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + feed_forward(norm x).
+    """x + attention(norm x), then x + feed_forward(norm x); with `norms_branches` each output is normalised too.
 
     The next norm, in the next block or after the last, adds a branch's output, so that each norm reads and writes the
     residual stream once.
+
+    Args:
+        index: of the block in its model.
     """
 
-    def __init__(self, config: BlockConfig) -> None:
+    def __init__(self, config: BlockConfig, index: int = 0) -> None:
         super().__init__()
+        after = config.norms_branches()
         self.norm_1 = Norm(config.norm, config.width, config.eps, config.dropout)
-        self.attention = Attention(config)
+        self.attention = Attention(config, index)
+        self.attention_norm = Norm(config.norm, config.width, config.eps) if after else None
         self.norm_2 = Norm(config.norm, config.width, config.eps, config.dropout)
         self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = Norm(config.norm, config.width, config.eps) if after else None
 
     def forward(
         self, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
@@ -248,9 +337,17 @@ class Block(nn.Module):
             The stream of these tokens; `keep_index` narrows only `x` and `delta`, which nothing but a norm may read.
         """
         x, y = self.norm_1(stream.x, stream.delta)
-        attended = self.attention(y, stream, cache, index, keep_index)
+        attended = _normed_branch(self.attention_norm, self.attention(y, stream, cache, index, keep_index))
         x, y = self.norm_2(x if keep_index is None else x.index_select(0, keep_index), attended)
-        return replace(stream, x=x, delta=self.feed_forward(y))
+        return replace(stream, x=x, delta=_normed_branch(self.feed_forward_norm, self.feed_forward(y)))
+
+
+def _normed_branch(norm: Norm | None, y: Tensor) -> Tensor:
+    """The output of a branch, (num, width), normalised if the block has a norm for it."""
+    if norm is None:
+        return y
+    normed: Tensor = norm(y)[1]
+    return normed
 
 
 def init_weights(module: nn.Module, num_blocks: int) -> None:

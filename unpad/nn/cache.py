@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,13 +26,13 @@ class _Rows:
         lengths: (num_rows,) int64.
         longest: of `lengths`.
         capacity: tokens that a row's buffers have room for.
-        mask: (num_rows, 1, 1, longest + 1), True = real; made by a step's first layer.
+        masks: (num_rows, 1, 1, longest + 1) by window, True where the next token sees; made by a step's first layer.
     """
 
     lengths: Tensor
     longest: int
     capacity: int
-    mask: Tensor | None = None
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -97,6 +97,7 @@ class KeyValueCache:
         heads: int,
         rotary: Rotary | None,
         key_bias: Tensor | None = None,
+        window: int | None = None,
     ) -> Tensor:
         """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`.
 
@@ -104,18 +105,22 @@ class KeyValueCache:
             layout: of the prompts in the first pass, the same object for layers that read the same tokens; in later
                 passes one token per row.
             key_bias: (total_tokens,), of the prompts in the first pass; all later passes keep it.
+            window: as of `self_attention`.
         """
         if self._prompts is not None:
             assert isinstance(layout, Layout), "prompts come as a flat run"
             self._store_prompts(qkv, layout, heads, rotary, key_bias)
-            return self_attention(qkv, layout, heads, causal=True, rotary=rotary, key_bias=key_bias)
+            return self_attention(qkv, layout, heads, causal=True, rotary=rotary, key_bias=key_bias, window=window)
         assert key_bias is None, "new tokens have no bias"
         layer = self._layers[index]
-        if layer.bias is None and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+        window = None if window is None or window > layer.rows.longest else window
+        if layer.bias is None and window is None and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
             return decode_attention(qkv, layer.keys, layer.values, layer.rows.lengths, heads, rotary)
-        return self._attend_in_torch(qkv, layer, heads, rotary)
+        return self._attend_in_torch(qkv, layer, heads, rotary, window)
 
-    def _attend_in_torch(self, qkv: Tensor, layer: _Layer, heads: int, rotary: Rotary | None) -> Tensor:
+    def _attend_in_torch(
+        self, qkv: Tensor, layer: _Layer, heads: int, rotary: Rotary | None, window: int | None
+    ) -> Tensor:
         q, k, v = _turned(qkv, heads, rotary)
         held, each = layer.rows, torch.arange(self.num_rows, device=q.device)
         layer.keys[each, :, held.lengths] = k
@@ -123,10 +128,11 @@ class KeyValueCache:
         # The query heads that share a key head are its queries, so that the cache is read in place.
         grouped = q.unflatten(1, (k.shape[1], -1))  # (num_rows, kv_heads, heads / kv_heads, head_dim)
         seen = held.longest + 1
-        if held.mask is None:
-            column = torch.arange(seen, device=q.device)
-            held.mask = (column[None] <= held.lengths[:, None])[:, None, None]
-        keys, values, mask = layer.keys[:, :, :seen], layer.values[:, :, :seen], held.mask
+        if window not in held.masks:
+            distance = held.lengths[:, None] - torch.arange(seen, device=q.device)
+            real = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            held.masks[window] = real[:, None, None]
+        keys, values, mask = layer.keys[:, :, :seen], layer.values[:, :, :seen], held.masks[window]
         if layer.bias is not None:
             bias = layer.bias[:, :, :seen].transpose(2, 3)  # (num_rows, 1, 1, seen)
             mask = bias.masked_fill(~mask, -math.inf).to(q.dtype)
@@ -137,7 +143,7 @@ class KeyValueCache:
         """Make room for one more token per row."""
         self._prompts, self._cells = None, None
         for rows in self._rows:
-            rows.mask = None  # of the previous token
+            rows.masks.clear()  # of the previous token
             if rows.longest + 1 > rows.capacity:
                 self._grow(rows)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from unpad.nn.activation import GATED
 from unpad.nn.block import BlockConfig
 
 
@@ -23,6 +24,7 @@ class LayerSizes:
         causal: a token attends to no later token.
         head_weights: weights of the product that computes the outputs at target positions.
         input_weights: weights of a product before the blocks, 0 for an embedding: a lookup multiplies nothing.
+        windows: of the blocks whose tokens see only so many tokens, one each.
         ending_weights: the last block's weights that only outputs need: in a causal model those after its attention,
             because no token reads another token's output of the last block. 0 if outputs need all tokens.
     """
@@ -34,6 +36,17 @@ class LayerSizes:
     head_weights: int
     input_weights: int = 0
     ending_weights: int = 0
+    windows: tuple[int, ...] = ()
+
+    def pairs(self, lengths: Sequence[int]) -> int:
+        """Pairs of tokens that attend, of all blocks; in causal models both orders of a pair are counted."""
+        whole = (self.blocks - len(self.windows)) * sum(length * length for length in lengths)
+        return whole + sum(_pairs_within(length, window) for window in self.windows for length in lengths)
+
+
+def _pairs_within(length: int, window: int) -> int:
+    near = min(length, window)
+    return near * (2 * length - near)
 
 
 def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSizes:
@@ -44,7 +57,7 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSi
     """
     width, attended = config.width, config.heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim
-    gated = config.activation in ("geglu", "swiglu")
+    gated = config.activation in GATED
     ending = attended * width + (3 if gated else 2) * width * config.hidden
     return LayerSizes(
         block_weights=width * (attended + 2 * kv_width) + ending,
@@ -54,6 +67,7 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSi
         head_weights=width * outputs,
         input_weights=input_width * width,
         ending_weights=ending if config.causal and config.blocks else 0,
+        windows=tuple(one.window for one in map(config.attention_of, range(config.blocks)) if one.window is not None),
     )
 
 
@@ -69,10 +83,10 @@ def training_operations(sizes: LayerSizes, lengths: Sequence[int], num_targets: 
         lengths: real tokens per sequence.
         num_targets: positions where the head computes.
     """
-    tokens, pairs = sum(lengths), sum(length * length for length in lengths)
+    tokens = sum(lengths)
     products = 6 * (sizes.block_weights * sizes.blocks + sizes.input_weights) * tokens
     products -= 6 * sizes.ending_weights * (tokens - num_targets)
-    attention = 12 * sizes.attention_width * sizes.blocks * pairs
+    attention = 12 * sizes.attention_width * sizes.pairs(lengths)
     return products + (attention // 2 if sizes.causal else attention) + 6 * sizes.head_weights * num_targets
 
 

@@ -41,12 +41,14 @@ def choose_kernels(
     *,
     key_bias: bool = False,
     dropout: bool = False,
+    window: bool = False,
 ) -> tuple[Kernel, ...]:
     """Choose the kernel that attends within the sequences of a layout.
 
     Args:
         dtype, device: of queries, keys and values.
         key_bias, dropout: whether attention has one.
+        window: whether tokens see only some of the earlier ones.
 
     Returns:
         One kernel for the whole run, or one for each of `layout.groups`.
@@ -56,7 +58,7 @@ def choose_kernels(
         return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
     if _by_definition.get():
         return (Kernel.DEFINITION,)
-    if runs_native(dtype, device, head_dim):
+    if runs_native(dtype, device, head_dim) and not window:
         return (Kernel.NATIVE,)
     if device.type == "cuda" and dtype in HALF and not weighted:  # the flash kernel supports half precision only
         return (Kernel.VARLEN_FLASH,)

@@ -38,7 +38,7 @@ class Norm(nn.Module):
         """Add a branch's output to the residual stream, and normalise the sum for the next branch.
 
         Args:
-            residual: (total_tokens, dim), fp32 or wider.
+            residual: (total_tokens, dim), fp32 or wider; without a delta in any dtype.
             delta: (total_tokens, dim) in the computing dtype; None at the beginning of the stream.
 
         Returns:

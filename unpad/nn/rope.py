@@ -32,6 +32,20 @@ def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, facto
     return frequencies / factor if method == "linear" else frequencies
 
 
+def scaled_frequencies(frequencies: Tensor, *, factor: float, low: float, high: float, context: int) -> Tensor:
+    """Frequencies of Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783, section 3.4; the formula is of its code).
+
+    Args:
+        frequencies: (head_dim / 2,) fp64.
+        factor: divisor of the frequencies that turn at most `low` times within the context.
+        high: turns from which a frequency stays as it is; between `low` and `high` both are mixed linearly.
+        context: tokens before the extension.
+    """
+    turns = context * frequencies / (2 * math.pi)
+    fast = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (fast + (1 - fast) / factor)
+
+
 def rotary_table(position_ids: Tensor, frequencies: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines for `rotate`, each (total_tokens, 1, head_dim / 2), in `dtype`, fp32 or wider."""
     angles = position_ids.to(torch.float64)[:, None, None] * frequencies.to(position_ids.device)

@@ -108,8 +108,7 @@ def batch_dtype(model: VisionLanguage) -> torch.dtype:
 def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """A block's attention with keys and values of probability p, and its weights (heads, total, total)."""
     attention, total = block.attention, len(x)
-    qkv = attention.to_qkv(block.norm_1(x)[1]).unflatten(-1, (-1, attention.head_dim))
-    q, k, v = qkv.split([attention.heads, attention.kv_heads, attention.kv_heads], 1)
+    q, k, v = attention.project(block.norm_1(x)[1]).split([attention.heads, attention.kv_heads, attention.kv_heads], 1)
     if rotary is not None:
         q, k = rotate(q, *rotary), rotate(k, *rotary)
     k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, 1) for y in (k, v))

@@ -13,6 +13,7 @@ from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.batching.plan import Micro, plan
 from unpad.errors import PlanError, needs_memory
 from unpad.models import lower_sizes
+from unpad.nn.attention import reaches_all
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
@@ -168,10 +169,19 @@ def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
     layouts: list[Layout | PaddedLayout] = [build_layout(lengths[lengths > 0])]
     rectangles = [batch.attended for batch in trained.micros] if trained else []
     layouts += [layout for layout in rectangles if isinstance(layout, PaddedLayout)]
-    drops = any(isinstance(part, Attention) and part.dropout > 0 for part in setup.model.modules())
+    attentions = [part for part in setup.model.modules() if isinstance(part, Attention)]
+    drops = any(part.dropout > 0 for part in attentions)
     return {
         kernel.value
         for layout in layouts
+        for window in {part.window for part in attentions} or {None}
         for dropout in {False, drops}
-        for kernel in choose_kernels(DTYPES[setup.precision], setup.device, layout, head_dim, dropout=dropout)
+        for kernel in choose_kernels(
+            DTYPES[setup.precision],
+            setup.device,
+            layout,
+            head_dim,
+            dropout=dropout,
+            window=window is not None and not reaches_all(layout, window),
+        )
     }

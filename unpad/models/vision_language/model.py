@@ -70,6 +70,8 @@ class Config(ModelConfig):
 
     @model_validator(mode="after")
     def _fit(self) -> Config:
+        if self.language.sliding_window is not None:
+            raise ValueError("language.sliding_window: removed and merged tokens leave no count of earlier ones")
         if self.prune is not None:
             self.prune.check_blocks(self.language.blocks)
         if self.ranks_in_tower and self.vision.num_run == 0:
@@ -159,11 +161,12 @@ class VisionLanguage(Generates, PrunesTokens):
 
     def __init__(self, config: Config, vocab_size: int) -> None:
         super().__init__()
-        self.config, self.vocab_size = config, vocab_size
+        self.config = config
         self.causal, self.head_dim = config.language.causal, config.language.head_dim
         self.tower = Tower(config.vision)
         self.projector = Projector(config)
         self.decoder = decoder.Decoder(config.language, vocab_size)
+        self.vocab_size = self.decoder.vocab_size
         merge, prune, width = config.merge, config.prune, config.language.width
         self.merger = None if merge is None else make_merger(merge, config.vision.width, width)
         self.pruners = nn.ModuleDict()
@@ -295,8 +298,7 @@ class VisionLanguage(Generates, PrunesTokens):
         return self.decoder.embed
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        embedded: Tensor = self.embed(ids)
-        return embedded
+        return self.decoder.embed_tokens(ids)
 
     # ----------------------------------------------------------------------- training
 
@@ -404,8 +406,7 @@ class VisionLanguage(Generates, PrunesTokens):
         assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
         # A placeholder's id may be outside the vocabulary; its embedding is not read.
         ids = batch.input_ids if batch.media_index is None else batch.input_ids.index_fill(0, batch.media_index, 0)
-        embedded: Tensor = self.embed(ids)
-        return embedded
+        return self.decoder.embed_tokens(ids)
 
     def _pruning(self, reading: VisionReading) -> PrunePass | None:
         """The removal of tokens in one pass over this batch, None without one; resets `given`, `kept`,

@@ -162,7 +162,7 @@ class PrunePass:
         """Attention that each visual token receives in block `index` from the text at these places, (num_visual,)."""
         block, layout, bias = self._blocks[index], entered.layout, entered.key_bias
         assert isinstance(block, Block), "the language model is a stack of blocks"
-        q, k = block.attention.queries_and_keys(block.norm_1(entered.hidden())[1], entered.rotary)
+        q, k = block.attention.queries_and_keys(block.norm_1(entered.hidden())[1], block.attention.rotary_of(entered))
         if isinstance(layout, PaddedLayout):
             padding = ~layout.attention_mask.flatten()
             nothing = torch.zeros_like(padding, dtype=torch.float32) if bias is None else bias
