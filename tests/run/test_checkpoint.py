@@ -1,6 +1,5 @@
 """A checkpoint is exact, complete or absent, and its damage is seen."""
 
-import errno
 import itertools
 import json
 import os
@@ -17,11 +16,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.faults import at_operation, fail_full, kill, names_in, operations
 from tests.helpers.processes import in_child
 from unpad import storage
 from unpad.errors import CheckpointError, DiskError, NonFiniteError
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State, load, load_newest, save, save_named
+from unpad.storage import disk, folders
 
 pytestmark = pytest.mark.slow
 
@@ -62,10 +63,6 @@ def newest(folder: Path) -> tuple[State, list[str]]:
     found = load_newest(folder)
     assert found is not None
     return found
-
-
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 # --------------------------------------------------------------------------- round trip
@@ -354,7 +351,7 @@ def test_hostile_tensors_are_refused_or_harmless(tmp_path):
         bad = tmp_path / str(number)
         bad.mkdir()
         content = {**files, "model.safetensors": data}
-        for name, part in {**content, "MANIFEST.json": storage._manifest(content)}.items():
+        for name, part in {**content, "MANIFEST.json": folders._manifest(content)}.items():
             (bad / name).write_bytes(part)
         try:
             load(bad)
@@ -365,27 +362,6 @@ def test_hostile_tensors_are_refused_or_harmless(tmp_path):
 
 
 # --------------------------------------------------------------------------- kills and full disks
-
-
-def fail_full() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def count_operations(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> int:
-    seen: list[str] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "_operation", lambda name, path: seen.append(name))
-        work()
-    return len(seen)
-
-
-def at_operation(number: int, act: Callable[[], None]) -> Callable[[str, Path], None]:
-    seen = itertools.count()
-    return lambda name, path: act() if next(seen) == number else None
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def folder_with_two(folder: Path) -> Path:
@@ -419,15 +395,15 @@ def assert_old_or_new(folder: Path, kind: str) -> bool:
 
 @pytest.mark.parametrize("kind", SAVES)
 def test_a_kill_at_every_operation_leaves_the_old_or_the_new(tmp_path, monkeypatch, kind):
-    count = count_operations(lambda: SAVES[kind](folder_with_two(tmp_path / "count")), monkeypatch)
-    base = count_operations(lambda: folder_with_two(tmp_path / "base"), monkeypatch)
+    count = len(operations(lambda: SAVES[kind](folder_with_two(tmp_path / "count")), monkeypatch))
+    base = len(operations(lambda: folder_with_two(tmp_path / "base"), monkeypatch))
     outcomes = []
     for number in range(count - base):
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "base", folder)
 
         def killed(number: int = number, folder: Path = folder) -> None:
-            storage._operation = at_operation(number, kill)
+            disk.operation = at_operation(number, kill)
             SAVES[kind](folder)
 
         assert in_child(killed) == -signal.SIGKILL
@@ -447,7 +423,7 @@ def test_a_full_disk_at_every_operation_leaves_the_old_or_the_new(tmp_path, monk
         folder = tmp_path / str(number)
         shutil.copytree(tmp_path / "base", folder)
         with monkeypatch.context() as patch:
-            patch.setattr(storage, "_operation", at_operation(number, fail_full))
+            patch.setattr(disk, "operation", at_operation(number, fail_full))
             try:
                 SAVES[kind](folder)
             except DiskError as error:
@@ -478,13 +454,13 @@ def test_a_file_size_limit_is_exit_code_6_and_spares_the_old(tmp_path):
 
 def test_a_disk_too_small_is_refused_before_writing(tmp_path, monkeypatch):
     folder_with_two(tmp_path / "run")
-    monkeypatch.setattr(storage, "free_bytes", lambda path: 1000)
+    monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
 
     def refused() -> None:
         with pytest.raises(DiskError, match=r"needs [\d,]+ bytes, 1,000 are free"):
             SAVES["next"](tmp_path / "run")
 
-    assert count_operations(refused, monkeypatch) == 0
+    assert len(operations(refused, monkeypatch)) == 0
 
 
 def test_a_reader_beside_a_writer_always_finds_a_whole_best(tmp_path):
@@ -512,7 +488,7 @@ def test_a_reader_beside_a_writer_always_finds_a_whole_best(tmp_path):
 
 
 class Disk:
-    """Stands in for `os` in storage.py: does the work and keeps a log from which power cuts are played.
+    """Stands in for `os` in storage/disk.py: does the work and keeps a log from which power cuts are played.
 
     The log holds what POSIX promises nothing about until an fsync: bytes of a file, and names in a folder.
     """
@@ -639,17 +615,17 @@ def put(path: Path, tree: Any) -> None:
 def record(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[Any, ...]], list[tuple[int, str, int]]]:
     """The disk's log of a short training, and (position in the log, kind, step) of each save that had returned."""
     folder.mkdir()
-    disk = Disk(folder)
+    logged = Disk(folder)
     returned: list[tuple[int, str, int]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "os", disk)
+        patch.setattr(disk, "os", logged)
         for step in (1, 2, 3, 4):
             small = State(step, {"model.a": torch.full((3,), step), "optim.a": torch.full((2,), step)}, {"at": step})
             save(folder, small, keep=2)
-            returned.append((len(disk.log), "step", step))
+            returned.append((len(logged.log), "step", step))
             save_named(folder, "best", small)
-            returned.append((len(disk.log), "best", step))
-    return disk.log, returned
+            returned.append((len(logged.log), "best", step))
+    return logged.log, returned
 
 
 def power_cut_faults(

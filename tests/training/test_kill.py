@@ -18,9 +18,9 @@ import torch._dynamo  # the optimizer and TensorBoard import these: once here is
 import torch.utils.tensorboard
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
-from unpad import storage
 from unpad.cli.main import main
 from unpad.run import checkpoint
+from unpad.storage import disk
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def watch(seen: Callable[[str], None]) -> None:
         return update(*args, **options)
 
     LOOP.train_step = watched_step
-    storage._operation = lambda name, path: seen(name)
+    disk.operation = lambda name, path: seen(name)
 
 
 def at_event(number: int, action: Callable[[], object], kind: str = "") -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
-from unpad import storage
 from unpad.run import checkpoint
+from unpad.storage import disk
 from unpad.training.progress import Progress
 from unpad.training.step import LossScaler
 
@@ -88,7 +88,7 @@ def test_rows_are_on_the_device_before_the_checkpoint_that_counts_on_them(
         done.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(storage, "_operation", lambda name, path: done.append((name, path.name)))
+    monkeypatch.setattr(disk, "operation", lambda name, path: done.append((name, path.name)))
     run(recipe, tmp_path / "run", "train.max_steps=6")
     saved = [at for at, entry in enumerate(done) if entry[0] == "rename" and entry[1].startswith("step-")]
     assert len(saved) == len(events(tmp_path / "run", "checkpoint")) == 2

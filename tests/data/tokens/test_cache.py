@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unpad import storage
 from unpad.data.sources.example import BadRow
 from unpad.data.tokens import cache
 from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_bad_rows, pack_details, shard_path, write_shard
 from unpad.errors import DiskError
+from unpad.storage import disk
 
 KEY = make_key("test")
 DETAILS = ([":1", ":2", ":3"], ["", "水", ""], [(), ("水", "火"), ()])
@@ -177,7 +177,7 @@ def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path: Path, monkeypatc
                 os.kill(os.getpid(), signal.SIGKILL)
 
         def build(folder: Path = folder, kill: object = kill) -> None:
-            monkeypatch.setattr(storage, "_operation", kill)
+            monkeypatch.setattr(disk, "operation", kill)
             write_shard(folder, KEY, make_shard())
 
         status = run_child(build)
@@ -201,7 +201,7 @@ def test_a_write_survives_the_clean_up_of_another_machine(tmp_path: Path, monkey
             removed.extend(str(leftover) for leftover in path.parent.glob(".tmp-*"))
             Path(removed[0]).unlink()
 
-    monkeypatch.setattr(storage, "_operation", remove_once)
+    monkeypatch.setattr(disk, "operation", remove_once)
     write_shard(tmp_path, KEY, make_shard())
     assert removed
     assert open_shard(tmp_path, KEY)[0] is not None

@@ -1,0 +1,211 @@
+"""Files and folders survive a kill and a full disk."""
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.faults import at_operation, fail_full, kill, names_in, operations
+from tests.helpers.processes import in_child
+from unpad import storage
+from unpad.errors import DiskError
+from unpad.storage import LineLog, RunLock, disk
+
+pytestmark = pytest.mark.slow
+
+FILES = {"a.bin": b"alpha" * 50, "b.json": b"{}\n", "empty": b""}
+
+
+def test_a_killed_write_leaves_the_old_file_or_the_new_one(tmp_path, monkeypatch):
+    path = tmp_path / "recipe.yaml"
+    count = len(operations(lambda: storage.write_atomic(path, "old"), monkeypatch))
+    assert count == 4  # write, fsync, rename, fsync of the folder
+    found = set()
+    for number in range(count):
+        storage.write_atomic(path, "old")
+
+        def killed(number: int = number) -> None:
+            disk.operation = at_operation(number, kill)
+            storage.write_atomic(path, "新" * 1000)
+
+        assert in_child(killed) == -signal.SIGKILL
+        found.add(path.read_text())
+        storage.clean_leftovers(tmp_path)
+        assert names_in(tmp_path) == ["recipe.yaml"]
+    assert found == {"old", "新" * 1000}
+
+
+def test_a_failed_write_names_path_and_bytes_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    storage.write_atomic(path, b"old")
+    for number in range(3):
+        monkeypatch.setattr(disk, "operation", at_operation(number, fail_full))
+        with pytest.raises(DiskError) as caught:
+            storage.write_atomic(path, b"x" * 1234)
+        assert str(path) in str(caught.value)
+        assert "1,234 bytes" in str(caught.value)
+        assert "are free" in str(caught.value)
+        assert caught.value.exit_code == 6
+        assert names_in(tmp_path) == ["file"]
+        assert path.read_bytes() == b"old"
+
+
+def test_a_file_size_limit_is_a_disk_error_in_the_same_words(tmp_path):
+    path = tmp_path / "file"
+    storage.write_atomic(path, b"old")
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with pytest.raises(DiskError, match="File too large: needs 5,000 bytes"):
+            storage.write_atomic(path, b"x" * 5000)
+
+    assert in_child(limited) == 0
+    assert path.read_bytes() == b"old"
+    assert names_in(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path / "missing" / "file", "No such file or directory"),
+        (lambda path: path / ("x" * 300), "File name too long"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(tmp_path, make, reason):
+    with pytest.raises(DiskError, match=reason) as caught:
+        storage.write_atomic(make(tmp_path), b"x")
+    assert caught.value.where == str(make(tmp_path))
+    assert names_in(tmp_path) == []
+
+
+def test_any_name_the_system_allows_can_be_written(tmp_path):
+    for name in ("x" * 255, "有 空格", "emoji 🙂", "line\nbreak"):
+        storage.write_atomic(tmp_path / name, name)
+        assert (tmp_path / name).read_text() == name
+
+
+def test_folders_are_made_with_their_parents(tmp_path):
+    storage.make_folder(tmp_path / "a/b/c")
+    storage.make_folder(tmp_path / "a/b/c")
+    assert (tmp_path / "a/b/c").is_dir()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(DiskError, match="Not a directory"):
+            storage.make_folder(path)
+
+
+def test_the_name_of_a_new_folder_is_flushed(tmp_path, monkeypatch):
+    flushed, flush = [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        flush(descriptor)
+        flushed.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.make_folder(tmp_path / "a/b")
+    assert flushed == [str(tmp_path), str(tmp_path / "a")]
+
+
+def flushed_by(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of what `work` really flushes and renames, in order; temporary names are all `temporary`."""
+    done, flush, rename = list[str](), os.fsync, os.rename
+
+    def name_of(path: str | Path) -> str:
+        return "temporary" if Path(path).name.startswith(".tmp-") else Path(path).name
+
+    def fsync(descriptor: int) -> None:
+        flush(descriptor)
+        done.append(f"flush {name_of(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+
+    def renamed(source: Path, target: Path) -> None:
+        rename(source, target)
+        done.append(f"rename {name_of(source)} to {name_of(target)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        patch.setattr(os, "rename", renamed)
+        work()
+    return done
+
+
+def test_contents_are_on_the_device_before_the_name_and_the_name_before_the_call_returns(tmp_path, monkeypatch):
+    parent, path = f"flush {tmp_path.name}", tmp_path / "best"
+    file = ["flush temporary", "rename temporary to file", parent]
+    assert flushed_by(lambda: storage.write_atomic(tmp_path / "file", b"x"), monkeypatch) == file
+    contents = [f"flush {name}" for name in (*FILES, "MANIFEST.json", "temporary")]
+    written = [*contents, "rename temporary to best", parent]
+    assert flushed_by(lambda: storage.write_folder(path, FILES), monkeypatch) == written
+    aside, gone = "rename best to .old-best", ["rename .old-best to temporary", parent]
+    replaced = [*contents, aside, "rename temporary to best", parent, *gone]
+    assert flushed_by(lambda: storage.replace_folder(path, FILES), monkeypatch) == replaced
+    removed = ["rename best to temporary", parent]
+    assert flushed_by(lambda: storage.remove_folder(path), monkeypatch) == removed
+    log = LineLog(tmp_path / "log.jsonl")
+    assert flushed_by(log.sync, monkeypatch) == ["flush log.jsonl"]
+    log.close()
+
+
+def test_a_private_folder_and_what_is_in_it_are_for_the_owner(tmp_path):
+    tmp_path.chmod(0o755)
+    before = os.umask(0o022)
+    try:
+        storage.make_folder(tmp_path / "open")
+        storage.write_atomic(tmp_path / "open/file", "x")
+        storage.write_atomic(tmp_path / "open/secret", "x", private=True)
+        storage.make_folder(tmp_path / "closed/below", private=True)
+        storage.write_atomic(tmp_path / "closed/below/file", "x")
+        storage.write_folder(tmp_path / "closed/folder", FILES)
+        storage.make_folder(tmp_path / "closed/later")
+        LineLog(tmp_path / "closed/log.jsonl").close()
+        with RunLock(tmp_path / "closed"):
+            pass
+        modes = {str(path.relative_to(tmp_path)): path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    finally:
+        os.umask(before)
+    assert [modes.pop(name) for name in ("open", "open/file", "open/secret")] == [0o755, 0o644, 0o600]
+    assert {name: oct(mode) for name, mode in modes.items() if mode & 0o077} == {}
+    storage.make_private(tmp_path / "open")
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+
+
+def test_space_is_checked_before_writing(tmp_path):
+    storage.check_space(tmp_path / "not/yet/made", 1)
+    with pytest.raises(DiskError, match=r"needs 1,000,000,000,000,000,000 bytes, [\d,]+ are free"):
+        storage.check_space(tmp_path / "not/yet/made", 10**18)
+
+
+def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
+    dead = os.fork()
+    if dead == 0:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    ours = [f".tmp-{dead}-0123abcd-0", f".tmp-{os.getpid()}-00000000-7"]  # the second: a pid that came round again
+    others = [
+        f".tmp-{os.getppid()}-0123abcd-0",
+        f".tmp-{os.getpid()}-{disk.PROCESS}-0",
+        ".tmp-notes",
+        f".tmp-{dead}",
+        f".tmp-{dead}-0123abcd-0.txt",
+        ".old-best",
+        "step-00000001",
+    ]
+    for name in (*ours, *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    storage.clean_leftovers(tmp_path)
+    assert names_in(tmp_path) == sorted(others)
+
+
+def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNPAD_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert storage.cache_folder() == Path("/home/someone/.cache/unpad")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/tmp/x")
+    assert storage.cache_folder() == Path("/var/tmp/x/unpad")
+    monkeypatch.setenv("UNPAD_CACHE", "/fast/cache")
+    assert storage.cache_folder() == Path("/fast/cache")

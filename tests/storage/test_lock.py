@@ -1,0 +1,92 @@
+"""One process has a run directory."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from unpad.errors import DiskError, RunInUseError
+from unpad.storage import RunLock
+
+pytestmark = pytest.mark.slow
+
+
+def test_of_two_processes_exactly_one_gets_the_directory(tmp_path):
+    for _ in range(20):
+        start, begin = os.pipe()
+        results, report = os.pipe()
+        end, release = os.pipe()
+        children = []
+        for _ in range(2):
+            pid = os.fork()
+            if pid == 0:
+                for descriptor in (begin, release, results):
+                    os.close(descriptor)
+                os.read(start, 1)
+                try:
+                    with RunLock(tmp_path):
+                        os.write(report, b"W")
+                        os.read(end, 1)
+                except RunInUseError as error:
+                    os.write(report, b"L" if f"pid {os.getpid()}" not in error.what else b"?")
+                os._exit(0)
+            children.append(pid)
+        os.close(begin)  # both wake at once
+        outcome = os.read(results, 1) + os.read(results, 1)
+        os.close(release)
+        for pid in children:
+            os.waitpid(pid, 0)
+        for descriptor in (start, results, report, end):
+            os.close(descriptor)
+        assert sorted(outcome) == sorted(b"WL")
+
+
+def test_the_second_run_is_told_who_has_the_directory(tmp_path):
+    with RunLock(tmp_path):
+        holder = json.loads((tmp_path / "run.lock").read_text())
+        assert holder["pid"] == os.getpid()
+        assert set(holder) == {"pid", "host", "boot_id", "started", "command"}
+        with pytest.raises(RunInUseError) as caught, RunLock(tmp_path):
+            pass
+        assert caught.value.exit_code == 5
+        assert caught.value.what == (
+            f"run {tmp_path} is in use by pid {os.getpid()} on host {holder['host']} since {holder['started']}"
+        )
+        assert json.loads((tmp_path / "run.lock").read_text()) == holder  # the loser changed nothing
+    with RunLock(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("with_worker", [False, True])
+def test_the_lock_of_a_killed_run_is_taken_over(tmp_path, with_worker):
+    ready, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with RunLock(tmp_path):
+            if with_worker and os.fork() == 0:  # a forked loader that outlives its trainer
+                os.write(tell, b"%9d" % os.getpid())
+                time.sleep(60)
+                os._exit(0)
+            if not with_worker:
+                os.write(tell, b"        0")
+            time.sleep(60)
+        os._exit(0)
+    worker = int(os.read(ready, 9))
+    with pytest.raises(RunInUseError, match=f"pid {pid} "), RunLock(tmp_path):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
+    if worker:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_lock_that_is_a_link_is_not_written_through(tmp_path):
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / "run.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(DiskError), RunLock(tmp_path):
+        pass
+    assert (tmp_path / "precious").read_text() == "data"

@@ -1,0 +1,51 @@
+"""Durable files: the only package that writes files that must survive. Write, fsync, rename, verify, lock.
+
+What is written into a folder that only its owner can enter is for its owner only (`make_folder`, `make_private`).
+A visible name is always complete. Files and folders are written under a temporary name, flushed to the device and
+renamed; then the parent folder is flushed too. A folder carries MANIFEST.json with the size and sha256 of each file,
+written last and checked on every read.
+"""
+
+from unpad.storage.disk import check_space
+from unpad.storage.files import (
+    cache_folder,
+    clean_leftovers,
+    make_folder,
+    make_private,
+    sha256,
+    sha256_file,
+    write_atomic,
+)
+from unpad.storage.folders import (
+    read_folder,
+    remove_folder,
+    replace_folder,
+    replaced,
+    verify_folder,
+    write_folder,
+)
+from unpad.storage.line_log import LineLog
+from unpad.storage.lock import LOCK, RunLock
+from unpad.storage.strict_json import finite, parse_json
+
+__all__ = [
+    "LOCK",
+    "LineLog",
+    "RunLock",
+    "cache_folder",
+    "check_space",
+    "clean_leftovers",
+    "finite",
+    "make_folder",
+    "make_private",
+    "parse_json",
+    "read_folder",
+    "remove_folder",
+    "replace_folder",
+    "replaced",
+    "sha256",
+    "sha256_file",
+    "verify_folder",
+    "write_atomic",
+    "write_folder",
+]

@@ -1,0 +1,174 @@
+"""Steps of durable writing: create, write, flush, rename, delete, under temporary names.
+
+Every step that changes the disk calls `operation` first.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from unpad.errors import DiskError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_TEMPORARY = re.compile(r"\.tmp-(\d{1,9})-([0-9a-f]{8})-\d+")
+PROCESS = secrets.token_hex(4)  # tells processes apart, since pids are reused, in a container at every start
+_numbers = itertools.count()
+
+
+def operation(name: str, path: Path) -> None:
+    """Hook before every write, truncate, fsync, rename, mkdir, unlink and rmdir; tests count and kill here."""
+
+
+# --------------------------------------------------------------------------- errors and space
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user may still write at `path`, which need not exist."""
+    for place in (path, *path.absolute().parents):
+        with suppress(OSError):
+            status = os.statvfs(place)
+            return status.f_bavail * status.f_frsize
+    return 0
+
+
+def check_space(path: Path, needed_bytes: int) -> None:
+    """Check the free space before writing.
+
+    Raises:
+        DiskError: fewer than `needed_bytes` are free at `path`, which need not exist.
+    """
+    free = free_bytes(path)
+    if free < needed_bytes:
+        raise DiskError(
+            f"the disk has too little space: needs {needed_bytes:,} bytes, {free:,} are free",
+            where=str(path),
+            fix="free some space, lower checkpoint.keep, or choose another --out",
+        )
+
+
+@contextmanager
+def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Convert an OSError from writing `path` to a DiskError."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in _FULL:
+            what = f"{reason}: needs {needed_bytes:,} bytes, {free_bytes(path):,} are free"
+            fix = "free some space (or raise your quota or file size limit), or choose another --out"
+        else:
+            what, fix = f"cannot write: {reason}", "check that the folder exists and is yours, or choose another --out"
+        raise DiskError(what, where=str(path), fix=fix) from error
+
+
+# --------------------------------------------------------------------------- steps
+
+
+def is_private(folder: Path) -> bool:
+    """True if only the owner may enter a folder."""
+    return stat.S_IMODE(os.stat(folder).st_mode) & 0o077 == 0
+
+
+def file_mode(path: Path, private: bool = False) -> int:
+    """Permissions of a new file, of which the process's mask takes its part."""
+    return 0o600 if private or is_private(path.parent) else 0o666
+
+
+def new_folder(path: Path, private: bool) -> None:
+    """Create a folder, for its owner alone if `private` or if its parent is."""
+    operation("mkdir", path)
+    os.mkdir(path, 0o700 if private or is_private(path.parent) else 0o777)
+
+
+def write_file(path: Path, data: bytes, private: bool = False) -> None:
+    """Create a file with the given bytes and flush it to the device."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file_mode(path, private))
+    try:
+        write_all(descriptor, path, data)
+        flush(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, path: Path, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:  # a nearly full disk accepts a part first, and fails at the next call
+        operation("write", path)
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def truncate(descriptor: int, path: Path, size: int) -> None:
+    """Cut an open file to `size` bytes."""
+    operation("truncate", path)
+    os.ftruncate(descriptor, size)
+
+
+def flush(descriptor: int, path: Path) -> None:
+    """Flush an open file to the device."""
+    operation("fsync", path)
+    os.fsync(descriptor)
+
+
+def rename(source: Path, target: Path) -> None:
+    operation("rename", target)
+    os.rename(source, target)
+
+
+def sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        operation("fsync", path)
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network and FUSE file systems cannot flush names
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def delete(path: Path) -> None:
+    """Delete a file, a link, or a folder with its contents; never follow a link."""
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        for name in sorted(os.listdir(path)):
+            delete(path / name)
+        operation("rmdir", path)
+        os.rmdir(path)
+    else:
+        operation("unlink", path)
+        os.unlink(path)
+
+
+def discard(path: Path) -> None:
+    with suppress(OSError):
+        delete(path)
+
+
+# --------------------------------------------------------------------------- temporary names
+
+
+def temporary_name(parent: Path) -> Path:
+    return parent / f".tmp-{os.getpid()}-{PROCESS}-{next(_numbers)}"
+
+
+def is_leftover(name: str) -> bool:
+    match = _TEMPORARY.fullmatch(name)
+    if match is None:
+        return False
+    pid = int(match[1])
+    if pid == os.getpid():
+        return match[2] != PROCESS
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass  # another user's process has the pid
+    return False

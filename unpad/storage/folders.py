@@ -1,0 +1,240 @@
+"""Folders with a manifest: MANIFEST.json holds size and sha256 of each file, is written last and checked on every read.
+
+Reading never follows a link, never waits for a pipe, and opens no file that the manifest does not name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import CheckpointError, DiskError
+from unpad.storage.disk import delete, discard, disk_errors, new_folder, rename, sync_folder, temporary_name, write_file
+from unpad.storage.files import sha256
+from unpad.storage.strict_json import OTHER_COPY, parse_json
+
+MANIFEST = "MANIFEST.json"
+MANIFEST_FORMAT = 1
+MAX_MANIFEST_BYTES = 16 << 20
+
+_READ_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a planted link, never wait for a named pipe
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def write_folder(path: Path, files: dict[str, bytes]) -> None:
+    """Write a folder of files and its manifest atomically: it is absent or complete.
+
+    Two processes may write the same contents at once; existing folders are never replaced.
+
+    Raises:
+        DiskError: it cannot be written, or the folder exists with other contents; nothing temporary remains.
+    """
+    with disk_errors(path, sum(map(len, files.values()))):
+        temporary = _write_temporary_folder(path.parent, files)
+        try:
+            rename(temporary, path)
+        except BaseException as error:
+            discard(temporary)
+            if not isinstance(error, OSError) or error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not _is_same_folder(path, files):
+                fix = "move it away, or choose another name"
+                raise DiskError("the folder exists with other contents", where=str(path), fix=fix) from None
+            return
+        sync_folder(path.parent)
+
+
+def replace_folder(path: Path, files: dict[str, bytes]) -> None:
+    """Write a folder, replacing an existing one.
+
+    At every instant a complete folder is at `path` or, between two renames, at `replaced(path)`.
+
+    Raises:
+        DiskError: it cannot be written; a complete folder is still at one of the two names.
+    """
+    old = replaced(path)
+    with disk_errors(path, sum(map(len, files.values()))):
+        temporary = _write_temporary_folder(path.parent, files)
+        try:
+            if os.path.lexists(path):
+                if os.path.lexists(old):
+                    _remove(old)
+                rename(path, old)
+            rename(temporary, path)
+        except BaseException:
+            if not os.path.lexists(path) and os.path.lexists(old):
+                with suppress(OSError):
+                    rename(old, path)
+            discard(temporary)
+            raise
+        sync_folder(path.parent)
+        if os.path.lexists(old):
+            _remove(old)
+
+
+def replaced(path: Path) -> Path:
+    """Name of the old folder during `replace_folder`; readers open it when `path` is missing."""
+    return path.with_name(f".old-{path.name}")
+
+
+def verify_folder(path: Path) -> None:
+    """Verify the size and sha256 of every file in the manifest; other files are never opened.
+
+    Raises:
+        CheckpointError: a file is missing, has another size or sha256, is a link, or has an invalid name.
+    """
+    with _open_folder(path) as (folder, entries):
+        for name, entry in entries.items():
+            with _open_entry(path, folder, name, entry["size"]) as file:
+                _check_sha256(path, name, hashlib.file_digest(file, "sha256").hexdigest(), entry["sha256"])
+
+
+def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, bytes]:
+    """Read and verify the files of a folder, or only those in `names`.
+
+    Raises:
+        CheckpointError: as for `verify_folder`, for the files that are read.
+    """
+    contents = {}
+    with _open_folder(path) as (folder, entries):
+        for name in entries if names is None else names:
+            if name not in entries:
+                raise CheckpointError(f"{MANIFEST} does not name {name}", where=str(path), fix="use another copy")
+            with _open_entry(path, folder, name, entries[name]["size"]) as file:
+                contents[name] = file.read()
+            _check_sha256(path, name, sha256(contents[name]), entries[name]["sha256"])
+    return contents
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder atomically: its name never shows a part of it.
+
+    Raises:
+        DiskError: it cannot be renamed or deleted.
+    """
+    with disk_errors(path):
+        _remove(path)
+
+
+def _manifest(files: dict[str, bytes]) -> bytes:
+    entries = {name: {"size": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
+    # No final newline: a file without its last byte must not parse.
+    return json.dumps({"files": entries, "format": MANIFEST_FORMAT}, indent=1).encode()
+
+
+def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
+    assert all(_FILE_NAME.fullmatch(name) and name != MANIFEST for name in files), sorted(files)
+    temporary = temporary_name(parent)
+    try:
+        new_folder(temporary, private=False)
+        for name, data in files.items():
+            write_file(temporary / name, data)
+        write_file(temporary / MANIFEST, _manifest(files))
+        sync_folder(temporary)
+    except BaseException:
+        discard(temporary)
+        raise
+    return temporary
+
+
+def _is_same_folder(path: Path, files: dict[str, bytes]) -> bool:
+    try:
+        return read_folder(path) == files
+    except CheckpointError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    temporary = temporary_name(path.parent)
+    rename(path, temporary)
+    try:
+        sync_folder(path.parent)
+        delete(temporary)
+    except BaseException:
+        discard(temporary)
+        raise
+
+
+@contextmanager
+def _open_folder(path: Path) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+    """Open a folder and its manifest: (descriptor, {name: {"size", "sha256"}}).
+
+    Files are opened relative to the descriptor, so a folder that is replaced meanwhile is read consistently.
+    """
+    try:
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot open the folder: {error.strerror}", where=str(path), fix="check the path"
+        ) from None
+    try:
+        yield folder, _read_manifest(path, folder)
+    finally:
+        os.close(folder)
+
+
+def _read_manifest(path: Path, folder: int) -> dict[str, dict[str, Any]]:
+    with _open_entry(path, folder, MANIFEST, None) as file:
+        data = file.read(MAX_MANIFEST_BYTES + 1)
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise _damaged(path, f"{MANIFEST} is larger than {MAX_MANIFEST_BYTES:,} bytes")
+    manifest = parse_json(data, path / MANIFEST)
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise _damaged(path, f"{MANIFEST} does not list files")
+    if manifest["format"] != MANIFEST_FORMAT:
+        raise CheckpointError(
+            f"{MANIFEST} has format {str(manifest['format'])[:20]}, this version reads {MANIFEST_FORMAT}",
+            where=str(path),
+            fix="install the version of unpad that wrote it, or a newer one",
+        )
+    if manifest.keys() != {"files", "format"} or not isinstance(manifest["files"], dict):
+        raise _damaged(path, f"{MANIFEST} does not list files")
+    for name, entry in manifest["files"].items():
+        if not _FILE_NAME.fullmatch(name) or name == MANIFEST:
+            raise _damaged(path, f"{MANIFEST} names {name[:80]!r}, which is not a plain file name")
+        if (
+            not isinstance(entry, dict)
+            or entry.keys() != {"size", "sha256"}
+            or type(entry["size"]) is not int
+            or not 0 <= entry["size"] < 1 << 63
+            or not isinstance(entry["sha256"], str)
+            or not _SHA256.fullmatch(entry["sha256"])
+        ):
+            raise _damaged(path, f"{MANIFEST} has no valid size and sha256 of {name}")
+    return manifest["files"]
+
+
+@contextmanager
+def _open_entry(path: Path, folder: int, name: str, size: int | None) -> Iterator[Any]:
+    """Open a plain file of an open folder, and check its `size` unless None; failed reads name the file."""
+    try:
+        with open(name, "rb", opener=lambda name, flags: os.open(name, flags | _READ_FLAGS, dir_fd=folder)) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise _damaged(path, f"{name} is not a plain file")
+            if size is not None and status.st_size != size:
+                raise _damaged(path, f"{name} has size {status.st_size}, expected {size}")
+            yield file
+    except FileNotFoundError:
+        raise _damaged(path, f"{name} is missing") from None
+    except OSError as error:
+        reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        raise _damaged(path, f"{name} {reason}") from None
+
+
+def _check_sha256(path: Path, name: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise _damaged(path, f"{name} sha256 mismatch")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(what, where=str(path), fix=OTHER_COPY)

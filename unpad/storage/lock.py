@@ -1,0 +1,97 @@
+"""One process per run directory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from unpad.errors import RunInUseError
+from unpad.storage.disk import disk_errors, file_mode, truncate, write_all
+from unpad.storage.strict_json import json_object
+
+LOCK = "run.lock"
+
+
+class RunLock:
+    """Exclusive lock on a run directory, as a context; the kernel releases it however the process ends.
+
+    The file run.lock is never removed: a process with the old file open and one that creates a new file could both
+    acquire the lock.
+
+    Raises:
+        RunInUseError: another process has the lock; names its pid, host and start.
+        DiskError: run.lock cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / LOCK
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunLock:
+        with disk_errors(self.path):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, file_mode(self.path))
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                truncate(descriptor, self.path, 0)
+                write_all(descriptor, self.path, json.dumps(_this_process(), ensure_ascii=False).encode())
+            except BlockingIOError:
+                os.close(descriptor)
+                raise self._in_use() from None
+            except BaseException:
+                os.close(descriptor)
+                raise
+        self._descriptor = descriptor
+        # A forked worker shares the lock and would hold it after this process is killed.
+        os.register_at_fork(after_in_child=self._close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+        self._close()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _in_use(self) -> RunInUseError:
+        holder: dict[str, Any] = {}
+        for _ in range(50):  # the holder may not have written its name yet
+            with suppress(OSError):
+                holder = json_object(self.path.read_bytes()) or {}
+            if holder:
+                break
+            time.sleep(0.02)
+        pid, host, started = (str(holder.get(key, "unknown"))[:200] for key in ("pid", "host", "started"))
+        return RunInUseError(
+            f"run {self.folder} is in use by pid {pid} on host {host} since {started}",
+            where=str(self.path),
+            fix="wait until it ends or stop it, or choose another --out",
+        )
+
+
+def _this_process() -> dict[str, Any]:
+    boot_id = ""
+    with suppress(OSError):
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "boot_id": boot_id,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+    }
