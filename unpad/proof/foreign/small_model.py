@@ -1,0 +1,214 @@
+"""Small random models of the architecture in a config.json: no weights are read, and no code of the folder runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unpad.errors import ProofError, RecipeError, SourceError, nearest
+from unpad.proof.foreign.shrink import shrink
+from unpad.proof.foreign.sizes import ORDINARY, Fields
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+ATTENTIONS = ("sdpa", "eager")  # the first that an architecture has, as transformers chooses
+LENGTHS = (5, 31, 12, 22, 8, 27, 17)  # of the sequences of the proof, in tokens
+GAIN = 0.8  # standard deviation of what a matrix makes of independent inputs of variance 1
+LOGARITHMS = ("A_log",)  # parameters whose scale is that of an exponent
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A small random model.
+
+    Args:
+        whole: the configuration of the whole model; small: that of this one.
+        attention: the implementation that it computes with.
+        notes: what differs from the folder, for the reader of a certificate.
+    """
+
+    model: PreTrainedModel
+    whole: PreTrainedConfig
+    attention: str
+    notes: tuple[str, ...] = ()
+
+
+def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
+    """Read a configuration of a causal language model, and notes about it.
+
+    Args:
+        path: a config.json, or a folder with one.
+
+    Raises:
+        SourceError: there is no such file, or it is not a configuration.
+        RecipeError: the extra `hf` is not installed, or transformers has no causal model of that type.
+    """
+    causal = causal_types()
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        fix = "name a folder with a config.json, as `save_pretrained` writes, or the file itself"
+        raise SourceError("there is no configuration here", where=str(file), fix=fix) from None
+    except OSError as error:
+        raise SourceError(f"the file cannot be read: {error.strerror}", where=str(file)) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        fix = "name the config.json that `save_pretrained` wrote"
+        raise SourceError(f"the file is not JSON: {error}", where=str(file), fix=fix) from None
+    kind = fields.get("model_type") if isinstance(fields, dict) else None
+    if not isinstance(kind, str) or not kind:
+        fix = "name the config.json of a transformers model, not of its tokenizer or generation"
+        raise SourceError("the file has no model_type", where=str(file), fix=fix)
+    own_code = isinstance(fields.get("auto_map"), dict)
+    if kind not in causal:
+        raise _not_causal(kind, own_code, causal, file)
+    notes = ("the folder's own code (auto_map) is not run; this is transformers' class",) if own_code else ()
+    return build_config(kind, fields, str(file)), notes
+
+
+def causal_types() -> list[str]:
+    """Values of `model_type` for which the installed transformers has a causal language model.
+
+    Raises:
+        RecipeError: transformers is not installed.
+    """
+    try:
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "transformers":
+            raise
+        what = "unpad prove --hf needs transformers, which is not installed"
+        raise RecipeError(what, fix="pip install 'unpad[hf]'") from None
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def _not_causal(kind: str, own_code: bool, causal: list[str], file: Path) -> RecipeError:
+    from transformers import CONFIG_MAPPING, __version__
+
+    if own_code:
+        what = f'transformers {__version__} has no causal model of type "{kind}"; its code is in the folder'
+        fix = "code of a folder is never run here: load the model yourself and call unpad.prove_callable"
+    elif kind in CONFIG_MAPPING:
+        what = f'a model of type "{kind}" is no causal language model'
+        fix = "prove causal language models; for others call unpad.prove_callable with your own model"
+    else:
+        what = f'transformers {__version__} knows no model_type "{kind}"'
+        fix = f"update transformers, or correct the name: {nearest(kind, causal)}"
+    return RecipeError(what, where=str(file), fix=fix)
+
+
+def build_config(kind: str, fields: Fields, where: str) -> PreTrainedConfig:
+    """The configuration of a type from its fields; those that are left out have the defaults of its class.
+
+    Raises:
+        SourceError: the class of the type refuses the fields.
+    """
+    from transformers import CONFIG_MAPPING
+
+    given = {name: value for name, value in fields.items() if name not in ("auto_map", "quantization_config")}
+    try:
+        with _silent():
+            made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(given)
+    except Exception as error:
+        fix = "correct the field, or use the transformers version that wrote the file"
+        raise SourceError(f"{kind} refuses the configuration: {_message(error)}", where=where, fix=fix) from None
+    return made
+
+
+def build_small(whole: PreTrainedConfig, notes: tuple[str, ...] = (), seed: int = 0) -> SmallModel:
+    """Build a small random model, in fp32 and in training mode, of the architecture of a configuration.
+
+    Raises:
+        ProofError: the architecture cannot be made small, or not on this machine.
+    """
+    from transformers import AutoModelForCausalLM
+
+    kind = whole.model_type
+    fix = "build a small model of this type yourself and call unpad.prove_callable with it"
+    refused = ""
+    for attention in ATTENTIONS:
+        try:
+            with _silent():
+                small = type(whole).from_dict(shrink(whole.to_dict()))
+                torch.manual_seed(seed)
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                    small, attn_implementation=attention, trust_remote_code=False
+                )
+        except Exception as error:
+            refused = _message(error)
+            if attention in refused or "attention implementation" in refused:
+                continue
+            break
+        model = model.float().train()
+        _spread(model, seed)
+        return SmallModel(model, whole, attention, notes)
+    raise ProofError(f'a model of type "{kind}" cannot be made small: {refused}', fix=fix)
+
+
+def sample(seed: int = 0) -> list[list[int]]:
+    """Sequences of ordinary ids, short and long ones in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(ORDINARY.start, ORDINARY.stop, (sum(LENGTHS),), generator=generator)
+    return [part.tolist() for part in drawn.split(LENGTHS)]
+
+
+@torch.no_grad()
+def _spread(model: PreTrainedModel, seed: int) -> None:
+    """Scale the weights so that a difference in what a token sees is a difference of its logits.
+
+    Fresh weights are so small that attention averages and gates stand still; vectors are alike, and the padding's
+    embedding is zero, which it is in no trained model that pads with the end token.
+    """
+    generator = torch.Generator().manual_seed(seed + 1)
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not name.endswith(LOGARITHMS):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() < 2:
+                parameter.add_(0.1 * noise)
+            else:
+                _scale(parameter, noise)
+    embedding = model.get_input_embeddings().weight
+    if isinstance(embedding, Tensor) and embedding.dim() == 2:
+        embedding[0] = GAIN * embedding.shape[1] ** -0.5 * torch.randn(embedding.shape[1], generator=generator)
+
+
+def _scale(matrix: Tensor, noise: Tensor) -> None:
+    """Give a matrix, or a stack of matrices or filters, the deviation that keeps the size of what passes it."""
+    inputs = matrix.shape[-1] * (matrix.shape[-2] if matrix.dim() > 2 and matrix.shape[-1] <= 8 else 1)
+    goal = GAIN * inputs**-0.5
+    now = float(matrix.std()) if matrix.numel() > 1 else 0.0
+    matrix.copy_(noise * goal if now < 1e-6 else matrix * (goal / now))
+
+
+def _message(error: Exception) -> str:
+    """The part of an exception's message that names the cause, on one line."""
+    text = re.sub(r"^Class validation error for validator '\w+':\s*", "", str(error))
+    text = " ".join(text.split())
+    kind = type(error).__name__
+    return (text if re.match(r"\w*(Error|Exception)\b", text) else f"{kind}: {text}")[:300]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep remarks of transformers about single fields of a configuration off the terminal."""
+    import warnings
+
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
