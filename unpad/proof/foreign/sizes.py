@@ -30,7 +30,8 @@ MOST = _most(
         "ffn_hidden_size feed_forward_size intermediate_size_mlp dense_intermediate_size",
         64: "hidden_size d_model n_embd emb_dim embed_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
         "attention_hidden_size input_embedding_size output_embedding_size hidden_size_global backbone_hidden_size "
-        "adapter_in_dim adapter_input_size adapter_out_dim input_size pronunciation_embed_dim shape_embed_dim hc_lowrank ple_embed_dim",
+        "adapter_in_dim adapter_input_size adapter_out_dim input_size pronunciation_embed_dim "
+        "shape_embed_dim hc_lowrank ple_embed_dim",
         48: "moe_intermediate_size shared_expert_intermediate_size shared_experts_intermediate_size "
         "moe_shared_expert_intermediate_size shared_intermediate_size expert_ffn_hidden_size",
         32: "q_lora_rank o_lora_rank mamba_d_head mamba_head_dim lsh_attn_chunk_length local_attn_chunk_length "

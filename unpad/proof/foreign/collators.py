@@ -1,0 +1,125 @@
+"""Collators that people train with: from sequences to batches of transformers.
+
+Each gets all sequences of an update and returns its batch. Where sequences are laid into rows, rows have `row_tokens`
+tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # label of a token that is no target
+Batch = dict[str, object]
+Collate = Callable[[Sequence[Sequence[int]]], Batch]
+
+
+@dataclass(frozen=True)
+class Collator:
+    """A way to make batches.
+
+    Args:
+        name: as tables show it, at most 26 cells.
+        promises: whether its documentation says that sequences stay apart. A failure of one that does not promise it
+            is shown and does not fail the proof.
+        needs: modules that it imports.
+        instead: how to train in this way, as advice to those for whom another one fails; empty for none.
+    """
+
+    name: str
+    promises: bool
+    collate: Collate
+    needs: tuple[str, ...] = ()
+    instead: str = ""
+
+    @property
+    def is_installed(self) -> bool:
+        return all(find_spec(module) is not None for module in self.needs)
+
+
+def collators(row_tokens: int) -> list[Collator]:
+    """Every known way to make batches, whether or not its modules are installed.
+
+    Args:
+        row_tokens: length of a packed row; no shorter than the longest sequence, or packing cuts.
+    """
+    return [
+        Collator("padded right", True, padded("right"), instead="pad on the right"),
+        Collator("padded left", False, padded("left")),
+        Collator("flattening", True, flattened(), ("transformers",), instead="DataCollatorWithFlattening"),
+        Collator("flattening + seq_idx", True, flattened(return_seq_idx=True), ("transformers",)),
+        Collator("flattening, cache on", False, flattened(use_cache=True), ("transformers",)),
+        Collator("TRL padding_free", True, trl_padding_free, TRL, instead="SFTConfig(padding_free=True)"),
+        Collator("TRL packing bfd", True, trl_packed("bfd", row_tokens), TRL, instead="SFTConfig(packing=True)"),
+        Collator("TRL packing bfd_split", True, trl_packed("bfd_split", row_tokens), TRL),
+        Collator("TRL packing wrapped", False, trl_packed("wrapped", row_tokens), TRL),
+    ]
+
+
+TRL = ("trl", "datasets")
+
+
+def padded(side: Literal["left", "right"]) -> Collate:
+    """Rectangles with a mask of real tokens, as tokenizers and DataCollatorForLanguageModeling make them."""
+
+    def collate(sequences: Sequence[Sequence[int]]) -> Batch:
+        longest = max(map(len, sequences))
+
+        def rows(value: int, contents: Sequence[Sequence[int]]) -> Tensor:
+            blanks = [[value] * (longest - len(one)) for one in contents]
+            pairs = zip(blanks, contents, strict=True)
+            return torch.tensor([[*gap, *one] if side == "left" else [*one, *gap] for gap, one in pairs])
+
+        return {
+            "input_ids": rows(0, sequences),
+            "attention_mask": rows(0, [[1] * len(one) for one in sequences]),
+            "labels": rows(IGNORED, sequences),
+        }
+
+    return collate
+
+
+def flattened(*, use_cache: bool = False, return_seq_idx: bool = False) -> Collate:
+    """One row without padding by transformers' DataCollatorWithFlattening.
+
+    Args:
+        use_cache: as a training loop has it that leaves the models' default; Trainer turns it off.
+    """
+
+    def collate(sequences: Sequence[Sequence[int]]) -> Batch:
+        from transformers import DataCollatorWithFlattening
+
+        made = DataCollatorWithFlattening(return_seq_idx=return_seq_idx)([{"input_ids": list(s)} for s in sequences])
+        return {**made, **({"use_cache": True} if use_cache else {})}
+
+    return collate
+
+
+def trl_padding_free(sequences: Sequence[Sequence[int]]) -> Batch:
+    """One row without padding by TRL's collator."""
+    return _trl_batch([{"input_ids": list(one)} for one in sequences], padding_free=True)
+
+
+def trl_packed(strategy: Literal["bfd", "bfd_split", "wrapped"], row_tokens: int) -> Collate:
+    """Rows that TRL packs, collated as its SFTTrainer does: without padding, except for rows without boundaries."""
+
+    def collate(sequences: Sequence[Sequence[int]]) -> Batch:
+        from datasets import Dataset, disable_progress_bars
+        from trl import pack_dataset
+
+        disable_progress_bars()
+        packed = pack_dataset(Dataset.from_list([{"input_ids": list(s)} for s in sequences]), row_tokens, strategy)
+        return _trl_batch(list(packed), padding_free=strategy != "wrapped")
+
+    return collate
+
+
+def _trl_batch(examples: list[dict[str, list[int]]], *, padding_free: bool) -> Batch:
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+
+    return dict(DataCollatorForLanguageModeling(pad_token_id=0, padding_free=padding_free)(examples))
