@@ -100,7 +100,7 @@ def _stack(full: Fields) -> _Stack:
 
 
 def _type(full: Fields, num: int, index: int) -> tuple[object, ...]:
-    """What tells a block from others: its entries of lists, whether lists name it, and whether it is a first one."""
+    """The marks of a block among others: its entries of lists, whether lists name it, and whether it is a first one."""
     entries = [
         str(value[index]) if name not in sizes.BLOCK_LISTS else index in value
         for name, value in full.items()
