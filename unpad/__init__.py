@@ -12,6 +12,7 @@ __all__ = [
     "load",
     "plan",
     "prove",
+    "prove_callable",
     "train",
     "train_monitored",
     "train_monitored_batch",
@@ -23,10 +24,16 @@ if TYPE_CHECKING:
     from unpad.batching.batch import RaggedBatch
     from unpad.inference.loaded import load
     from unpad.proof.certificate import prove
+    from unpad.proof.foreign.pairs import prove_callable
 
     __version__: str
 else:
-    _MODULES = {"RaggedBatch": "batching.batch", "load": "inference.loaded", "prove": "proof.certificate"}
+    _MODULES = {
+        "RaggedBatch": "batching.batch",
+        "load": "inference.loaded",
+        "prove": "proof.certificate",
+        "prove_callable": "proof.foreign.pairs",
+    }
 
     def __getattr__(name):
         """Import a public name from its module on first use (PEP 562)."""

@@ -1,0 +1,149 @@
+"""The certificate for a model and a collator that are not ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import unpad
+from tests.proof.foreign.toy import IGNORE, VOCABULARY, Causal, flat, padded, sequences
+from unpad.errors import ProofError
+
+Batch = dict[str, Tensor]
+Collate = Callable[[list[list[int]]], "Batch | list[Batch]"]
+
+
+def without(batch: Batch, *names: str) -> Batch:
+    return {name: value for name, value in batch.items() if name not in names}
+
+
+def two_batches(given: list[list[int]]) -> list[Batch]:
+    return [padded(given[::2]), padded(given[1::2])] if len(given) > 1 else [padded(given)]
+
+
+SOUND: dict[str, Collate] = {
+    "padded right": padded,
+    "padded right without a mask": lambda given: without(padded(given), "attention_mask"),
+    "packed": flat,
+    "several batches": two_batches,
+    "shifted labels": lambda given: {
+        **without(flat(given), "labels"),
+        "shift_labels": torch.cat([flat(given)["labels"][:, 1:], torch.tensor([[IGNORE]])], 1),
+    },
+    "prompts masked": lambda given: (
+        (batch := flat(given)) | {"labels": torch.where(batch["position_ids"] < 2, IGNORE, batch["labels"])}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_sound_batches_of_any_format_pass(name: str) -> None:
+    certificate = unpad.prove_callable(Causal(), SOUND[name], sequences())
+    assert certificate.passed, str(certificate)
+    assert certificate.precision == "fp64"
+    assert certificate.num_sequences == 7
+
+
+def crossing(given: list[list[int]]) -> Batch:
+    batch = flat(given)
+    return {**batch, "labels": batch["input_ids"]}
+
+
+def padding_scored(given: list[list[int]]) -> Batch:
+    batch = padded(given)
+    return {**batch, "labels": batch["input_ids"]}
+
+
+def shifted_twice(given: list[list[int]]) -> Batch:
+    batch = padded(given)
+    return {**batch, "labels": torch.cat([batch["labels"][:, 1:], torch.full((len(given), 1), IGNORE)], 1)}
+
+
+FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind, part of the advice
+    "padded left": (lambda given: padded(given, "left"), "wrong loss", "padding", "pad on the right"),
+    "positions of padding": (lambda given: padded(given, "left"), "wrong loss", "logits", "positions count from the"),
+    "labels cross": (crossing, "leaking", "crossing", "predicted from another document: 6; set the label of each"),
+    "no documents": (lambda given: without(flat(given), "document_ids"), "leaking", "isolation", "Causal does not"),
+    "no positions": (
+        lambda given: without(flat(given), "document_ids", "position_ids"), "leaking", "isolation", "set position_ids",
+    ),
+    "padding scored": (padding_scored, "wrong loss", "padding", "set their labels to -100"),
+    "cut": (lambda given: padded([one[:9] for one in given]), "cut", "cut", "9 tokens of 2 sequences"),
+    "shifted twice": (shifted_twice, "wrong loss", "targets", "shifted twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_and_named(name: str) -> None:
+    collate, verdict, kind, advice = FAULTS[name]
+    certificate = unpad.prove_callable(Causal(), collate, sequences())
+    assert certificate.verdict == verdict
+    assert advice in {finding.kind: finding.advice for finding in certificate.failed}[kind]
+
+
+def test_a_model_that_refuses_a_batch_is_not_sound() -> None:
+    certificate = unpad.prove_callable(Causal(), lambda given: {**padded(given), "seq_idx": torch.ones(1)}, sequences())
+    assert certificate.verdict == "refused"
+    assert "seq_idx" in str(certificate.refused)
+    assert not certificate.passed
+
+
+def test_nothing_of_the_model_and_of_the_generators_changes() -> None:
+    model = Causal()
+    model.head.weight.grad = torch.ones_like(model.head.weight)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    for precision in ("fp64", "own"):
+        assert unpad.prove_callable(model, flat, sequences(), precision=precision).passed
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert bool((model.head.weight.grad == 1).all())
+    assert model.embed.weight.grad is None
+
+
+def test_the_model_s_own_precision_has_bounds_of_its_own() -> None:
+    exact = unpad.prove_callable(Causal(), flat, sequences())
+    own = unpad.prove_callable(Causal(), flat, sequences(), precision="own")
+    assert own.passed
+    assert own.precision == "fp32"
+    for one, other in zip(exact.findings[-3:], own.findings[-3:], strict=True):
+        assert one.bound == 1e-10
+        assert 1e-6 < other.bound < 1e-4
+
+
+def test_a_certificate_is_printed_and_written() -> None:
+    certificate = unpad.prove_callable(Causal(), crossing, sequences())
+    assert certificate.lines()[-1].startswith("leaking in fp64: 7 sequences, ")
+    assert "FAIL  targets predicted from another sequence: 6" in certificate.lines()
+    assert all(len(line) <= 80 for line in certificate.lines())
+    written = json.loads(json.dumps(certificate.to_dict()))
+    assert written["verdict"] == "leaking"
+    assert [one["kind"] for one in written["findings"] if not one["passed"]] == [one.kind for one in certificate.failed]
+
+
+@pytest.mark.parametrize("given", [[], [[1, 2, 3]], [[1], []]])
+def test_too_few_sequences_are_an_error(given: list[list[int]]) -> None:
+    with pytest.raises(ProofError, match="at least two sequences"):
+        unpad.prove_callable(Causal(), padded, given)
+
+
+def test_a_model_blind_to_its_tokens_is_an_error() -> None:
+    model = Causal()
+    torch.nn.init.zeros_(model.head.weight)
+    with pytest.raises(ProofError, match="do not depend on the tokens"):
+        unpad.prove_callable(model, padded, sequences())
+
+
+def test_tokens_that_the_collator_adds_are_counted() -> None:
+    def separated(given: list[list[int]]) -> Batch:
+        return flat([[*one, VOCABULARY - 1 - (index % 2)] for index, one in enumerate(given)])
+
+    certificate = unpad.prove_callable(Causal(), separated, sequences())
+    finding = certificate.finding("unknown")
+    assert finding is not None
+    assert finding.measured >= 6

@@ -1,0 +1,128 @@
+"""Findings of an update, each failure with its cause and the change that mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from unpad.proof.foreign.certificate import Finding, Kind
+from unpad.proof.foreign.measure import Moves
+from unpad.proof.foreign.model import Cached, base_of, config_of
+from unpad.proof.foreign.precision import Errors
+from unpad.proof.foreign.update import Labels, Update, count_cut
+
+CROSSING = "set the label of each sequence's first token to -100"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything measured of an update, against its sequences one at a time."""
+
+    update: Update
+    labels: Labels
+    errors: Errors
+    moves: Moves
+    bounds: Errors
+    by_gradient: bool = True
+
+
+def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
+    """Judge what was measured."""
+    update, labels, errors, bounds = measured.update, measured.labels, measured.errors, measured.bounds
+    cut, num_cut = count_cut(update)
+    found: list[Finding] = []
+
+    def add(kind: Kind, value: float, bound: float, advice: str) -> None:
+        good = value <= bound
+        found.append(Finding(kind, value, bound, "" if good else advice))
+
+    add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences; raise the longest length, or leave them out")
+    add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
+    add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
+    add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
+    add("targets", labels.missing + labels.added + labels.wrong, 0, _targets(update, labels))
+    moved = measured.moves
+    add("isolation", moved.others, bounds.logits, _isolation(model, update))
+    if moved.filler is not None:
+        add("filler", moved.filler, bounds.logits, _filler(update))
+    known = {finding.kind for finding in found if not finding.passed}
+    add("logits", errors.logits, bounds.logits, _logits(update, known))
+    known |= {finding.kind for finding in found if not finding.passed}
+    cause = "follows from the findings above" if known else "divide the sum over targets by the targets of the update"
+    add("loss", errors.loss, bounds.loss, cause)
+    if measured.by_gradient:
+        add("gradient", errors.gradient, bounds.gradient, cause)
+    return tuple(found)
+
+
+def _padding(labels: Labels) -> str:
+    parts = []
+    if labels.padding_predicts:
+        parts.append(
+            f"targets predicted from padding: {labels.padding_predicts}; pad on the right, or set the label of each "
+            "row's first real token to -100"
+        )
+    if labels.padding_predicted:
+        parts.append(f"targets that are padding: {labels.padding_predicted}; set their labels to -100")
+    return ". ".join(parts)
+
+
+def _targets(update: Update, labels: Labels) -> str:
+    parts = []
+    if labels.missing:
+        parts.append(f"{labels.missing} of {update.num_wanted} targets have no label")
+        if len(labels.missing_ids) == 1:
+            token = next(iter(labels.missing_ids))
+            parts.append(f"all of them are token {token}; is it also the padding? give padding a token of its own")
+    if labels.added:
+        parts.append(f"{labels.added} tokens that are no targets have labels")
+    if labels.wrong:
+        parts.append(f"{labels.wrong} labels are not the next token; are they shifted twice?")
+    return "; ".join(parts)
+
+
+def _isolation(model: nn.Module, update: Update) -> str:
+    """The likeliest cause of a leak: a mask that covers a whole packed row, positions, the cache, or the model."""
+    name = type(base_of(model)).__name__
+    packed = [
+        (index, batch)
+        for index, batch in enumerate(update.batches)
+        if len(rows := [row for _, row, _ in update.places(index)]) > len(set(rows))
+    ]
+    if not packed:
+        return f"{name} mixes the rows of a batch; one sequence per batch"
+    index, batch = packed[0]
+    mask = batch.rectangle("attention_mask")
+    starts = batch.starts()
+    restart = all(bool(starts[row, cells.start]) for _, row, cells in update.places(index))
+    if mask is not None and bool((mask > 0).all()) and not bool((mask > 1).any()):
+        return "an attention mask of ones joins the sequences of a row; leave attention_mask out and set position_ids"
+    if batch.rectangle("position_ids") is None:
+        return "sequences share a row without position_ids; set position_ids that restart at 0, or pad on the right"
+    if not restart:
+        return "position_ids go on from one sequence to the next; restart them at 0"
+    config = config_of(model)
+    if "use_cache" not in batch.inputs and isinstance(config, Cached) and config.use_cache:
+        return "a cache turns the isolation of packed rows off; pass use_cache=False"
+    return f"{name} does not keep the sequences of a row apart; pad on the right, one sequence per row"
+
+
+def _filler(update: Update) -> str:
+    masked = all(batch.rectangle("attention_mask") is not None for batch in update.batches)
+    return "the model attends to masked padding; pad on the right" if masked else "pass attention_mask"
+
+
+def _logits(update: Update, known: set[Kind]) -> str:
+    if known.intersection(("isolation", "filler")):
+        return "follows from the findings above"
+    if any(_padded_left(update, index) for index in range(len(update.batches))):
+        return "positions count from the padding; pad on the right, or pass position_ids that start at the first token"
+    if any(batch.rectangle("position_ids") is not None for batch in update.batches):
+        return "position_ids are not those of the sequence alone; start them at 0"
+    return "the model computes other logits in a batch than alone, though nothing leaks; are positions passed?"
+
+
+def _padded_left(update: Update, index: int) -> bool:
+    filler = update.filler[index]
+    return any(cells.start > 0 and bool(filler[row, cells.start - 1]) for _, row, cells in update.places(index))

@@ -1,0 +1,124 @@
+"""The certificate for a model, collator or trainer of others: findings, a verdict, and advice."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from unpad.proof.line import Certificate, Line
+from unpad.terminal.table import WIDTH, wrapped
+
+Kind = Literal["cut", "unknown", "crossing", "padding", "targets", "isolation", "filler", "logits", "loss", "gradient"]
+Verdict = Literal["sound", "leaking", "cut", "wrong loss", "refused"]
+
+CLAIMS: dict[Kind, str] = {
+    "cut": "tokens cut off or torn from their sequence",
+    "unknown": "tokens of no known sequence",
+    "crossing": "targets predicted from another sequence",
+    "padding": "targets predicted from or in padding",
+    "targets": "targets missing, added or wrong",
+    "isolation": "another sequence moves the logits",
+    "filler": "the padding's content moves the logits",
+    "logits": "logits = one at a time",
+    "loss": "reported loss = mean over targets",
+    "gradient": "gradient of the update = one at a time",
+}
+LEAKS: tuple[Kind, ...] = ("crossing", "isolation", "filler")
+COUNTED: tuple[Kind, ...] = ("cut", "unknown", "crossing", "padding", "targets")
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim about the batches of an update.
+
+    Args:
+        kind: short name of the claim; `claim` is its sentence.
+        measured: a number of tokens or targets for the kinds in `COUNTED`, else a relative error.
+        bound: most that passes.
+        advice: on a finding that fails, its cause and the change that mends it; elsewhere a remark or nothing.
+    """
+
+    kind: Kind
+    measured: float
+    bound: float
+    advice: str = ""
+
+    @property
+    def claim(self) -> str:
+        return CLAIMS[self.kind]
+
+    @property
+    def passed(self) -> bool:
+        return self.measured <= self.bound  # False for NaN
+
+    def line(self) -> Line:
+        """The finding as a line of a certificate."""
+        if self.kind in COUNTED:
+            name = self.claim if self.passed else f"{self.claim}: {self.measured:g}"
+            return Line(name, "", None, None, self.passed, self.advice)
+        return Line(self.claim, "", self.measured, self.bound, self.passed, self.advice)
+
+
+@dataclass(frozen=True)
+class ForeignCertificate:
+    """Findings about the batches of one update, against every sequence one at a time.
+
+    Args:
+        precision: of the computation: "fp64", or the model's own dtype, such as "fp32".
+        refused: the message of the exception with which the model or the collator refused the batch.
+        notes: what the proof left out or changed, such as a router's auxiliary loss.
+        num_sequences, num_tokens, num_targets: of the sequences in the update.
+    """
+
+    findings: tuple[Finding, ...]
+    precision: str
+    refused: str | None = None
+    notes: tuple[str, ...] = ()
+    num_sequences: int = 0
+    num_tokens: int = 0
+    num_targets: int = 0
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "sound"
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of what failed.
+
+        "refused" by the model or collator; "leaking": a sequence sees another one, or padding; "cut": tokens are
+        missing; "wrong loss": anything else, such as targets in padding or a mean of means; else "sound".
+        """
+        failed = {finding.kind for finding in self.findings if not finding.passed}
+        if self.refused is not None:
+            return "refused"
+        if failed.intersection(LEAKS):
+            return "leaking"
+        if "cut" in failed:
+            return "cut"
+        return "wrong loss" if failed else "sound"
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if not finding.passed)
+
+    def finding(self, kind: Kind) -> Finding | None:
+        """The finding of a kind; None where the proof ended before it."""
+        return next((finding for finding in self.findings if finding.kind == kind), None)
+
+    def lines(self) -> list[str]:
+        """The certificate as lines for a terminal of 80 columns."""
+        text = Certificate(tuple(finding.line() for finding in self.findings)).text() if self.findings else []
+        notes = [part for note in self.notes for part in wrapped(f"note: {note}", WIDTH)]
+        refused = wrapped(f"refused: {self.refused}", WIDTH) if self.refused is not None else []
+        size = f"{self.num_sequences} sequences, {self.num_tokens} tokens, {self.num_targets} targets"
+        return [*text[:-1], *notes, *refused, f"{self.verdict} in {self.precision}: {size}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate for JSON."""
+        findings = [{**asdict(finding), "claim": finding.claim, "passed": finding.passed} for finding in self.findings]
+        return {**asdict(self), "findings": findings, "verdict": self.verdict, "passed": self.passed}
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())

@@ -1,0 +1,219 @@
+"""Logits, losses and gradients of a foreign model: of every sequence alone, and in batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unpad.proof.foreign.model import Inputs, accepts, alone_inputs, logits_of, loss_of, taken_labels
+from unpad.proof.foreign.precision import Errors, relative
+from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
+
+MOST_COLUMNS = 1024  # of the vocabulary, evenly spaced, whose logits are kept and compared
+TRIED = 3  # sequences that tell if a model's own loss is the mean cross-entropy of its logits
+Forward = Callable[[Inputs], object]
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """Results of the sequences of one update.
+
+    Args:
+        logits: of every piece, (length, columns).
+        loss: mean over the targets of the update.
+        gradient: of that mean, by name of the parameter; of those that learn.
+    """
+
+    logits: list[Tensor]
+    loss: float
+    gradient: dict[str, Tensor]
+
+    def errors(self, truth: Measurement) -> Errors:
+        """Relative errors against the truth."""
+        logits = max(map(relative, self.logits, truth.logits), default=0.0)
+        loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
+        return Errors(logits, loss if loss == loss else float("inf"), _gradient_error(self.gradient, truth.gradient))
+
+
+def _gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
+    """Relative error of the norm over all parameters; one without a gradient has zeros."""
+    difference = size = 0.0
+    for name in {*found, *truth}:
+        one, other = found.get(name), truth.get(name)
+        if one is None or other is None:
+            one = torch.zeros_like(other if other is not None else found[name]) if one is None else one
+            other = torch.zeros_like(one) if other is None else other
+        difference += float((one.double() - other.double()).square().sum())
+        size += float(other.double().square().sum())
+    error = (difference / size) ** 0.5 if size > 0 else float("inf" if difference else 0)
+    return error if error == error else float("inf")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss that a proof follows.
+
+    Args:
+        returned: True if the model returns a loss when it is given labels; else it is made from the logits.
+        own: True if what it returns for a sequence alone is not the mean cross-entropy of its logits. The truth is then
+            its own loss, one sequence at a time, weighted by their targets.
+    """
+
+    returned: bool
+    own: bool
+
+
+@torch.no_grad()
+def objective_of(model: nn.Module, update: Update, rounding: float) -> Objective:
+    """Find out by a few sequences."""
+    if not accepts(model, "labels"):
+        return Objective(returned=False, own=False)
+    tried = [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
+    worst = 0.0
+    for piece in sorted(tried, key=lambda piece: piece.length)[:TRIED]:
+        inputs, labels = alone_inputs(model, update.ids_of(piece)), update.labels_of(piece)
+        target = torch.tensor([labels], device=next(model.parameters()).device)
+        output = model(**inputs, labels=target)
+        returned = loss_of(output)
+        if returned is None:
+            return Objective(returned=False, own=False)
+        expected = float(cross_entropy(logits_of(output)[0], target[0])) / max(sum(x != IGNORE for x in labels), 1)
+        worst = max(worst, abs(float(returned) - expected) / max(abs(expected), 1e-30))
+    return Objective(returned=bool(tried), own=worst > rounding)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Sum over targets; `labels` are of the tokens of `logits`, (tokens, vocabulary) and (tokens,)."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return F.cross_entropy(wide[:-1], labels[1:].to(logits.device), ignore_index=IGNORE, reduction="sum")
+
+
+def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Measurement:
+    """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are so again."""
+    logits, total, loss = [], max(update.num_wanted, 1), 0.0
+    device = next(model.parameters()).device
+    for piece in update.pieces:
+        labels = torch.tensor([update.labels_of(piece)], device=device)
+        count = int((labels != IGNORE).sum())
+        given = {"labels": labels} if objective.own and count else {}
+        output = model(**alone_inputs(model, update.ids_of(piece)), **given)
+        one = logits_of(output)
+        logits.append(_columns(one[0]))
+        returned = loss_of(output) if given else None
+        share = cross_entropy(one[0], labels[0]) if returned is None else returned * count
+        if count:
+            loss += _backward(share / total)
+    return Measurement(logits, loss, _take_gradient(model))
+
+
+def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measurement:
+    """Measure the batches; each one's loss weighs as many targets as it has."""
+    logits: list[Tensor | None] = [None] * len(update.pieces)
+    total, loss = max(update.num_labelled, 1), 0.0
+    for index, batch in enumerate(update.batches):
+        labels = taken_labels(model, batch) if objective.returned and batch.num_targets else {}
+        output = model(**batch.inputs, **labels)
+        one = logits_of(output, batch)
+        for piece, row, cells in update.places(index):
+            logits[piece] = _columns(one[row, cells])
+        returned = loss_of(output) if labels else None
+        if batch.num_targets:
+            share = _loss_of_targets(one, batch) if returned is None else returned * batch.num_targets
+            loss += _backward(share / total)
+    return Measurement([one for one in logits if one is not None], loss, _take_gradient(model))
+
+
+def _loss_of_targets(logits: Tensor, batch: ForeignBatch) -> Tensor:
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
+    return F.cross_entropy(wide, batch.targets.flatten(), ignore_index=IGNORE, reduction="sum")
+
+
+def _columns(logits: Tensor) -> Tensor:
+    step = -(-logits.shape[-1] // MOST_COLUMNS)
+    return logits[..., ::step].detach().clone()
+
+
+def _backward(loss: Tensor) -> float:
+    if loss.requires_grad:
+        loss.backward()
+    return float(loss.detach())
+
+
+def _take_gradient(model: nn.Module) -> dict[str, Tensor]:
+    gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return gradient
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Largest relative moves of a sequence's logits.
+
+    Args:
+        others: when other sequences of its batch change.
+        filler: when the padding changes; None without padding.
+        itself: when its own tokens change; None if no sequence shares a batch.
+    """
+
+    others: float
+    filler: float | None
+    itself: float | None
+
+
+@torch.no_grad()
+def moves(forward: Forward, update: Update) -> Moves:
+    """Change every second sequence of each batch, then the others, then the padding, and look at the rest.
+
+    Args:
+        forward: the model on one batch's inputs, without labels.
+    """
+    pool = _pool(update)
+    others, fillers, itself = 0.0, [], []
+    for index, (batch, filler) in enumerate(zip(update.batches, update.filler, strict=True)):
+        places = sorted(update.places(index), key=lambda place: (place[1], place[2].start))
+        changes = [places[::2], places[1::2]] if len(places) > 1 else []
+        if not changes and not bool(filler.any()):
+            continue
+        before = logits_of(forward(batch.inputs), batch)
+        for changed in changes:
+            ids = batch.ids.clone()
+            for _, row, cells in changed:
+                ids[row, cells] = _other(ids[row, cells], pool)
+            after = logits_of(forward(batch.with_ids(ids)), batch)
+            rest = [place for place in places if place not in changed]
+            others = max([others, *_moved(before, after, rest)])
+            itself += _moved(before, after, changed)
+        if bool(filler.any()):
+            ids = torch.where(filler, _any_other(batch.ids, pool), batch.ids)
+            fillers += _moved(before, logits_of(forward(batch.with_ids(ids)), batch), places)
+    return Moves(others, max(fillers, default=None), max(itself, default=None))
+
+
+def _moved(before: Tensor, after: Tensor, places: Sequence[tuple[int, int, slice]]) -> list[float]:
+    return [relative(after[row, cells], before[row, cells]) for _, row, cells in places]
+
+
+def _pool(update: Update) -> Tensor:
+    """Tokens to exchange for one another, sorted, (tokens,): not those that mark the ends of sequences."""
+    whole = [one.ids for one in update.known]
+    ends = (Counter(ids[0] for ids in whole), Counter(ids[-1] for ids in whole))
+    marks = {token for counts in ends for token, count in counts.items() if 2 * count > len(whole)}
+    tokens = {token for ids in whole for token in ids}
+    device = update.batches[0].ids.device
+    return torch.tensor(sorted(tokens - marks if len(tokens - marks) > 1 else tokens), device=device)
+
+
+def _other(ids: Tensor, pool: Tensor) -> Tensor:
+    """Another token of the pool for each that is in it."""
+    place = torch.searchsorted(pool, ids).clamp(max=len(pool) - 1)
+    return torch.where(pool[place] == ids, pool[(place + 1 + (len(pool) - 1) // 2) % len(pool)], ids)
+
+
+def _any_other(ids: Tensor, pool: Tensor) -> Tensor:
+    """A token of the pool that differs from each token."""
+    return torch.where(ids == pool[0], pool[-1], pool[0])

@@ -1,0 +1,199 @@
+"""Models of others: their outputs, the inputs that they take, and their use without traces."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unpad.errors import ProofError
+from unpad.proof.foreign.update import ForeignBatch
+
+Inputs = Mapping[str, object]
+
+
+@runtime_checkable
+class HasLogits(Protocol):
+    """Output of a model, such as those of transformers."""
+
+    logits: Tensor
+
+
+@runtime_checkable
+class HasLoss(Protocol):
+    """Output of a model that was given labels."""
+
+    loss: Tensor | None
+
+
+@runtime_checkable
+class Wrapper(Protocol):
+    """A model around another, as those of peft."""
+
+    def get_base_model(self) -> nn.Module: ...
+
+
+@runtime_checkable
+class Configured(Protocol):
+    """A model with a configuration, as those of transformers."""
+
+    config: object
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """Configuration of a mixture of experts whose loss can have an auxiliary term for the router."""
+
+    output_router_logits: bool
+
+
+@runtime_checkable
+class ExpertsByName(Protocol):
+    """A model whose experts can be computed in several ways, as those of transformers."""
+
+    def set_experts_implementation(self, name: str) -> None: ...
+
+
+@runtime_checkable
+class Cached(Protocol):
+    """Configuration that says if a forward pass keeps keys and values."""
+
+    use_cache: bool
+
+
+def base_of(model: nn.Module) -> nn.Module:
+    """The model under adapters."""
+    return model.get_base_model() if isinstance(model, Wrapper) else model
+
+
+def config_of(model: nn.Module) -> object | None:
+    base = base_of(model)
+    return base.config if isinstance(base, Configured) else None
+
+
+def accepts(model: nn.Module, name: str) -> bool:
+    """True if `forward` of a model, or of the model under its adapters, has a parameter of this name."""
+    return any(name in inspect.signature(one.forward).parameters for one in (model, base_of(model)))
+
+
+def alone_inputs(model: nn.Module, ids: list[int]) -> dict[str, object]:
+    """Inputs of one sequence: its tokens alone, without mask, positions or cache."""
+    device = next(model.parameters()).device
+    cache = {"use_cache": False} if accepts(model, "use_cache") else {}
+    return {"input_ids": torch.tensor([ids], device=device), **cache}
+
+
+def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
+    """Logits of every token, (rows, width, vocabulary).
+
+    Raises:
+        ProofError: there are none, or not one for each token of the batch.
+    """
+    if isinstance(output, Mapping):
+        output = output.get("logits")
+    elif isinstance(output, HasLogits):
+        output = output.logits
+    if not isinstance(output, Tensor):
+        raise ProofError(
+            "the model's output has no logits", fix="return a tensor of logits, or an object or mapping with logits"
+        )
+    if batch is None:
+        return output
+    if output.shape[:-1].numel() != batch.ids.numel():
+        raise ProofError(
+            f"logits of shape {tuple(output.shape)} for input_ids of shape {tuple(batch.ids.shape)}",
+            fix="return logits of every token",
+        )
+    return output.reshape(*batch.ids.shape, output.shape[-1])
+
+
+def loss_of(output: object) -> Tensor | None:
+    """The loss that a model returns if it was given labels."""
+    if isinstance(output, Mapping):
+        output = output.get("loss")
+    elif isinstance(output, HasLoss):
+        output = output.loss
+    else:
+        return None
+    return output if isinstance(output, Tensor) and output.numel() == 1 else None
+
+
+def taken_labels(model: nn.Module, batch: ForeignBatch) -> dict[str, Tensor]:
+    """The labels of a batch that `forward` takes: with `labels`, also `shift_labels`."""
+    return dict(batch.labels) if "labels" in batch.labels and accepts(model, "labels") else {}
+
+
+@contextmanager
+def untouched_generators(seed: int | None = None) -> Iterator[None]:
+    """Restore the generators of Python, numpy and torch afterwards; inside they start from `seed` if it is given."""
+    python, numpy, processor = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        if seed is not None:
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(processor)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Restore gradients, buffers and training modes afterwards; inside, no parameter has a gradient."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    model.zero_grad(set_to_none=True)
+    try:
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for module, mode in modes:
+            module.training = mode
+        for module, name, buffer, content in buffers:
+            module._buffers[name] = buffer
+            with torch.no_grad():
+                if not torch.equal(buffer, content):
+                    buffer.copy_(content)
+
+
+@contextmanager
+def no_router_loss(model: nn.Module) -> Iterator[bool]:
+    """Leave out the auxiliary loss of a router, a mean over a micro-batch; yields True if there was one."""
+    config = config_of(model)
+    configs = [one for one in (config, _text_config(config)) if isinstance(one, Routed) and one.output_router_logits]
+    for one in configs:
+        one.output_router_logits = False
+    try:
+        yield bool(configs)
+    finally:
+        for one in configs:
+            one.output_router_logits = True
+
+
+@runtime_checkable
+class WithText(Protocol):
+    """Configuration of a model of several kinds of input, one of which is text."""
+
+    def get_text_config(self) -> object: ...
+
+
+def _text_config(config: object | None) -> object | None:
+    return config.get_text_config() if isinstance(config, WithText) else None

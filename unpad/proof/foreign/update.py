@@ -1,0 +1,251 @@
+"""The batches of one update, read without knowledge of their format, and what their labels say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from unpad.errors import ProofError
+from unpad.proof.foreign.locate import Cells, Piece, locate
+
+IGNORE = -100
+LABELS = ("labels", "shift_labels")
+NOBODY, OUTSIDE = -1, -2  # owners: a token of no sequence; beyond the end of a row
+
+
+@dataclass(frozen=True)
+class Known:
+    """One sequence as the data has it.
+
+    Args:
+        labels: the token at each position that is a target, else -100; the first is never one.
+    """
+
+    ids: list[int]
+    labels: list[int]
+
+
+@dataclass(frozen=True, eq=False)
+class ForeignBatch:
+    """What a collator made of some sequences.
+
+    Args:
+        inputs: everything in the batch but labels.
+        labels: `labels` and `shift_labels`, as far as the batch has them.
+        ids: (rows, width) int64.
+        targets: the target of each cell's logits, -100 where none, (rows, width) int64.
+        real: False for masked padding, (rows, width) bool.
+    """
+
+    inputs: dict[str, object]
+    labels: dict[str, Tensor]
+    ids: Tensor
+    targets: Tensor
+    real: Tensor
+
+    @property
+    def num_targets(self) -> int:
+        return int((self.targets != IGNORE).sum())
+
+    def rectangle(self, name: str) -> Tensor | None:
+        """An input with an entry for every token, (rows, width)."""
+        value = self.inputs.get(name)
+        if not isinstance(value, Tensor) or value.numel() != self.ids.numel():
+            return None
+        return value.reshape(self.ids.shape)
+
+    def with_ids(self, ids: Tensor) -> dict[str, object]:
+        """The inputs with other tokens, (rows, width)."""
+        given = cast(Tensor, self.inputs["input_ids"])
+        return {**self.inputs, "input_ids": ids.reshape(given.shape).to(given)}
+
+    def starts(self) -> Tensor:
+        """Cells at which `position_ids` do not go on from the cell before, (rows, width) bool."""
+        positions = self.rectangle("position_ids")
+        if positions is None:
+            return torch.zeros_like(self.real)
+        return F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
+
+
+def read_batch(batch: Mapping[str, object]) -> ForeignBatch:
+    """Read a batch with `input_ids` and `labels` or `shift_labels`.
+
+    Raises:
+        ProofError: one of them is missing, or not of the shape of `input_ids`.
+    """
+    given = batch.get("input_ids")
+    if not isinstance(given, Tensor) or given.dim() not in (1, 2):
+        raise ProofError("the batch has no tensor input_ids of one or two dimensions", fix="collate to input_ids")
+    ids = given.reshape(1, -1) if given.dim() == 1 else given
+    labels = {name: value for name in LABELS if isinstance(value := batch.get(name), Tensor)}
+    if not labels or any(value.numel() != ids.numel() for value in labels.values()):
+        raise ProofError(
+            "the batch has no labels or shift_labels in the shape of input_ids",
+            fix="let the collator write labels: the token itself at each target, -100 elsewhere",
+        )
+    if "shift_labels" in labels:
+        targets = labels["shift_labels"].reshape(ids.shape)
+    else:
+        targets = F.pad(labels["labels"].reshape(ids.shape)[:, 1:], (0, 1), value=IGNORE)
+    inputs = {str(name): value for name, value in batch.items() if name not in LABELS}
+    mask = inputs.get("attention_mask")
+    real = mask.reshape(ids.shape) > 0 if isinstance(mask, Tensor) and mask.numel() == ids.numel() else ids == ids
+    return ForeignBatch(inputs, labels, ids, targets, real)
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """The batches of one update and the places of the sequences in them.
+
+    Args:
+        pieces: runs of the sequences; their rows are counted over all batches.
+        owners: per batch, index into `pieces` of each cell's owner, or NOBODY, (rows, width) int64.
+        filler: per batch, True where a cell is padding, (rows, width) bool.
+    """
+
+    batches: list[ForeignBatch]
+    known: list[Known]
+    pieces: list[Piece]
+    owners: list[Tensor]
+    filler: list[Tensor]
+
+    @property
+    def num_labelled(self) -> int:
+        """Number of targets that the batches have."""
+        return sum(batch.num_targets for batch in self.batches)
+
+    def labels_of(self, piece: Piece) -> list[int]:
+        """Labels of a piece taken as a sequence of its own: its first token is no target."""
+        return [IGNORE, *self.known[piece.sequence].labels[piece.offset + 1 : piece.offset + piece.length]]
+
+    def ids_of(self, piece: Piece) -> list[int]:
+        return self.known[piece.sequence].ids[piece.offset : piece.offset + piece.length]
+
+    @property
+    def num_wanted(self) -> int:
+        """Number of targets of the pieces taken one at a time."""
+        return sum(label != IGNORE for piece in self.pieces for label in self.labels_of(piece))
+
+    def places(self, batch: int) -> list[tuple[int, int, slice]]:
+        """(piece, row in the batch, cells) of every piece in a batch."""
+        first = sum(len(one.ids) for one in self.batches[:batch])
+        rows = range(first, first + len(self.batches[batch].ids))
+        return [
+            (index, piece.row - first, slice(piece.start, piece.start + piece.length))
+            for index, piece in enumerate(self.pieces)
+            if piece.row in rows
+        ]
+
+
+def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known]) -> Update:
+    """Find the sequences in the batches."""
+    rows: list[list[int | None]] = []
+    starts: list[tuple[int, int]] = []
+    for batch in batches:
+        starts += [(len(rows) + row, column) for row, column in batch.starts().nonzero().tolist()]
+        rows += [
+            [token if ok else None for token, ok in zip(ids, real, strict=True)]
+            for ids, real in zip(batch.ids.tolist(), batch.real.tolist(), strict=True)
+        ]
+    pieces = locate(Cells(rows, starts), [one.ids for one in known])
+    update = Update(list(batches), list(known), pieces, [], [])
+    for index, batch in enumerate(batches):
+        owners = torch.full_like(batch.ids, NOBODY)
+        for piece, row, cells in update.places(index):
+            owners[row, cells] = piece
+        update.owners.append(owners)
+        update.filler.append(_filler(batch, owners))
+    return update
+
+
+def _filler(batch: ForeignBatch, owners: Tensor) -> Tensor:
+    """Padding: masked cells, and runs of one token that nobody owns at the ends of rows or without targets."""
+    filler = ~batch.real & (owners == NOBODY)
+    width = batch.ids.shape[1]
+    for row, (ids, owned) in enumerate(zip(batch.ids.tolist(), (owners[:, :] != NOBODY).tolist(), strict=True)):
+        targets = (batch.targets[row] != IGNORE).tolist()
+        start = 0
+        while start < width:
+            end = start + 1
+            if not owned[start]:
+                while end < width and not owned[end] and ids[end] == ids[start]:
+                    end += 1
+                at_end = start == 0 or end == width
+                if at_end or not any(targets[max(start - 1, 0) : end]):
+                    filler[row, start:end] = True
+            start = end
+    return filler
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Counts of what the labels of an update say that those of the sequences do not."""
+
+    crossing: int = 0
+    padding_predicts: int = 0
+    padding_predicted: int = 0
+    missing: int = 0
+    added: int = 0
+    wrong: int = 0
+    unknown_tokens: int = 0
+    missing_ids: frozenset[int] = frozenset()
+
+    def __add__(self, other: Labels) -> Labels:
+        return Labels(
+            self.crossing + other.crossing,
+            self.padding_predicts + other.padding_predicts,
+            self.padding_predicted + other.padding_predicted,
+            self.missing + other.missing,
+            self.added + other.added,
+            self.wrong + other.wrong,
+            self.unknown_tokens + other.unknown_tokens,
+            self.missing_ids | other.missing_ids,
+        )
+
+
+def read_labels(update: Update) -> Labels:
+    """Compare the targets of the batches with those of the sequences."""
+    return sum((_labels_of_batch(update, index) for index in range(len(update.batches))), Labels())
+
+
+def _labels_of_batch(update: Update, index: int) -> Labels:
+    batch, owners, filler = update.batches[index], update.owners[index], update.filler[index]
+    wanted = torch.full_like(batch.targets, IGNORE)
+    for number, row, cells in update.places(index):
+        labels = update.labels_of(update.pieces[number])[1:]
+        wanted[row, cells.start : cells.stop - 1] = torch.tensor(labels, dtype=wanted.dtype, device=wanted.device)
+    following = F.pad(owners[:, 1:], (0, 1), value=OUTSIDE)  # owner of the cell that each cell predicts
+    into_filler = F.pad(filler[:, 1:], (0, 1), value=False)
+    target = batch.targets != IGNORE
+    inside = (owners == following) & (owners >= 0)
+    crossing = target & (owners >= 0) & (following >= 0) & (owners != following)
+    predicts, predicted = target & filler & ~into_filler, target & into_filler
+    missing = inside & ~target & (wanted != IGNORE)
+    other = target & ~crossing & ~predicts & ~predicted
+    return Labels(
+        crossing=int(crossing.sum()),
+        padding_predicts=int(predicts.sum()),
+        padding_predicted=int(predicted.sum()),
+        missing=int(missing.sum()),
+        added=int((other & (wanted == IGNORE)).sum()),
+        wrong=int((other & inside & (wanted != IGNORE) & (wanted != batch.targets)).sum()),
+        unknown_tokens=int(((owners == NOBODY) & ~filler).sum()),
+        missing_ids=frozenset(wanted[missing].tolist()),
+    )
+
+
+def count_cut(update: Update) -> tuple[int, int]:
+    """Tokens that are missing or stand in a piece that does not begin its sequence; and number of such sequences.
+
+    Sequences of which nothing is there are not counted: they are not in this update.
+    """
+    whole: dict[int, int] = {}
+    for piece in update.pieces:
+        whole[piece.sequence] = whole.get(piece.sequence, 0) + (piece.length if piece.offset == 0 else 0)
+    gaps = [len(update.known[index].ids) - kept for index, kept in whole.items()]
+    return sum(gaps), sum(gap > 0 for gap in gaps)
