@@ -32,7 +32,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class ForeignBatch:
-    """What a collator made of some sequences.
+    """Batch that a collator made of some sequences.
 
     Args:
         inputs: everything in the batch but labels.
