@@ -37,12 +37,21 @@ class Extras:
     Args:
         tokens: (total_tokens,) int64, place in the run of each token; dropout draws by it.
         key_bias: (total_tokens,) or None.
+        scale, softcap, sinks: as in `ragged_attention`.
     """
 
     tokens: Tensor
     key_bias: Tensor | None
     dropout: float
     seed: int
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def fused(self) -> bool:
+        """True if torch's fused kernels compute attention with these."""
+        return self.key_bias is None and not self.dropout and self.softcap is None and self.sinks is None
 
     def map(self, move: Callable[[Tensor], Tensor]) -> Extras:
         """These extras with their tensors moved as the tokens are."""
@@ -114,6 +123,62 @@ def self_attention(
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
 
 
+def ragged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    causal: bool,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`self_attention` of queries, keys and values that lie apart, with the scores of other programs' models.
+
+    Args:
+        q: (total_tokens, heads, head_dim).
+        k, v: (total_tokens, kv_heads, head_dim); values may have another head_dim.
+        scale: factor of q k^T, by default 1 / sqrt(head_dim).
+        window: as in `self_attention`.
+        softcap: scores become softcap * tanh(scores / softcap).
+        sinks: (heads,), scores of a key without a value that every query also sees.
+
+    Returns:
+        (total_tokens, heads, head_dim of values).
+    """
+    assert causal or window is None, "a window is of causal attention"
+    window = None if window is None or reaches_all(layout, window) else window
+    heads, head_dim = q.shape[1:]
+    shaped = softcap is not None or sinks is not None
+    kernels = choose_kernels(
+        q.dtype,
+        q.device,
+        layout,
+        head_dim,
+        dropout=dropout > 0 or shaped,
+        window=window is not None,
+        fused=not shaped and v.shape[2] == head_dim,
+    )
+    note(kernels)
+    seed = draw_seed() if dropout else 0
+    if kernels == (Kernel.NATIVE,):
+        return native_attention(
+            torch.cat([q, k, v], 1),
+            layout.cu_seqlens,
+            heads=heads,
+            kv_heads=k.shape[1],
+            causal=causal,
+            scale=scale,
+            dropout=dropout,
+            seed=seed,
+        )
+    extras = Extras(torch.arange(len(q), device=q.device), None, dropout, seed, scale, softcap, sinks)
+    return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
+
+
 def reaches_all(layout: Layout | PaddedLayout, window: int) -> bool:
     """True if no sequence is longer than the window, so that it hides nothing."""
     longest = layout.attention_mask.shape[1] if isinstance(layout, PaddedLayout) else layout.max_seqlen
@@ -161,7 +226,7 @@ def _torch_attention(
     if isinstance(layout, PaddedLayout):
         return _padded(q, k, v, layout.attention_mask, causal, kernels[0], extras, window)
     if kernels == (Kernel.VARLEN_FLASH,):
-        return _varlen(q, k, v, layout, causal, window)
+        return _varlen(q, k, v, layout, causal, window, extras.scale if extras else None)
     return _grouped(q, k, v, layout, causal, kernels, extras, window)
 
 
@@ -208,7 +273,7 @@ def _group_attention(
     window: int | None,
 ) -> Tensor:
     """Attention of one group as a (num_seqs, heads, longest, head_dim) rectangle; returns its real tokens."""
-    heads, head_dim = q.shape[1:]
+    heads = q.shape[1]
 
     def rectangle(x: Tensor) -> Tensor:
         cells = x[group.start : group.stop] if group.cells is None else x.index_select(0, group.cells)
@@ -225,10 +290,11 @@ def _group_attention(
     if kernel in MATMUL:
         out = _matmul_attention(q, k, v, seen, causal, extras and extras.map(rectangle))
     else:
-        assert extras is None, "the fused kernel takes no bias and no dropout"
+        assert extras is None or extras.fused, "the fused kernel takes no bias and no dropout"
         mask = None if seen is None else seen(slice(0, group.longest))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-    out = out.transpose(1, 2).reshape(-1, heads, head_dim)
+        scale = extras.scale if extras else None
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
+    out = out.transpose(1, 2).reshape(-1, heads, v.shape[3])
     return out if group.real is None else out.index_select(0, group.real)
 
 
@@ -286,7 +352,10 @@ def _attend_rows(
     """Attention of the queries at the places `rows`, (num_seqs, heads, queries, head_dim), to the first keys."""
     wide, heads, num_keys = wide_dtype(q.dtype), q.shape[1], k.shape[2]
     with torch.autocast(q.device.type, enabled=False):
-        scores = (q @ k.transpose(-1, -2)).to(wide) / math.sqrt(q.shape[-1])
+        scores = (q @ k.transpose(-1, -2)).to(wide)
+        scores = scores * extras.scale if extras and extras.scale else scores / math.sqrt(q.shape[-1])
+        if extras and extras.softcap:
+            scores = extras.softcap * torch.tanh(scores / extras.softcap)
         if extras and extras.key_bias is not None:
             scores = scores + extras.key_bias[:, :num_keys].to(wide)[:, None, None, :]
         if causal:
@@ -294,7 +363,10 @@ def _attend_rows(
             scores = scores.masked_fill_(future, -math.inf)
         if mask is not None:
             scores = scores.masked_fill_(~mask(rows), -math.inf)
-        weights = scores.softmax(-1)
+        if extras and extras.sinks is not None:
+            sinks = extras.sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, sinks], 3)
+        weights = scores.softmax(-1)[..., :num_keys]
         if extras and extras.dropout:
             own = torch.arange(heads, device=q.device)[:, None, None]
             places = extras.tokens[:, None, rows, None] * heads + own
@@ -306,14 +378,16 @@ def _attend_rows(
 # --------------------------------------------------------------------------- accelerator and rectangles
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, window: int | None) -> Tensor:
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, causal: bool, window: int | None, scale: float | None
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # asks for a GPU build of torch when imported
 
     bounds, size = layout.cu_seqlens, layout.max_seqlen
     reach = (-1 if window is None else window - 1, 0) if causal else (-1, -1)
     gqa = q.shape[1] != k.shape[1]
     # num_splits=1: a sequence's output must not depend on what else is in the batch.
-    out = varlen_attn(q, k, v, bounds, bounds, size, size, window_size=reach, enable_gqa=gqa, num_splits=1)
+    out = varlen_attn(q, k, v, bounds, bounds, size, size, scale=scale, window_size=reach, enable_gqa=gqa, num_splits=1)
     assert isinstance(out, Tensor)
     return out
 

@@ -42,6 +42,7 @@ def choose_kernels(
     key_bias: bool = False,
     dropout: bool = False,
     window: bool = False,
+    fused: bool = True,
 ) -> tuple[Kernel, ...]:
     """Choose the kernel that attends within the sequences of a layout.
 
@@ -49,6 +50,7 @@ def choose_kernels(
         dtype, device: of queries, keys and values.
         key_bias, dropout: whether attention has one.
         window: whether tokens see only some of the earlier ones.
+        fused: False if the scores are of a form that only matrix products of torch compute.
 
     Returns:
         One kernel for the whole run, or one for each of `layout.groups`.
@@ -58,9 +60,11 @@ def choose_kernels(
         return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
     if _by_definition.get():
         return (Kernel.DEFINITION,)
-    if runs_native(dtype, device, head_dim) and not window:
+    if fused and runs_native(dtype, device, head_dim) and not window:
         return (Kernel.NATIVE,)
-    if device.type == "cuda" and dtype in HALF and not weighted:  # the flash kernel supports half precision only
+    if (
+        fused and device.type == "cuda" and dtype in HALF and not weighted
+    ):  # the flash kernel supports half precision only
         return (Kernel.VARLEN_FLASH,)
     return tuple(
         Kernel.GROUP_MATMUL if weighted or (dtype in HALF and group.longest <= MATMUL_MAX_LENGTH) else Kernel.GROUP_SDPA

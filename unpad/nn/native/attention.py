@@ -37,16 +37,18 @@ def native_attention(
     heads: int,
     kv_heads: int,
     causal: bool,
+    scale: float | None = None,
     rotary: Rotary | None = None,
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
     seed: int = 0,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim) + key_bias) v within each sequence and nowhere else.
+    """softmax(scale q k^T + key_bias) v within each sequence and nowhere else.
 
     Args:
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64: queries, keys, values.
         cu_seqlens: (num_seqs + 1,) int32, from 0 to total_tokens.
+        scale: factor of the scores, by default 1 / sqrt(head_dim).
         rotary: angles by which queries and keys are rotated first, as `nn.rope.rotate` does. No gradient flows to it.
         key_bias: (total_tokens,), added to every score of a key; -inf hides the key. Every query must see a key that
             is not hidden. Gradient flows to it.
@@ -57,7 +59,7 @@ def native_attention(
         (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv.
     """
     cos, sin = rotary if rotary is not None else (None, None)
-    scale = 1 / math.sqrt(qkv.shape[-1])
+    scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
     out: Tensor = apply(_Attention, qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed)
     return out
 

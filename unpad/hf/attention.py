@@ -1,0 +1,221 @@
+"""Attention and mask "unpad" of transformers: tokens see their own sequence and nothing else, without a dense mask.
+
+`AttentionInterface` calls `attend` in every layer, and `AttentionMaskInterface` `make_mask` once per forward pass.
+Without a mask of the same name transformers would hand None to the attention, whatever the batch says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from unpad.hf.layouts import Sequences, find_sequences
+from unpad.nn.attention import ragged_attention
+from unpad.nn.precision import wide_dtype
+
+NAME = "unpad"
+
+
+def register() -> None:
+    """Make `attn_implementation="unpad"` known to transformers; repeated calls change nothing."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, make_mask)
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Tensor] | None = None,
+    attention_mask: Tensor | None = None,
+    use_vmap: bool = False,
+    local_size: int | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask that transformers hands to every layer.
+
+    Args:
+        mask_function: visibility of a key at a query, (batch, head, query, key indices) -> bool.
+        attention_mask: (batch, seq) bool, True = real, or None.
+        use_vmap: the model's own visibility, which only a dense mask can hold.
+        local_size: the window or chunk of local attention.
+
+    Returns:
+        None where every row is one sequence; (batch, seq) bool where cells are padding; (batch, seq) int32, the number
+        of each token's sequence in its row, where transformers found several; a dense (batch, 1, queries, keys) bool
+        mask where a cache, chunks or the model's own visibility need one.
+    """
+    diagonal = None
+    if mask_function is not None and not use_vmap and 1 < q_length == kv_length:
+        diagonal = _Diagonals(mask_function, batch_size, q_length, torch.device(kwargs.get("device", "cpu")))
+    if q_length != kv_length or use_vmap or (diagonal is not None and _needs_dense(diagonal, q_length, local_size)):
+        options = kwargs if mask_function is None else {**kwargs, "mask_function": mask_function}
+        options["allow_is_causal_skip"] = options["allow_is_bidirectional_skip"] = False
+        mask: Tensor | None = sdpa_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            q_offset=q_offset,
+            kv_offset=kv_offset,
+            attention_mask=attention_mask,
+            use_vmap=use_vmap,
+            local_size=local_size,
+            **options,
+        )
+        return mask
+    if attention_mask is not None and not bool(attention_mask.all()):
+        return attention_mask.bool()
+    if diagonal is None or bool((sees_last := diagonal(-1)).all()):
+        return None
+    # Layers get the boundaries by the mask, since some models hand neither positions nor `cu_seq_lens_q` on to them.
+    return F.pad((~sees_last).cumsum(1, dtype=torch.int32), (1, 0))
+
+
+class _Diagonals:
+    """Diagonals of the dense mask that a visibility function describes."""
+
+    def __init__(self, sees: Callable[..., Tensor], batch: int, length: int, device: torch.device) -> None:
+        self.sees, self.length, self.device = sees, length, device
+        self.rows = torch.arange(batch, device=device)[:, None]
+        self.head = torch.zeros((), dtype=torch.long, device=device)
+
+    def __call__(self, ahead: int) -> Tensor:
+        """(batch, length - |ahead|) bool, whether each token sees the one `ahead` of it; only tokens that have one."""
+        place = torch.arange(max(-ahead, 0), self.length - max(ahead, 0), device=self.device)[None]
+        return self.sees(self.rows, self.head, place, place + ahead).expand(len(self.rows), -1)
+
+
+def _needs_dense(diagonal: _Diagonals, length: int, local_size: int | None) -> bool:
+    """True if visibility is neither causal, nor causal within a window, nor of the whole row.
+
+    Two diagonals of the dense mask tell: that of the next token, which causal attention hides and full attention shows
+    everywhere, and that of the furthest key of a window.
+    """
+    following = diagonal(1)
+    if bool(following.any()):
+        return not bool(following.all()) or (local_size is not None and local_size < length)
+    if local_size is None or local_size >= length:
+        return False
+    # The furthest key that a window shows. Past the first token that sees it, every token of a sequence does; of a
+    # chunk only the last token does, so no two neighbours do. Where no token does, all sequences are shorter.
+    furthest = diagonal(1 - local_size)
+    return bool(furthest.any()) and not bool((furthest[:, 1:] & furthest[:, :-1]).any())
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a layer of transformers.
+
+    Args:
+        query: (batch, heads, seq, head_dim).
+        key, value: (batch, kv_heads, keys, head_dim); values may have another head_dim.
+        attention_mask: what `make_mask` returned.
+        scaling: factor of the scores, by default 1 / sqrt(head_dim).
+        sliding_window, softcap, s_aux: window, softcap and sinks of `ragged_attention`.
+        position_bias: added to the scores, (batch or 1, heads, seq, keys).
+
+    Returns:
+        (batch, seq, heads, head_dim of values), and None for the weights.
+    """
+    if torch.is_autocast_enabled(query.device.type):  # norms of queries and keys leave them in fp32
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    batch, _, seq, head_dim = query.shape
+    scale = head_dim**-0.5 if scaling is None else scaling
+    # transformers keeps this on the module of every attention.
+    causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
+    if seq != key.shape[2] or (attention_mask is not None and attention_mask.dim() == 4):
+        return _dense(query, key, value, attention_mask, scale, softcap, s_aux, position_bias, dropout), None
+    sequences = find_sequences(batch, seq, attention_mask, kwargs)
+    if position_bias is not None or (sliding_window is not None and not causal):
+        mask = _dense_mask(sequences, batch, seq, causal, query.device)
+        if sliding_window is not None:
+            place = torch.arange(seq, device=query.device)
+            mask = mask & ((place[:, None] - place).abs() < sliding_window)
+        return _dense(query, key, value, mask, scale, softcap, s_aux, position_bias, dropout), None
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (query, key, value)]  # each (batch * seq, heads, head_dim)
+    if sequences.real is not None:
+        flat = [x.index_select(0, sequences.real) for x in flat]
+    q, k, v = flat
+    out = ragged_attention(
+        q,
+        k,
+        v,
+        sequences.layout,
+        causal,
+        scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-12) else scale,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux,
+        dropout=dropout,
+    )
+    if sequences.real is not None:
+        out = out.new_zeros(batch * seq, *out.shape[1:]).index_copy(0, sequences.real, out)
+    return out.unflatten(0, (batch, seq)), None
+
+
+def _dense(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Attention through a dense mask (batch, 1 or heads, queries, keys), bool or added, or to all keys without one."""
+    repeat = query.shape[1] // key.shape[1]
+    if repeat > 1:
+        key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    if softcap is None and sinks is None and bias is None:
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale)
+        return out.transpose(1, 2)
+    wide = wide_dtype(query.dtype)
+    scores = (query @ key.transpose(-1, -2)).to(wide) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        # The lowest number and not -inf: a query of a padding cell sees nothing, and NaN spreads.
+        low = torch.finfo(wide).min
+        scores = scores.masked_fill(~mask, low) if mask.dtype == torch.bool else scores + mask
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(wide).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
+    weights = F.dropout(scores.softmax(-1)[..., : key.shape[2]], dropout)
+    mixed: Tensor = weights.to(value.dtype) @ value
+    return mixed.transpose(1, 2)
+
+
+def _dense_mask(sequences: Sequences, batch: int, seq: int, causal: bool, device: torch.device) -> Tensor:
+    """Cells of a rectangle that see each other, (batch, 1, seq, seq) bool."""
+    owner = sequences.layout.seq_of_token()
+    if sequences.real is not None:  # a padding cell is a sequence of its own
+        padded = -1 - torch.arange(batch * seq, device=device)
+        owner = padded.index_copy(0, sequences.real, owner)
+    rows = owner.unflatten(0, (batch, seq))
+    mask: Tensor = rows[:, None, :, None] == rows[:, None, None, :]
+    return mask.tril() if causal else mask
