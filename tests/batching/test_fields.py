@@ -28,6 +28,7 @@ from unpad.batching.fields import (
 )
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.set_sequence.event_sets import EventSets
+from unpad.nn.preference import Pairs
 
 META, LENGTHS = torch.device("meta"), [3, 0, 2, 4]
 
@@ -71,7 +72,7 @@ def assert_same(one: RaggedBatch, two: RaggedBatch) -> None:
                 assert value is None is other, name
 
 
-@pytest.mark.parametrize("holder", [RaggedBatch, EventSets, Days])
+@pytest.mark.parametrize("holder", [RaggedBatch, EventSets, Pairs, Days])
 def test_every_field_has_a_kind(holder: type[FieldHolder]) -> None:
     assert fields(holder)
     for one in fields(holder):
@@ -80,7 +81,7 @@ def test_every_field_has_a_kind(holder: type[FieldHolder]) -> None:
 
 def test_these_are_all_parts_that_families_add() -> None:
     ours = {part for part in BatchPart.__subclasses__() if part.__module__.startswith("unpad.")}
-    assert ours == {EventSets}
+    assert ours == {EventSets, Pairs}
 
 
 def test_a_part_is_selected_with_its_sequences() -> None:

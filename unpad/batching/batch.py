@@ -117,6 +117,15 @@ class RaggedBatch(FieldHolder):
         return next((layout for part in self.parts if (layout := part.attended) is not None), self.layout)
 
     @property
+    def bundles(self) -> list[list[int]]:
+        """Sequences that must stay in one batch, bundle by bundle in the order of their first sequences."""
+        numbers = next((bundle for part in self.parts if (bundle := part.bundle) is not None), None)
+        members: dict[int, list[int]] = {}
+        for seq, number in enumerate(range(self.num_seqs) if numbers is None else numbers.tolist()):
+            members.setdefault(number, []).append(seq)
+        return list(members.values())
+
+    @property
     def num_targets(self) -> int:
         """Labels that count, of tokens or of whole sequences."""
         return self.target_index.numel() if self.seq_labels is None else self.seq_labels.numel()

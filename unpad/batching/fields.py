@@ -236,6 +236,12 @@ class BatchPart(FieldHolder):
         """The layout that attention runs over; None: that of the tokens."""
         return None
 
+    @property
+    def bundle(self) -> Tensor | None:
+        """Number of each sequence's bundle, (num_seqs,) int64; sequences of one number must stay in one batch, as the
+        loss needs them together. None: every sequence is a bundle."""
+        return None
+
 
 def kinds(holder: type[FieldHolder]) -> dict[str, Kind[object]]:
     """The kind of every field.

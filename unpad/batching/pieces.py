@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unpad.batching.bundles import with_others
 from unpad.batching.ledger import Ledger, entry
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
@@ -50,6 +51,7 @@ def cut_and_count(
     settings: PlanSettings,
     targets: TargetCount | None,
     limited_by: str = "plan.max_tokens",
+    bundles: np.ndarray | None = None,
 ) -> tuple[Pieces, np.ndarray, Ledger]:
     """Apply the overflow policy, and drop pieces without a target.
 
@@ -61,17 +63,21 @@ def cut_and_count(
             an earlier one has shown are context, so every target counts once.
         targets: counts targets with loss inside spans; None: every position is a target.
         limited_by: the fields that `max_tokens` comes from, named in an error.
+        bundles: number of each sequence's bundle, (num_sequences,) int64, -1 for none; a bundle is dropped as
+            a whole, and never cut.
 
     Returns:
         The pieces, their numbers of targets (num_pieces,) int64, and the ledger of all tokens that are in no piece.
 
     Raises:
-        PlanError: a sequence is too long and overflow is error; the stride leaves gaps.
+        PlanError: a sequence is too long and overflow is error, or would cut a bundle; the stride leaves gaps.
     """
     ids = np.arange(len(lengths)) if seq_ids is None else _check_ids(seq_ids, len(lengths))
     sizes, overflow = lengths[ids], settings.overflow
     limit = settings.max_tokens or max(int(sizes.max(initial=1)), 1)
     over = sizes > limit
+    if bundles is not None and over.any():
+        over = with_others(over, bundles[ids], settings)
     num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, dropped unless it has a target
     step, shift, lost = limit, np.zeros_like(sizes), Ledger()
     if overflow == "split":

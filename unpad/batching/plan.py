@@ -10,6 +10,7 @@ from importlib import import_module
 
 import numpy as np
 
+from unpad.batching.bundles import bundled, unfold
 from unpad.batching.grouping import Grouping, joined, split_steps, sum_runs
 from unpad.batching.ledger import Ledger, entry
 from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
@@ -120,6 +121,7 @@ def plan(
     context_field: str = "model.context",
     seq_ids: np.ndarray | None = None,
     targets: TargetCount | None = None,
+    bundles: np.ndarray | None = None,
 ) -> Plan:
     """Plan one epoch. Pure: equal arguments give an equal plan.
 
@@ -132,6 +134,8 @@ def plan(
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
         targets: counts targets with loss inside spans; None: every position is a target. A
             sequence without positions is planned if this gives it a target.
+        bundles: number of each sequence's bundle, (num_sequences,) int64, -1 for none; the sequences of a bundle are in
+            one micro-batch, and count as one where settings count sequences.
 
     Raises:
         PlanError: the settings do not fit the lengths.
@@ -141,12 +145,22 @@ def plan(
     limited_by = " and ".join(name for name, one in limits.items() if one == limit)
     settings = settings.model_copy(update={"max_tokens": limit})
     lengths = check_lengths(lengths)
-    pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets, limited_by)
+    pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets, limited_by, bundles)
+    grouped, offsets = pieces.lengths, np.arange(len(pieces) + 1)
+    if bundles is not None:
+        order, offsets = bundled(bundles[pieces.seq_ids])
+        pieces, counts = pieces.take(order), counts[order]
+        grouped = sum_runs(pieces.lengths, offsets)
     rng = np.random.default_rng([seed, epoch])
-    grouping, settings = _grouped(pieces.lengths, settings.parts(epoch, first_step), rng)
+    grouping, settings = _grouped(grouped, settings.parts(epoch, first_step), rng)
+    is_dropped = np.zeros(len(grouped), bool)
+    if settings.drop_last:
+        grouping, is_dropped = _without_short_last_step(grouping, grouped, settings)
+    if bundles is not None:
+        grouping = unfold(grouping, offsets, pieces.lengths, settings)
+        is_dropped = np.repeat(is_dropped, np.diff(offsets))
     trained = pieces
     if settings.drop_last:
-        grouping, is_dropped = _without_short_last_step(grouping, pieces.lengths, settings)
         dropped = pieces.take(is_dropped)
         lost += entry("dropped", "last_step", (dropped.stops - dropped.first_target).sum(), dropped.seq_ids)
         trained, counts = pieces.take(~is_dropped), counts[~is_dropped]

@@ -19,6 +19,7 @@ from unpad.recipes.section import Section
 from unpad.recipes.training import Weight
 
 WEIGHTS: Mapping[str, Weight] = {"cross_entropy": 1.0}
+OF_PAIRS: Mapping[str, Weight] = {"preference": 1.0, "cross_entropy": 0.0}
 ORIGIN = "origin"
 
 
@@ -183,6 +184,21 @@ class Generates(ScoresTokens):
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
+
+
+class LearnsPreferences(ScoresTokens):
+    """A model that can learn which of two replies is better, from batches with the part `Pairs`.
+
+    Attributes:
+        beta: factor of the replies' implicit rewards; None while the model learns to predict tokens.
+    """
+
+    beta: float | None = None
+
+    def learn(self, beta: float | None) -> None:
+        """Learn preferences with rewards of this factor; None: learn to predict tokens."""
+        self.beta = beta
+        self.weights = WEIGHTS if beta is None else OF_PAIRS
 
 
 class PrunesTokens(Model):

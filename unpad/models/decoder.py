@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
-from unpad.models.contract import Generates, ModelConfig
+from unpad.models.contract import Generates, LearnsPreferences, ModelConfig
 from unpad.nn.block import (
     BEFORE,
     AttentionSettings,
@@ -29,9 +29,10 @@ from unpad.nn.block import (
     init_weights,
 )
 from unpad.nn.linear import compute_dtype, computing_copy, product
-from unpad.nn.losses import Terms, cross_entropy, token_nll
+from unpad.nn.losses import Terms, cross_entropy, target_nll, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.precision import wide_dtype, widened
+from unpad.nn.preference import count_pairs, pair_terms
 from unpad.nn.rope import (
     ContextMethod,
     Rotary,
@@ -188,7 +189,7 @@ class Config(ModelConfig, BlockConfig):
         return f"shorten it: there are {self.context} learned positions; more need training with a larger model.context"
 
 
-class Decoder(Generates):
+class Decoder(Generates, LearnsPreferences):
     """Next-token model over a flat run of sequences.
 
     Args:
@@ -264,13 +265,16 @@ class Decoder(Generates):
         return widened(out)
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
-        """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing.
+        """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing. While
+        the model learns preferences, they are those of `pair_terms`.
 
         Args:
             between: as in `forward`; it must not remove a target.
         """
         hidden = self(batch, between=between, wanted=batch.target_index)
         labels = batch.labels.index_select(0, batch.target_index)
+        if self.beta is not None:
+            return pair_terms(target_nll(hidden, self._head, labels), batch, self.beta, self.label_smoothing)
         loss, nll = cross_entropy(hidden, self._head, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
@@ -282,6 +286,8 @@ class Decoder(Generates):
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""
+        if self.beta is not None:
+            return count_pairs(batch)
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
 
     def _embedded(self, batch: RaggedBatch) -> Stream:

@@ -78,6 +78,16 @@ def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def target_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of every target, (num_targets,) in nats, fp32 or wider, with a gradient.
+
+    Where each target's gradient has a factor of its own, known only after the forward pass: the backward pass computes
+    the logits again, so that nothing of size (targets, vocabulary) is kept. Arguments as in `cross_entropy`.
+    """
+    nll: Tensor = apply(_TargetNll, hidden, weight, labels)
+    return nll
+
+
 @contextmanager
 def all_rows() -> Iterator[None]:
     """Leave no target out of the backward pass inside, in this thread; for comparing."""
@@ -186,3 +196,31 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return (*(None if saved is None else saved * grads[0] for saved in ctx.saved_tensors), None, None)
+
+
+class _TargetNll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        ctx.save_for_backward(hidden, weight, labels)
+        return token_nll(hidden, weight, labels)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, labels = ctx.saved_tensors
+        need_hidden, need_weight = ctx.needs_input_grad[:2]
+        low = computing_copy(weight, hidden.dtype)
+        grad_hidden = [hidden.new_zeros(0, hidden.shape[1])]
+        grad_weight = torch.zeros_like(low, dtype=wide_dtype(hidden.dtype))
+        at = 0
+        for x, y in _chunks(hidden, labels, weight.shape[0]):
+            grad = x @ low.t()  # logits, (rows, vocab_size); _score puts their gradient in their place
+            _score(grad[: len(y)], y, 0.0, want_grad=True)
+            grad[: len(y)] *= grads[0][at : at + len(y), None]
+            grad[len(y) :] = 0
+            if need_hidden:
+                grad_hidden.append((grad @ low)[: len(y)])
+            if need_weight:
+                grad_weight += grad.t() @ x
+            at += len(y)
+        return torch.cat(grad_hidden) if need_hidden else None, grad_weight if need_weight else None, None
