@@ -18,6 +18,9 @@ def _debug(context: typer.Context, debug: bool) -> None:
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.", autocompletion=recipe_names)
 ]
+OptionalRecipe = Annotated[
+    str | None, typer.Argument(metavar="RECIPE", help="A packaged name, or a YAML file.", autocompletion=recipe_names)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[key=value ...]", help="Recipe fields to change.", autocompletion=override_words),

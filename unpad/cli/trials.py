@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.options import Debug, Json, Overrides, RecipeArgument
+from unpad.cli.options import Debug, Json, OptionalRecipe, Overrides, RecipeArgument
 from unpad.cli.output import print_json, print_lines
+from unpad.errors import RecipeError
 
 verbs = typer.Typer()
 
@@ -30,17 +31,41 @@ def plan(
         print_json(result.to_json())
 
 
-@verbs.command(epilog="Example: unpad prove zh_chat")
-def prove(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Certify that batching your data with your model changes nothing. Exit code 1 when a line fails."""
-    from unpad.proof.recipe import prove_recipe
+@verbs.command(epilog="Example: unpad prove zh_chat    or    unpad prove --hf Qwen3-0.6B/config.json")
+def prove(
+    recipe: OptionalRecipe = None,
+    overrides: Overrides = None,
+    hf: Annotated[
+        Path | None,
+        typer.Option(help="Prove the architecture of this config.json, or folder with one, on random weights instead."),
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Certify that batching your data with your model changes nothing. Exit code 1 when a line fails.
 
-    certificate = prove_recipe(recipe, overrides or [])
-    if as_json:
-        print_json(certificate.to_json())
+    With --hf: which ways to make batches keep the sequences apart in a model of Hugging Face. Exit code 1 when one that
+    promises to does not, without a message.
+    """
+    if hf is not None:
+        if recipe is not None:
+            raise RecipeError("a recipe and --hf are given", fix="name a recipe, or --hf with a config.json")
+        from unpad.proof.foreign.folder import prove_folder
+
+        proof = prove_folder(hf)
+        shown, passed, lines = proof.to_json, proof.passed, proof.lines
+    elif recipe is not None:
+        from unpad.proof.recipe import prove_recipe
+
+        certificate = prove_recipe(recipe, overrides or [])
+        shown, passed, lines = certificate.to_json, certificate.passed, certificate.text
     else:
-        print_lines(certificate.text())
-    raise typer.Exit(0 if certificate.passed else 1)
+        raise RecipeError("nothing to prove is named", fix="name a recipe, as in unpad prove zh_chat, or --hf FOLDER")
+    if as_json:
+        print_json(shown())
+    else:
+        print_lines(lines())
+    raise typer.Exit(0 if passed else 1)
 
 
 @verbs.command(epilog="Example: unpad bench zh_chat")

@@ -24,7 +24,7 @@ class Collator:
     """A way to make batches.
 
     Args:
-        name: as tables show it, at most 26 cells.
+        name: as tables show it.
         promises: whether its documentation says that sequences stay apart. A failure of one that does not promise it
             is shown and does not fail the proof.
         needs: modules that it imports.
@@ -53,7 +53,7 @@ def collators(row_tokens: int) -> list[Collator]:
         Collator("padded left", False, padded("left")),
         Collator("flattening", True, flattened(), ("transformers",), instead="DataCollatorWithFlattening"),
         Collator("flattening + seq_idx", True, flattened(return_seq_idx=True), ("transformers",)),
-        Collator("flattening, cache on", False, flattened(use_cache=True), ("transformers",)),
+        Collator("flattening + cache", False, flattened(use_cache=True), ("transformers",)),
         Collator("TRL padding_free", True, trl_padding_free, TRL, instead="SFTConfig(padding_free=True)"),
         Collator("TRL packing bfd", True, trl_packed("bfd", row_tokens), TRL, instead="SFTConfig(packing=True)"),
         Collator("TRL packing bfd_split", True, trl_packed("bfd_split", row_tokens), TRL),

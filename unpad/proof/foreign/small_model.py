@@ -116,7 +116,7 @@ def build_config(kind: str, fields: Fields, where: str) -> PreTrainedConfig:
 
     given = {name: value for name, value in fields.items() if name not in ("auto_map", "quantization_config")}
     try:
-        with _silent():
+        with quiet():
             made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(given)
     except Exception as error:
         fix = "correct the field, or use the transformers version that wrote the file"
@@ -137,7 +137,7 @@ def build_small(whole: PreTrainedConfig, notes: tuple[str, ...] = (), seed: int 
     refused = ""
     for attention in ATTENTIONS:
         try:
-            with _silent():
+            with quiet():
                 small = type(whole).from_dict(shrink(whole.to_dict()))
                 torch.manual_seed(seed)
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -198,8 +198,8 @@ def _message(error: Exception) -> str:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
-    """Keep remarks of transformers about single fields of a configuration off the terminal."""
+def quiet() -> Iterator[None]:
+    """Keep remarks of transformers, about fields of a configuration or kernels it lacks, off the terminal."""
     import warnings
 
     from transformers.utils import logging

@@ -1,0 +1,210 @@
+"""`unpad prove --hf`: which ways to make batches are sound for the architecture in a config.json."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from unpad.proof.foreign import sizes
+from unpad.proof.foreign.certificate import LEAKS, ForeignCertificate, Kind
+from unpad.proof.foreign.collators import Collator, collators
+from unpad.proof.foreign.pairs import prove_callable
+from unpad.proof.foreign.small_model import SmallModel, build_small, quiet, read_config, sample
+from unpad.terminal.progress import progress
+from unpad.terminal.table import WIDTH, text_table, wrapped
+
+ROW_TOKENS = 64  # of packed rows: more than the longest sequence, so that packing need not cut
+QUIET = ("sound", "refused")  # verdicts of batches that train nothing wrong
+HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
+TYPES = ("layer_types", "layers_block_type", "block_types")  # fields with the type of every block
+PACKAGES = ("transformers", "trl", "torch")
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to make batches, and its certificate; None where its modules are not installed."""
+
+    collator: Collator
+    certificate: ForeignCertificate | None
+
+    @property
+    def verdict(self) -> str:
+        return "not installed" if self.certificate is None else self.certificate.verdict
+
+    @property
+    def is_harmless(self) -> bool:
+        """True unless batches of a way that promises isolation are wrong without a word."""
+        return not self.collator.promises or self.certificate is None or self.certificate.verdict in QUIET
+
+    def measured(self, kind: Kind) -> float | None:
+        finding = None if self.certificate is None else self.certificate.finding(kind)
+        return None if finding is None else finding.measured
+
+    def failed(self, kind: Kind) -> bool:
+        finding = None if self.certificate is None else self.certificate.finding(kind)
+        return finding is not None and not finding.passed
+
+    @property
+    def reason(self) -> str:
+        """The cause of the verdict, and what mends it; empty for a sound way."""
+        if self.certificate is None:
+            return f"pip install {' '.join(self.collator.needs)}"
+        if self.certificate.refused is not None:
+            return self.certificate.refused
+        failed = sorted(
+            self.certificate.failed, key=lambda finding: finding.kind not in LEAKS
+        )  # leaks explain the rest
+        return next((finding.advice for finding in failed if finding.advice), "")
+
+    def cells(self) -> list[str]:
+        """The way's row of the table."""
+        moves, cut = self.measured("isolation"), self.measured("cut")
+        return [
+            self.collator.name,
+            self.verdict.upper() if self.verdict == "leaking" else self.verdict,
+            _error(self.measured("gradient")),
+            _error(self.measured("loss")),
+            "-" if moves is None else _error(moves) if self.failed("isolation") else "no",
+            "-" if cut is None else f"{cut:.0f}",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        certificate = None if self.certificate is None else self.certificate.to_dict()
+        return {
+            "batches": self.collator.name,
+            "promises": self.collator.promises,
+            "verdict": self.verdict,
+            "gradient": self.measured("gradient"),
+            "loss": self.measured("loss"),
+            "others_move": self.failed("isolation"),
+            "tokens_cut": self.measured("cut"),
+            "reason": self.reason,
+            "certificate": certificate,
+        }
+
+
+@dataclass(frozen=True)
+class FolderProof:
+    """Certificates of every way to make batches, for a small model of one architecture."""
+
+    small: SmallModel
+    where: str
+    ways: tuple[Way, ...]
+
+    @property
+    def passed(self) -> bool:
+        """True if each way that promises to keep sequences apart does, or says that it cannot."""
+        return all(way.is_harmless for way in self.ways)
+
+    def lines(self) -> list[str]:
+        """The table as lines for a terminal of 80 columns, and what to do below it."""
+        lines = [part for line in self._head() for part in wrapped(line, WIDTH)]
+        lines += ["", *text_table(HEAD, [way.cells() for way in self.ways], left=(0, 1)), ""]
+        for reason, names in _by_reason(self.ways):
+            lines += wrapped(f"{', '.join(names)}: {reason}", WIDTH)
+        return [*lines, "", *wrapped(self.advice(), WIDTH)]
+
+    def _head(self) -> list[str]:
+        model = self.small.model
+        num = sum(parameter.numel() for parameter in model.parameters())
+        what = (
+            f"{type(model).__name__} of {self.where}, made small: {describe_blocks(self.small)}, {num:,} random weights"
+        )
+        precision = ", ".join(sorted({way.certificate.precision for way in self.ways if way.certificate is not None}))
+        num_tokens = sum(map(len, sample()))
+        conditions = [f"{self.small.attention} attention", precision, f"{len(sample())} sequences, {num_tokens} tokens"]
+        conditions += [f"{name} {number}" for name, number in versions().items()]
+        return [what, "; ".join(conditions), *(f"note: {note}" for note in self.notes)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes about the configuration, and of the certificates."""
+        found = [note for way in self.ways if way.certificate is not None for note in way.certificate.notes]
+        return tuple(dict.fromkeys([*self.small.notes, *found]))
+
+    def advice(self) -> str:
+        """What to train with."""
+        sound = [way.collator.instead for way in self.ways if way.verdict == "sound" and way.collator.instead]
+        unsafe = [way.collator.name for way in self.ways if way.collator.promises and not way.is_harmless]
+        if not sound:
+            return "do: train with one sequence per batch; no way to batch this architecture is sound here"
+        given = f"do: train with one of: {'; '.join(sound)}"
+        return f"{given}. Do not use: {', '.join(unsafe)}" if unsafe else given
+
+    def to_json(self) -> dict[str, Any]:
+        model = self.small.model
+        return {
+            "passed": self.passed,
+            "where": self.where,
+            "class": type(model).__name__,
+            "model_type": self.small.whole.model_type,
+            "blocks": describe_blocks(self.small),
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "attention": self.small.attention,
+            "versions": versions(),
+            "notes": list(self.notes),
+            "advice": self.advice(),
+            "ways": [way.to_json() for way in self.ways],
+        }
+
+
+def prove_folder(path: Path) -> FolderProof:
+    """Prove every way to make batches on a small random model of an architecture; no weights are read.
+
+    Args:
+        path: a config.json, or a folder with one.
+
+    Raises:
+        SourceError: there is no such file, or it is not a configuration.
+        RecipeError: transformers is not installed, or has no causal model of that type.
+        ProofError: the architecture cannot be made small.
+    """
+    config, notes = read_config(path)
+    return prove_small(build_small(config, notes), str(path))
+
+
+def prove_small(small: SmallModel, where: str) -> FolderProof:
+    """Prove every way to make batches on a small model."""
+    ways = []
+    known = collators(ROW_TOKENS)
+    with quiet(), progress("proving", len(known), "ways to make batches") as bar:
+        for collator in known:
+            installed = collator.is_installed
+            ways.append(Way(collator, prove_callable(small.model, collator.collate, sample()) if installed else None))
+            bar.advance()
+    return FolderProof(small, where, tuple(ways))
+
+
+def describe_blocks(small: SmallModel) -> str:
+    """Number and types of the blocks of a small model, such as `2 blocks (sliding_attention, full_attention)`."""
+    fields = small.model.config.get_text_config(decoder=True).to_dict()
+    kinds = next((value for name in TYPES if isinstance(value := fields.get(name), list)), [])
+    num = next((value for name in sizes.STACKS if isinstance(value := fields.get(name), int)), len(kinds))
+    return f"{num} blocks" + (f" ({', '.join(map(str, kinds))})" if len(Counter(kinds)) > 1 else "")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the installed packages on which a verdict depends."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _by_reason(ways: Iterable[Way]) -> list[tuple[str, list[str]]]:
+    """Reasons of what is not sound, each with the names of the ways that have it."""
+    names: dict[str, list[str]] = {}
+    for way in ways:
+        if way.reason:
+            names.setdefault(way.reason, []).append(way.collator.name)
+    return list(names.items())
+
+
+def _error(measured: float | None) -> str:
+    return "-" if measured is None else "0" if measured == 0 else f"{measured:.0e}"
