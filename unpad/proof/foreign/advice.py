@@ -103,7 +103,7 @@ def _isolation(model: nn.Module, update: Update) -> str:
     if not restart:
         return "position_ids go on from one sequence to the next; restart them at 0"
     config = config_of(model)
-    if "use_cache" not in batch.inputs and isinstance(config, Cached) and config.use_cache:
+    if batch.inputs.get("use_cache", isinstance(config, Cached) and config.use_cache):
         return "a cache turns the isolation of packed rows off; pass use_cache=False"
     return f"{name} does not keep the sequences of a row apart; pad on the right, one sequence per row"
 
