@@ -128,7 +128,7 @@ class FolderProof:
         return tuple(dict.fromkeys([*self.small.notes, *found]))
 
     def advice(self) -> str:
-        """What to train with."""
+        """Ways to train with, and those to leave."""
         sound = [way.collator.instead for way in self.ways if way.verdict == "sound" and way.collator.instead]
         unsafe = [way.collator.name for way in self.ways if way.collator.promises and not way.is_harmless]
         if not sound:
