@@ -15,7 +15,6 @@ The other files of this folder, in reading order:
 - `prune.py`: heads and rankings that judge tokens, soft and hard removal
 - `prune_pass.py`: one pass of the decoder that drops tokens between blocks
 - `losses.py`, `adversary.py`: loss terms that train the heads; the discriminator's view of a pass
-- `llava.py`: LLaVA checkpoints of Hugging Face, in and out
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Import and export of Hugging Face LLaVA checkpoints, folders of config.json and safetensors, with equal logits.
+"""Hugging Face LLaVA checkpoints, folders of config.json and safetensors, with equal logits.
 
 Supported is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as in LLaVA 1.5 (Liu et al. 2023,
 arXiv 2310.03744). Versions of transformers name tensors differently: all with or without the prefix `model.`, the head
@@ -10,27 +10,38 @@ and values.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from unpad import storage
 from unpad.errors import CheckpointError
+from unpad.interchange.folder import (
+    ANOTHER_COPY,
+    CONFIG,
+    Fields,
+    Part,
+    Table,
+    check_covered,
+    dtype_name,
+    load_model,
+    merged,
+    read_json_files,
+    refuse,
+    save_model,
+    with_defaults,
+)
 from unpad.models import decoder
+from unpad.models.contract import Model, ModelConfig
 from unpad.models.vision_language.model import Config, VisionLanguage
 from unpad.models.vision_language.tower import TowerConfig
 from unpad.nn.block import BlockConfig
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-Fields = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
+COVERED = "use a LLaVA 1.5 checkpoint: a CLIP vision tower, two linear layers and a Llama"
 
 # Values of the fields that config.json omits.
 LLAVA: Fields = {
@@ -68,11 +79,6 @@ LLAMA_LAYERS = {
 }  # fmt: skip
 HEAD, EMBED = "lm_head.weight", "language_model.embed_tokens.weight"
 POST_NORM = "vision_tower.post_layernorm"  # of CLIP's class token, which LLaVA never reads
-BUFFERS = (".position_ids", ".inv_freq")
-JSON_FILES = (
-    CONFIG, "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json", "vocab.json", "chat_template.json", "processor_config.json", "preprocessor_config.json",
-)  # fmt: skip
 
 
 def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
@@ -86,17 +92,10 @@ def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
         CheckpointError: a file is missing or damaged, a field of config.json is not covered, or a tensor is missing,
             unknown or of another shape; names the file and the field or tensor.
     """
-    folder = Path(folder)
-    files = _read_json_files(folder)
-    config, vocab_size = _read_config(files[CONFIG], folder / CONFIG)
-    tensors = _read_tensors(folder)
-    table = _table(config, vocab_size)
-    _check_tensors(tensors, table, config, folder)
-    with torch.device("meta"):  # weights are loaded, not initialized
-        model = VisionLanguage(config, vocab_size)
-    state = {ours: _joined([tensors[name] for name in parts]) for ours, parts in table.items()}
-    model.load_state_dict(state, assign=True)
-    return model.eval(), files
+    files = read_json_files(Path(folder))
+    model = load_model(Path(folder), Llava(), files[CONFIG])
+    assert isinstance(model, VisionLanguage), "as its config says"
+    return model, files
 
 
 def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, Any] | None = None) -> None:
@@ -113,23 +112,52 @@ def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, An
         CheckpointError: the model has a part that such a checkpoint cannot describe; names the field.
         DiskError: the folder cannot be written, or holds other contents.
     """
-    folder, config = Path(folder), model.config
-    _check_expressible(config)
-    values = model.state_dict()
-    tensors: dict[str, Tensor] = {}
-    for ours, parts in _table(config, model.vocab_size).items():
-        rows = values[ours].cpu().contiguous().split([shape[0] for shape in parts.values()])
-        tensors |= {name: part.reshape(shape) for (name, shape), part in zip(parts.items(), rows, strict=True)}
-    dtype = model.embed.weight.dtype
-    tensors[f"{POST_NORM}.weight"] = torch.ones(config.vision.width, dtype=dtype)
-    tensors[f"{POST_NORM}.bias"] = torch.zeros(config.vision.width, dtype=dtype)
-    written = {_in_file(name): tensor for name, tensor in tensors.items()}
-    contents = dict(files or {})
-    contents[CONFIG] = _merged(contents.get(CONFIG, {}), _config_fields(model))
-    data = {name: (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode() for name, value in contents.items()}
-    data[WEIGHTS] = tensors_to_bytes(written, metadata={"format": "pt"})
-    storage.make_folder(folder.parent)
-    storage.write_folder(folder, data)
+    save_model(model, Path(folder), Llava(), files)
+
+
+class Llava:
+    """The family of LLaVA; a `Family` of `folder.py`."""
+
+    architecture = "LlavaForConditionalGeneration"
+    model_type = "llava"
+    embedding = "decoder.embed.weight"
+
+    def config(self, given: Fields) -> tuple[Config, int]:
+        return _read_config(given)
+
+    def fields(self, model: Model, given: Fields) -> Fields:
+        assert isinstance(model, VisionLanguage), "a family of models that read images"
+        _check_expressible(model.config)
+        return merged(given, _config_fields(model))
+
+    def table(self, config: ModelConfig, vocab_size: int, fields: Fields) -> Table:
+        assert isinstance(config, Config), "a family of models that read images"
+        return {
+            ours: tuple(Part(name, shape[0], shape) for name, shape in parts.items())
+            for ours, parts in _table(config, vocab_size).items()
+        }
+
+    def canonical(self, name: str) -> str:
+        return _in_memory(name)
+
+    def written(self, name: str) -> str:
+        return _in_file(name)
+
+    def unused(self, name: str) -> bool:
+        return name.startswith(POST_NORM)
+
+    def constants(self, model: Model) -> dict[str, Tensor]:
+        """CLIP's last norm does not exist here and is written as the identity."""
+        assert isinstance(model, VisionLanguage), "a family of models that read images"
+        width, dtype = model.config.vision.width, model.embed.weight.dtype
+        return {
+            f"{POST_NORM}.weight": torch.ones(width, dtype=dtype),
+            f"{POST_NORM}.bias": torch.zeros(width, dtype=dtype),
+        }
+
+    def weights(self, model: Model) -> Mapping[str, Tensor]:
+        weights: Mapping[str, Tensor] = model.state_dict()
+        return weights
 
 
 # --------------------------------------------------------------------------- names and shapes
@@ -190,11 +218,6 @@ def _block(ours: str, theirs: str, config: BlockConfig, layers: dict[str, list[s
     return table
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    rows = [part.flatten(1) if part.dim() > 2 else part for part in parts]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
-
-
 def _in_memory(name: str) -> str:
     """Name in `_table` of a tensor of any version."""
     name = name.removeprefix("model.")
@@ -217,18 +240,18 @@ def _in_file(name: str) -> str:
 # --------------------------------------------------------------------------- config.json
 
 
-def _read_config(given: Any, where: Path) -> tuple[Config, int]:
+def _read_config(given: Fields) -> tuple[Config, int]:
     """Return the model's config and its vocabulary size.
 
     Raises:
         CheckpointError: a field is not supported.
     """
-    top = _filled(LLAVA, given, "the file", where)
+    top = with_defaults(LLAVA, given, "the file")
     large = top.get("vision_config") is None
-    vision = _filled(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config", where)
-    text = _filled(LLAMA, top.get("text_config") or {}, "text_config", where)
-    _check_sizes(top, vision, text, where)
-    _check_covered(top, vision, text, where)
+    vision = with_defaults(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config")
+    text = with_defaults(LLAMA, top.get("text_config") or {}, "text_config")
+    _check_sizes(top, vision, text)
+    _check_covered(top, vision, text)
     try:
         tower = TowerConfig(
             **_sizes(vision),
@@ -262,7 +285,7 @@ def _read_config(given: Any, where: Path) -> tuple[Config, int]:
     except ValidationError as error:
         first = error.errors()[0]
         what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"
-        raise CheckpointError(what, where=str(where), fix="use another copy") from None
+        raise CheckpointError(what, fix=ANOTHER_COPY) from None
     return config, text["vocab_size"]
 
 
@@ -270,7 +293,6 @@ def _config_fields(model: VisionLanguage) -> Fields:
     """Fields of config.json that describe a model."""
     config, vision, language = model.config, model.config.vision, model.config.language
     gates = {ours: theirs for theirs, ours in GATED.items()}
-    dtype = str(model.embed.weight.dtype).removeprefix("torch.")
     return {
         "architectures": ["LlavaForConditionalGeneration"],
         "model_type": "llava",
@@ -281,7 +303,7 @@ def _config_fields(model: VisionLanguage) -> Fields:
         "vision_feature_layer": vision.feature_layer,
         "vision_feature_select_strategy": "default",
         "tie_word_embeddings": language.tied,
-        "torch_dtype": dtype,  # the name that all versions read
+        "torch_dtype": dtype_name(model),  # the name that all versions read
         "vision_config": {
             **_their_sizes(vision), "model_type": "clip_vision_model", "num_channels": 3, "patch_size": vision.patch,
             "image_size": vision.side * vision.patch, "hidden_act": vision.activation, "layer_norm_eps": vision.eps,
@@ -309,31 +331,11 @@ def _their_sizes(config: BlockConfig) -> Fields:
     return dict(zip(SIZES, (config.width, config.hidden, config.blocks, config.heads), strict=True))
 
 
-def _filled(defaults: Fields, given: Any, name: str, where: Path) -> Fields:
-    """Complete a section with the values of fields that are missing or null."""
-    if not isinstance(given, dict):
-        raise CheckpointError(f"{name} is not a JSON object", where=str(where), fix="use another copy")
-    return {**defaults, **{key: value for key, value in given.items() if value is not None}}
-
-
-def _merged(old: Fields, new: Fields) -> Fields:
-    """Merge the new fields with the old fields that they do not replace."""
-    both = {**old, **new}
-    for key, value in new.items():
-        # Positions are replaced as a whole, or parts of another method would stay.
-        if isinstance(value, dict) and isinstance(old.get(key), dict) and key != "rope_parameters":
-            both[key] = _merged(old[key], value)
-    # Other names of written fields, and the former precision of the file.
-    return {
-        key: value for key, value in both.items() if key in new or key not in ("image_token_id", "dtype", "torch_dtype")
-    }
-
-
 def _rope_theta(text: Fields) -> Any:
     return text.get("rope_parameters", {}).get("rope_theta", text["rope_theta"])
 
 
-def _check_sizes(top: Fields, vision: Fields, text: Fields, where: Path) -> None:
+def _check_sizes(top: Fields, vision: Fields, text: Fields) -> None:
     """Raise CheckpointError if a size is not a positive integer, such as a list of sizes."""
     needed = {
         "vision_config": (vision, (*SIZES, "image_size", "patch_size")),
@@ -342,15 +344,16 @@ def _check_sizes(top: Fields, vision: Fields, text: Fields, where: Path) -> None
     for section, (fields, names) in needed.items():
         for name in names:
             if type(fields[name]) is not int or fields[name] < 1:
-                _refuse(f"{section}.{name}", fields[name], "a positive integer", where)
+                raise refuse(f"{section}.{name}", fields[name], "a positive integer", COVERED)
     for name in ("vision_feature_layer", "image_token_index"):
         if type(top[name]) is not int:
-            _refuse(name, top[name], "one integer", where)
+            raise refuse(name, top[name], "one integer", COVERED)
     if vision["image_size"] % vision["patch_size"]:
-        _refuse("vision_config.image_size", vision["image_size"], f"a multiple of {vision['patch_size']}", where)
+        multiple = f"a multiple of {vision['patch_size']}"
+        raise refuse("vision_config.image_size", vision["image_size"], multiple, COVERED)
 
 
-def _check_covered(top: Fields, vision: Fields, text: Fields, where: Path) -> None:
+def _check_covered(top: Fields, vision: Fields, text: Fields) -> None:
     """Raise CheckpointError if the file requires a feature that models here lack."""
     head_dim = text["hidden_size"] // text["num_attention_heads"]
     rules: list[tuple[str, Any, Sequence[Any]]] = [
@@ -367,22 +370,12 @@ def _check_covered(top: Fields, vision: Fields, text: Fields, where: Path) -> No
         ("text_config.mlp_bias", text["mlp_bias"], [text["attention_bias"]]),
     ]
     for name in ("rope_scaling", "rope_parameters"):
-        rope = _filled({}, text.get(name, {}), f"text_config.{name}", where)
+        rope = with_defaults({}, text.get(name, {}), f"text_config.{name}")
         kind = rope.get("rope_type", rope.get("type", "default"))
         rules.append((f"text_config.{name}.rope_type", kind, ["default"]))
         rules.append((f"text_config.{name}.partial_rotary_factor", rope.get("partial_rotary_factor", 1), [1]))
         rules.append((f"text_config.{name}", [key for key, part in rope.items() if isinstance(part, dict)], [[]]))
-    for field, value, covered in rules:
-        if value not in covered:
-            _refuse(field, value, " or ".join(map(repr, covered)), where)
-
-
-def _refuse(field: str, value: Any, expected: str, where: Path) -> None:
-    raise CheckpointError(
-        f"{field} is {value!r}, which is not covered; expected {expected}",
-        where=str(where),
-        fix="use a LLaVA 1.5 checkpoint: a CLIP vision tower, two linear layers and a Llama",
-    )
+    check_covered(rules, COVERED)
 
 
 def _check_expressible(config: Config) -> None:
@@ -413,89 +406,3 @@ def _check_expressible(config: Config) -> None:
         raise CheckpointError(
             "image_id is not set, and a LLaVA checkpoint needs it", where="model.image_id", fix="set it"
         )
-
-
-# --------------------------------------------------------------------------- files
-
-
-def _read_json_files(folder: Path) -> Fields:
-    """Read the JSON files of a model, its tokenizer and its image processor, by name; only config.json is required."""
-    paths = [folder / name for name in JSON_FILES if (folder / name).exists()]
-    files = {path.name: storage.parse_json(_read_bytes(path), path) for path in paths}
-    if CONFIG not in files:
-        raise CheckpointError(f"there is no {CONFIG}", where=str(folder), fix="name the folder that holds it")
-    return files
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path), fix="use another copy") from None
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Find the safetensors files as transformers does: one file, the files of an index, or else all."""
-    if (folder / WEIGHTS).exists():
-        return [folder / WEIGHTS]
-    if (folder / INDEX).exists():
-        index = storage.parse_json(_read_bytes(folder / INDEX), folder / INDEX)
-        names = index.get("weight_map") if isinstance(index, dict) else None
-        if isinstance(names, dict) and all(
-            isinstance(name, str) and Path(name).name == name for name in names.values()
-        ):
-            return [folder / name for name in sorted(set(names.values()))]
-        raise CheckpointError(
-            "weight_map is no list of files of this folder", where=str(folder / INDEX), fix="use another copy"
-        )
-    if not (paths := sorted(folder.glob("*.safetensors"))):
-        raise CheckpointError(
-            "there are no safetensors files; pickled weights are not read",
-            where=str(folder),
-            fix="save the model again with safe_serialization=True",
-        )
-    return paths
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors in fp32, by their names in `_table`."""
-    tensors: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - it is no dict
-                    if name.endswith(BUFFERS):
-                        continue
-                    if _in_memory(name) in tensors:
-                        raise CheckpointError(f"there are two of {name}", where=str(path), fix="use another copy")
-                    tensors[_in_memory(name)] = _in_fp32(file.get_tensor(name), name, path)
-        except (SafetensorError, OSError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            raise CheckpointError(f"not usable: {reason}", where=str(path), fix="use another copy") from None
-    return tensors
-
-
-def _in_fp32(tensor: Tensor, name: str, path: Path) -> Tensor:
-    if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        _refuse(name, tensor.dtype, "fp16, bf16, fp32 or fp64", path)
-    return tensor.to(torch.float32)
-
-
-def _check_tensors(tensors: dict[str, Tensor], table: dict[str, Shapes], config: Config, folder: Path) -> None:
-    """Raise CheckpointError unless the file holds exactly the tensors that the config describes."""
-    shapes = {name: shape for parts in table.values() for name, shape in parts.items()}
-    problems = [f"{_in_file(name)} is missing" for name in shapes if name not in tensors]
-    for name, tensor in tensors.items():
-        wanted = shapes.get(name)
-        if wanted is not None and tuple(tensor.shape) != wanted:
-            problems.append(f"{_in_file(name)} has shape {tuple(tensor.shape)}, expected {wanted}")
-        is_unused = name.startswith(POST_NORM) or (name == HEAD and config.language.tied)
-        if wanted is None and not is_unused:
-            problems.append(f"{_in_file(name)} is unknown")
-    if problems:
-        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
-        what = "tensors do not fit config.json: " + "; ".join(problems[:3]) + more
-        raise CheckpointError(what, where=str(folder), fix="use the config.json that was saved with them")
-    if config.language.tied and HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBED]):
-        what = "tie_word_embeddings is true, but the head differs from the embedding"
-        raise CheckpointError(what, where=str(folder / CONFIG), fix="set tie_word_embeddings to false in every section")

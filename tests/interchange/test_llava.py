@@ -17,8 +17,8 @@ from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.data.preprocess import Prepared
 from unpad.errors import CheckpointError, SourceError
+from unpad.interchange.llava import load_llava, save_llava
 from unpad.models import build_model, model_config
-from unpad.models.vision_language.llava import load_llava, save_llava
 from unpad.models.vision_language.model import VisionLanguage
 
 pytestmark = pytest.mark.slow
@@ -305,7 +305,7 @@ def test_shards_half_precision_and_old_fields_are_read(tmp_path: Path) -> None:
     assert load_llava(tmp_path / "one")[0].config == load_llava(tmp_path / "half")[0].config
 
 
-def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out(tmp_path: Path) -> None:
+def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out() -> None:
     """Its own config.json; weights are not there."""
     config = {
         "architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100, "image_token_index": 32000,
@@ -319,9 +319,9 @@ def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out(tmp_pat
         },
         "vision_feature_layer": -2, "vision_feature_select_strategy": "default", "vocab_size": 32064,
     }  # fmt: skip
-    from unpad.models.vision_language.llava import _read_config
+    from unpad.interchange.llava import _read_config
 
-    found, vocab_size = _read_config(config, tmp_path)
+    found, vocab_size = _read_config(config)
     assert vocab_size == 32064
     assert (found.language.width, found.language.hidden, found.language.blocks, found.longest) == (
         4096,

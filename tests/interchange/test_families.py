@@ -1,0 +1,309 @@
+"""Folders of Hugging Face: equal logits on ragged batches both ways, for every family; what is not covered is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tests.conftest import random_sequences, tiny_model
+from unpad.batching.batch import from_sequences
+from unpad.errors import CheckpointError
+from unpad.interchange import folder as folders
+from unpad.interchange.families import DECODERS, FAMILIES, family_of
+from unpad.interchange.folder import CONFIG, INDEX, WEIGHTS, load_model, save_model
+from unpad.models.decoder import Decoder
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers = pytest.importorskip("transformers")
+
+VOCAB = 50
+LENGTHS = [5, 1, 23, 12]
+LLAMA3 = {
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+}  # fmt: skip
+LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}}
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 6, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0,
+}  # fmt: skip
+PLAIN_HEADS = {"num_key_value_heads": 4, "head_dim": 4}
+OWN_SIZES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
+}
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "llama": [
+        {**LLAMA3, "tie_word_embeddings": True}, {**PLAIN_HEADS, "attention_bias": True, "mlp_bias": True},
+        {**LINEAR, "hidden_act": "gelu", "num_key_value_heads": 1},
+    ],
+    "mistral": [{}, {"sliding_window": 7, "head_dim": 8}, {**PLAIN_HEADS, "tie_word_embeddings": True}],
+    "qwen2": [
+        {"head_dim": 4, "tie_word_embeddings": True}, {**PLAIN_HEADS, **LLAMA3},
+        {"head_dim": 4, "use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ],
+    "qwen3": [{"tie_word_embeddings": True}, PLAIN_HEADS, {"head_dim": 16, "num_key_value_heads": 1, **LINEAR}],
+    "gemma": [{}, {**PLAIN_HEADS, "tie_word_embeddings": False}, {"num_key_value_heads": 1, "head_dim": 16}],
+    "gemma3_text": [
+        {"sliding_window": 7, "num_hidden_layers": 7, "query_pre_attn_scalar": 20},
+        {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"], "tie_word_embeddings": False},
+        {
+            **PLAIN_HEADS, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ],
+    "gpt2": [{}, {"n_inner": 40, "activation_function": "relu", "tie_word_embeddings": False}, {"n_head": 2}],
+    "opt": [{}, {"num_attention_heads": 2, "activation_function": "gelu"}, {"tie_word_embeddings": False}],
+    "granite": [
+        {
+            "head_dim": 4, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.3,
+            "attention_multiplier": 0.2,
+        },
+        {"head_dim": 4, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.7},
+        {**PLAIN_HEADS, "tie_word_embeddings": True, "residual_multiplier": 0.5},
+    ],
+    "smollm3": [
+        {"num_hidden_layers": 5, "head_dim": 4}, {"no_rope_layers": [0, 1], **PLAIN_HEADS},
+        {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 6, "head_dim": 4,
+         "tie_word_embeddings": False},
+    ],
+}  # fmt: skip
+CASES = [(kind, index) for kind, shapes in SHAPES.items() for index in range(len(shapes))]
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+class InFp64(TorchFunctionMode):
+    """Code that asks for fp32, as norms and angles of transformers do, gets fp64."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def wide(value: object) -> object:
+            return torch.float64 if value is torch.float32 else value
+
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        return func(*map(wide, args), **{key: wide(value) for key, value in (kwargs or {}).items()})
+
+
+def in_precision(dtype: torch.dtype) -> Any:
+    return InFp64() if dtype == torch.float64 else nullcontext()
+
+
+def make_theirs(kind: str, dtype: torch.dtype = torch.float32, **fields: Any) -> nn.Module:
+    """A small random model of transformers."""
+    torch.manual_seed(0)
+    sizes = {**SIZES, **OWN_SIZES.get(kind, {}), **fields}
+    with in_precision(dtype):
+        config = transformers.AutoConfig.for_model(kind, **sizes)
+        model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+@torch.no_grad()
+def their_logits(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
+    with in_precision(dtype):
+        return [model(input_ids=torch.tensor([ids])).logits[0] for ids in random_sequences(LENGTHS)]
+
+
+@torch.no_grad()
+def our_logits(model: Decoder) -> list[Tensor]:
+    batch = from_sequences([[*ids, 0] for ids in random_sequences(LENGTHS)])
+    return list(model.logits(model(batch)).split(LENGTHS))
+
+
+def largest_error(found: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(found, expected, strict=True)
+    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    given = json.loads((folder / CONFIG).read_text())
+    model = load_model(folder, family_of(given, folder / CONFIG), given, dtype)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def test_every_family_of_decoders_is_tested_in_three_shapes() -> None:
+    assert {kind: len(shapes) for kind, shapes in SHAPES.items()} == dict.fromkeys(DECODERS, 3)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("kind", "index"), CASES)
+def test_folders_keep_their_logits_in_and_out(
+    kind: str, index: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = make_theirs(kind, dtype, **SHAPES[kind][index])
+    expected = their_logits(theirs, dtype)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB" if index else "5GB")
+    assert (tmp_path / "theirs" / INDEX).exists() == bool(index)
+    ours = load(tmp_path / "theirs", dtype)
+    assert largest_error(our_logits(ours), expected) < TOLERANCES[dtype]
+
+    monkeypatch.setattr(folders, "SHARD_BYTES", 10_000 if index == 1 else 1 << 30)
+    given = json.loads((tmp_path / "theirs" / CONFIG).read_text())
+    save_model(ours, tmp_path / "ours", FAMILIES[kind], {CONFIG: given})
+    assert (tmp_path / "ours" / INDEX).exists() == (index == 1)
+    with in_precision(dtype):
+        back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=dtype).eval()
+    assert type(back) is type(theirs)
+    assert largest_error(their_logits(back, dtype), expected) < TOLERANCES[dtype]
+
+
+OLDER: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 500.0, "rope_scaling": {
+        "type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }},
+    "gemma3_text": {"rope_theta": 1000.0, "rope_local_base_freq": 100.0, "sliding_window_pattern": 2},
+    "qwen2": {"rope_theta": 500.0, "rope_scaling": None, "use_sliding_window": True, "max_window_layers": 1,
+              "sliding_window": 7},
+    "smollm3": {"rope_theta": 500.0, "no_rope_layer_interval": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_spellings_of_versions_before_5_are_read_as_transformers_reads_them(kind: str, tmp_path: Path) -> None:
+    shape = {**SHAPES[kind][0], "num_hidden_layers": 4, "sliding_window": 7}
+    make_theirs(kind, **{key: value for key, value in shape.items() if key != "rope_parameters"}).save_pretrained(
+        tmp_path
+    )
+    given = json.loads((tmp_path / CONFIG).read_text())
+    newer = ("rope_parameters", "layer_types", "no_rope_layers", "_sliding_window_pattern")
+    given = {key: value for key, value in given.items() if key not in newer}
+    (tmp_path / CONFIG).write_text(json.dumps({**given, **OLDER[kind]}))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert largest_error(our_logits(load(tmp_path)), their_logits(theirs, torch.float32)) < 1e-5
+
+
+def test_a_folder_of_minimind_is_one_of_qwen3(tmp_path: Path) -> None:
+    theirs = make_theirs("qwen3", tie_word_embeddings=True)
+    theirs.save_pretrained(tmp_path)
+    given = json.loads((tmp_path / CONFIG).read_text())
+    mini = {"model_type": "minimind", "use_moe": False, "flash_attn": True}
+    (tmp_path / CONFIG).write_text(json.dumps({**given, **mini}))
+    assert largest_error(our_logits(load(tmp_path)), their_logits(theirs, torch.float32)) < 1e-5
+    (tmp_path / CONFIG).write_text(json.dumps({**given, **mini, "use_moe": True}))
+    with pytest.raises(CheckpointError, match="use_moe is True, which is not covered; expected False"):
+        load(tmp_path)
+
+
+def test_names_without_their_prefix_and_a_stored_copy_of_a_tied_head_are_read(tmp_path: Path) -> None:
+    theirs = make_theirs("gpt2")
+    theirs.save_pretrained(tmp_path)
+    tensors = {name.removeprefix("transformer."): value for name, value in load_file(tmp_path / WEIGHTS).items()}
+    tensors |= {"h.0.attn.bias": torch.ones(1, 1, 64, 64), "lm_head.weight": tensors["wte.weight"].clone()}
+    save_file(tensors, str(tmp_path / WEIGHTS))
+    assert largest_error(our_logits(load(tmp_path)), their_logits(theirs, torch.float32)) < 1e-5
+    tensors["lm_head.weight"] += 1
+    save_file(tensors, str(tmp_path / WEIGHTS))
+    with pytest.raises(CheckpointError, match="the head differs from the embedding"):
+        load(tmp_path)
+
+
+# --------------------------------------------------------------------------- refusals
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("llama", {"model_type": "bert"}, "model_type is 'bert', which is not covered"),
+    ("llama", {"mlp_bias": True}, "attention_bias is False, which is not covered; expected True"),
+    ("llama", {"hidden_act": "relu"}, "hidden_act is 'relu', which is not covered; expected 'silu' or 'gelu'"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters.rope_type is 'yarn'"),
+    ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}}, "partial_rotary_factor is 0.5"),
+    ("llama", {"hidden_size": "16"}, "hidden_size is '16', which is not covered; expected a positive integer"),
+    ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, which is not covered; expected a positive number"),
+    ("llama", {"num_key_value_heads": 3}, "kv_heads 3 does not divide heads 4"),
+    ("llama", {"vocab_size": None}, "there is no field vocab_size"),
+    ("qwen3", {"attention_bias": True}, "attention_bias is True"),
+    ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+    ("gemma3_text", {"layer_types": ["chunked_attention"] * 2}, "layer_types is"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is False"),
+    ("opt", {"word_embed_proj_dim": 8}, "word_embed_proj_dim is 8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "fields", "message"), REFUSED)
+def test_what_is_not_covered_is_refused_by_the_name_of_its_field(
+    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    make_theirs(kind).save_pretrained(tmp_path)
+    given = {**json.loads((tmp_path / CONFIG).read_text()), **fields}
+    (tmp_path / CONFIG).write_text(json.dumps(given))
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path)
+    assert message in caught.value.what
+    assert caught.value.where == str(tmp_path / CONFIG)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.norm.weight": None}, "model.norm.weight is missing"),
+        ({"model.norm.weight": torch.ones(3)}, r"model.norm.weight has shape \(3,\), expected \(16,\)"),
+        ({"model.norm.bias": torch.ones(16)}, "model.norm.bias is unknown"),
+        ({"model.norm.weight": torch.ones(16, dtype=torch.int8)}, "model.norm.weight is of dtype I8"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
+    make_theirs("llama").save_pretrained(tmp_path)
+    tensors = {**load_file(tmp_path / WEIGHTS), **change}
+    save_file({name: value for name, value in tensors.items() if value is not None}, str(tmp_path / WEIGHTS))
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+# --------------------------------------------------------------------------- models of ours
+
+HELD: list[tuple[str, dict[str, Any]]] = [
+    ("opt", {"positions": "sinusoidal", "norm": "layernorm", "eps": 1e-5, "activation": "relu", "bias": True}),
+    ("gpt2", {"positions": "sinusoidal", "norm": "layernorm", "activation": "relu", "bias": True, "tied": False}),
+    ("llama", {"activation": "geglu"}),
+    ("qwen3", {"qk_norm": True, "head_width": 6, "kv_heads": 2}),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields"), HELD)
+def test_a_model_that_was_never_theirs_is_written_for_a_family_that_holds_it(
+    kind: str, fields: dict[str, Any], tmp_path: Path
+) -> None:
+    ours = tiny_model(torch.float32, **fields).eval()
+    save_model(ours, tmp_path / "out", FAMILIES[kind])
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert largest_error(their_logits(theirs, torch.float32), our_logits(ours)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("llama", {"positions": "sinusoidal"}, "positions is 'sinusoidal', and a model of type llama has 'rotary'"),
+        ("llama", {"norm": "layernorm"}, "norm is 'layernorm', and a model of type llama has 'rmsnorm'"),
+        ("llama", {"qk_norm": True}, "attention is another one in some blocks"),
+        ("mistral", {"activation": "relu"}, "activation is 'relu'; the family has 'geglu_tanh' or 'geglu' or 'swiglu'"),
+        ("opt", {"norm": "layernorm", "positions": "learned", "bias": True, "activation": "relu"}, "eps is 1e-06"),
+        ("llama", {"context_method": "ntk", "context_factor": 2.0}, "context_method is ('ntk', 2.0)"),
+        ("gemma", {"activation": "geglu_tanh"}, "embed_scale is 1.0, and a model of type gemma has 4.0"),
+    ],
+)
+def test_a_model_that_a_family_cannot_hold_is_refused_by_the_name_of_its_field(
+    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        save_model(tiny_model(torch.float32, **fields), tmp_path / "out", FAMILIES[kind])
+    assert message in caught.value.what
+    assert not (tmp_path / "out").exists()

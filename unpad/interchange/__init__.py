@@ -1,0 +1,1 @@
+"""Models of other programs: folders of Hugging Face, in and out."""
