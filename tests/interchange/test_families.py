@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters.rope_type is 'yarn'"),
     ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 1e4}}, "partial_rotary_factor is 0.5"),
     ("llama", {"hidden_size": "16"}, "hidden_size is '16', which is not covered; expected a positive integer"),
-    ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, which is not covered; expected a positive number"),
+    ("granite", {"residual_multiplier": 0}, "residual_multiplier is 0, which is not covered"),
     ("llama", {"num_key_value_heads": 3}, "kv_heads 3 does not divide heads 4"),
     ("llama", {"vocab_size": None}, "there is no field vocab_size"),
     ("qwen3", {"attention_bias": True}, "attention_bias is True"),

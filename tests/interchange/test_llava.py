@@ -330,7 +330,7 @@ def test_the_sizes_of_llava_1_5_are_known_where_the_file_leaves_them_out() -> No
         4096,
     )
     assert (found.vision.side, found.vision.width, found.vision.num_run) == (24, 1024, 23)
-    assert _read_config({**config, "vision_config": None}, tmp_path) == (found, vocab_size)
+    assert _read_config({**config, "vision_config": None}) == (found, vocab_size)
 
 
 # --------------------------------------------------------------------------- refusals
