@@ -208,7 +208,7 @@ def _check_numbers(fields: Fields) -> None:
 
 
 def _meaning(config: Config) -> dict[str, object]:
-    """What outputs depend on, with defaults resolved, so that equal models have equal values."""
+    """The choices that outputs depend on, with defaults resolved, so that equal models have equal values."""
     rotary = config.positions == "rotary"
     local = config.sliding_rope_theta if any(map(config.slides, range(config.blocks))) else None
     return {

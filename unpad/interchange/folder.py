@@ -37,7 +37,7 @@ Fields = dict[str, Any]  # of config.json
 
 @dataclass(frozen=True)
 class Change:
-    """What a tensor of theirs must undergo to be part of a parameter here: rows left out, transposed, multiplied and
+    """The way from a tensor of theirs to part of a parameter here: rows left out, transposed, multiplied and
     added to, in this order."""
 
     skip_rows: int = 0
