@@ -263,10 +263,17 @@ def read_command_line(arguments: list[str]) -> argparse.Namespace:
         "--time-to-loss", action="store_true", help="measure this, and named workloads if there are any"
     )
     parser.add_argument("--slices", type=int, help="of every run of --time-to-loss; default 8, or 2")
-    parser.add_argument("--data", type=Path, default=HERE / "../../shared/data", help="folder with zh/")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        default=HERE / "../../shared/data",
+        help="folder with zh/, the corpora of pretraining, chat and sayings, which do not come with the package",
+    )
     parser.add_argument("--out", type=Path, help="folder for tables and numbers; default benchmarks/speed")
     parser.add_argument(
-        "--quick", action="store_true", help="few sides, five minutes for a workload; prints only, without --out"
+        "--quick",
+        action="store_true",
+        help="the sides of the gates alone, five minutes for a workload; prints, and writes only with --out",
     )
     options = parser.parse_args(arguments)
     options.data = options.data.resolve()
@@ -304,7 +311,7 @@ def typed_command() -> str:
 def measure_all(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One workload with every allocator that was asked for."""
     if not options.data.is_dir() and name not in ("W1", "W2", "W3"):
-        say(f"{name} is left out: there is no folder {options.data.name} with the corpora; give --data")
+        say(f"{name} is left out: there is no folder {options.data} with zh/, its corpora; name it with --data")
         return {}
     until = time.perf_counter() + QUICK_SECONDS if options.quick else None
     wanted = ("default", "kept") if options.allocator == "both" else (options.allocator,)
@@ -333,7 +340,8 @@ def main() -> None:
             parts = measure_all(name, options)
         except MemoryError as gone:
             raise SystemExit(f"{name}: {gone} (--sides)") from None
-        write_result(name, {**began, "workloads": {name: parts}}, options)
+        if parts:
+            write_result(name, {**began, "workloads": {name: parts}}, options)
 
 
 def about(options: argparse.Namespace, seen: str | None) -> dict[str, Any]:

@@ -197,3 +197,17 @@ def test_products_of_the_forced_check_are_counted(speed: Any) -> None:
     turn = side.side.turn(0.0)
     assert turn.operations == 2 * 1024**3
     assert side.describe()["torch"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_a_workload_without_its_corpora_is_left_out_and_overwrites_no_table(
+    speed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "chat.md"
+    table.write_text("measured earlier")
+    monkeypatch.setattr(sys, "argv", ["speed.py", "chat", "--data", str(tmp_path / "no"), "--out", str(tmp_path)])
+    speed.main()
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "chat is left out: there is no folder" in err
+    assert table.read_text() == "measured earlier"
+    assert list(tmp_path.iterdir()) == [table]

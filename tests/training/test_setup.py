@@ -111,7 +111,8 @@ def test_a_run_says_what_it_computes_with(tmp_path: Path) -> None:
     assert {"torch", "threads", "device", "precision", "precision_reason", "matmul", "blas"} <= set(setup.environment)
     text = "\n".join(describe(setup))
     assert "computing in fp32" in text
-    assert f"{setup.environment['threads']} threads" in text
+    threads = setup.environment["threads"]
+    assert f"cpu, {threads} thread{'s' if threads > 1 else ''}, " in text
     assert setup.environment["matmul"] in text
     assert setup.environment["blas"] in text
 

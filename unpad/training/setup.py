@@ -180,7 +180,7 @@ def _check_lengths_given(stage: ResolvedStage) -> None:
 
 def describe(setup: Setup) -> list[str]:
     """Describe a run before it starts: its files and data, and its choices with their reasons."""
-    environment = setup.environment
+    environment, threads = setup.environment, setup.environment["threads"]
     parameters = sum(p.numel() for p in setup.model.parameters())
     return [
         *source_lines(setup.recipe),
@@ -189,7 +189,7 @@ def describe(setup: Setup) -> list[str]:
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
         f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
-        f"{environment['device']}, {environment['threads']} threads, "
+        f"{environment['device']}, {threads} thread{'s' * (threads != 1)}, "
         f"{environment['matmul']} and {environment['blas']}, "
         f"{environment['kernels']}",
         f"freed memory: {environment['allocator']} ({environment['allocator_reason']})",

@@ -69,7 +69,7 @@ def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_anoth
         if flag in flags
     ]
     code = "import torch; from unpad.nn.native import library as l; print(l.describe(), l.computes(torch.bfloat16))"
-    for asked, target in {"1": able[0], **{name: name for name in able}}.items():
+    for asked, target in {"": able[0], "1": able[0], **{name: name for name in able}}.items():
         shown = run(ROOT, sys.executable, "-c", code, UNPAD_NATIVE=asked).stdout
         assert shown == f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}\n"
 
@@ -89,7 +89,7 @@ def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: P
 def test_a_switch_that_names_no_target_is_refused() -> None:
     failed = run(ROOT, sys.executable, "-m", "unpad", "train", "zh_chat", UNPAD_NATIVE="avx3")
     assert failed.returncode == 2
-    assert "set it to 0, 1 or a target" in failed.stderr
+    assert "or set it to 0 for none or to a target: avx512_bf16" in failed.stderr
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")

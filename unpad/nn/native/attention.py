@@ -1,4 +1,4 @@
-"""Attention of attention.cpp as two operators with names in profiles, and the gradient between them."""
+"""Attention of attention.h as two operators with names in profiles, and the gradient between them."""
 
 from __future__ import annotations
 

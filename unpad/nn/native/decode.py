@@ -1,4 +1,4 @@
-"""Attention of decode.cpp as one operator, which stores a new token per row and attends to its whole row."""
+"""Attention of decode.h as one operator, which stores a new token per row and attends to its whole row."""
 
 from __future__ import annotations
 

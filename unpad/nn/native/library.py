@@ -56,11 +56,12 @@ class Kernels(NamedTuple):
 @lru_cache(maxsize=1)
 def _load() -> tuple[Kernels | None, str]:
     """The kernels, or None, and the reason."""
-    asked = os.environ.get(SWITCH, "1")
+    asked = os.environ.get(SWITCH) or "1"  # an empty variable is like none
     if asked == "0":
         return None, f"switched off by {SWITCH}=0"
     if asked not in ("1", *TARGETS):
-        raise RecipeError(f"{SWITCH} is {asked!r}", fix=f"set it to 0, 1 or a target: {', '.join(TARGETS)}")
+        fix = f"unset it for the best kernels, or set it to 0 for none or to a target: {', '.join(TARGETS)}"
+        raise RecipeError(f"{SWITCH} is {asked!r}", where="environment", fix=fix)
     file = Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
     if not file.exists():
         return None, "not compiled: installed without gcc, from a wheel without kernels, or not on Linux, x86-64 or ARM"

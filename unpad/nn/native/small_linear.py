@@ -1,4 +1,4 @@
-"""Linear layer of small_linear.cpp for the few rows that decoding computes at a time."""
+"""Linear layer of small_linear.h for the few rows that decoding computes at a time."""
 
 from __future__ import annotations
 

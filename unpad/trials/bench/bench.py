@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from unpad.data.family import family_of
-from unpad.nn.native import library as native
 from unpad.terminal.table import wrapped
 from unpad.training.setup import Setup
 from unpad.trials.bench.measure import describe_machine, spread
@@ -108,7 +107,7 @@ def bench(recipe: str, overrides: Sequence[str] = (), effort: Effort = FULL) -> 
     by_size = rows[len(strategies) :]
     compared = [len(strategies) + BATCH_SIZES.index(size) for size in TRAINED_SIZES] + [len(strategies) - 1]
     trained = [train(variants[i], effort.updates, rows[i].memory_bytes) for i in compared]
-    machine = {**described, **setup.environment, "kernels": native.describe()}
+    machine = {**described, **setup.environment}
     data, by_strategy, line = _describe_data(setup), rows[: len(strategies)], fit_memory(by_size)
     return Bench(recipe, list(overrides), data, machine, effort, measured.ceilings, by_strategy, by_size, line, trained)
 
