@@ -13,6 +13,7 @@ __all__ = [
     "plan",
     "prove",
     "prove_callable",
+    "prove_trainer",
     "train",
     "train_monitored",
     "train_monitored_batch",
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from unpad.inference.loaded import load
     from unpad.proof.certificate import prove
     from unpad.proof.foreign.pairs import prove_callable
+    from unpad.proof.foreign.trainer import prove_trainer
 
     __version__: str
 else:
@@ -33,6 +35,7 @@ else:
         "load": "inference.loaded",
         "prove": "proof.certificate",
         "prove_callable": "proof.foreign.pairs",
+        "prove_trainer": "proof.foreign.trainer",
     }
 
     def __getattr__(name):

@@ -108,7 +108,7 @@ def one_at_a_time(model: nn.Module, update: Update, objective: Objective) -> Mea
         share = cross_entropy(one[0], labels[0]) if returned is None else returned * count
         if count:
             loss += _backward(share / total)
-    return Measurement(logits, loss, _take_gradient(model))
+    return Measurement(logits, loss, take_gradient(model))
 
 
 def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measurement:
@@ -125,7 +125,22 @@ def in_batches(model: nn.Module, update: Update, objective: Objective) -> Measur
         if batch.num_targets:
             share = _loss_of_targets(one, batch) if returned is None else returned * batch.num_targets
             loss += _backward(share / total)
-    return Measurement([one for one in logits if one is not None], loss, _take_gradient(model))
+    return Measurement([one for one in logits if one is not None], loss, take_gradient(model))
+
+
+@torch.no_grad()
+def logits_in_batches(forward: Forward, update: Update) -> list[Tensor]:
+    """Logits of every piece, (length, columns).
+
+    Args:
+        forward: the model on one batch's inputs, without labels.
+    """
+    logits: list[Tensor | None] = [None] * len(update.pieces)
+    for index, batch in enumerate(update.batches):
+        one = logits_of(forward(batch.inputs), batch)
+        for piece, row, cells in update.places(index):
+            logits[piece] = _columns(one[row, cells])
+    return [one for one in logits if one is not None]
 
 
 def _loss_of_targets(logits: Tensor, batch: ForeignBatch) -> Tensor:
@@ -144,7 +159,8 @@ def _backward(loss: Tensor) -> float:
     return float(loss.detach())
 
 
-def _take_gradient(model: nn.Module) -> dict[str, Tensor]:
+def take_gradient(model: nn.Module) -> dict[str, Tensor]:
+    """Gradients by name; the model has none afterwards."""
     gradient = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     return gradient

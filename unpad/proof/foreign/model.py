@@ -150,9 +150,10 @@ def untouched_generators(seed: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Restore gradients, buffers and training modes afterwards; inside, no parameter has a gradient."""
+    """Restore gradients, buffers, modes and attributes afterwards; inside, no parameter has a gradient."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    modes = [(module, module.training) for module in model.modules()]
+    # Also sizes and tables that a module keeps of the longest sequence that it has seen.
+    plain = [(module, {name: x for name, x in vars(module).items() if _plain(x)}) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -165,13 +166,19 @@ def untouched(model: nn.Module) -> Iterator[None]:
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        for module, mode in modes:
-            module.training = mode
+        for module, attributes in plain:
+            for name in [name for name, x in vars(module).items() if _plain(x) and name not in attributes]:
+                delattr(module, name)
+            vars(module).update(attributes)
         for module, name, buffer, content in buffers:
             module._buffers[name] = buffer
             with torch.no_grad():
                 if not torch.equal(buffer, content):
                     buffer.copy_(content)
+
+
+def _plain(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
 @contextmanager

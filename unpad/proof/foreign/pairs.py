@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
+from unpad.errors import ProofError
 from unpad.proof.foreign.advice import Measured, findings
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.known import Collated, known_of_masks, labels_alone, listed, raise_memory, with_padding_token
 from unpad.proof.foreign.measure import in_batches, moves, objective_of, one_at_a_time
 from unpad.proof.foreign.model import (
     ExpertsByName,
@@ -24,10 +26,9 @@ from unpad.proof.foreign.model import (
     untouched_generators,
 )
 from unpad.proof.foreign.precision import EXACT, NAMES, NUDGE, SEEN, Errors, by_rounding, dtype_of, relative, wide
-from unpad.proof.foreign.update import IGNORE, ForeignBatch, Known, Update, read_batch, read_labels, read_update
+from unpad.proof.foreign.update import ForeignBatch, Update, read_batch, read_labels, read_update
 
-Batch = Mapping[str, object]
-Collate = Callable[..., Batch | Sequence[Batch]]
+Collate = Callable[..., Collated]
 Wanted = Literal["auto", "fp64", "own"]
 MOST_REFUSED = 300  # characters of an exception's message
 NO_ROUTER_LOSS = (
@@ -69,13 +70,20 @@ def prove_callable(
             a model that computes parts in less.
     """
     with untouched_generators(seed), no_router_loss(model) as router, untouched(model):
-        known = _known(collate, sequences, loss_masks)
+        known = known_of_masks(sequences, loss_masks)
+        if len(known) < 2:
+            raise ProofError("prove needs at least two sequences", fix="pass more sequences")
         try:
             given = [list(one.ids) for one in known]
             collated = collate(given) if loss_masks is None else collate(given, [list(mask) for mask in loss_masks])
         except Exception as error:
             return ForeignCertificate((), NAMES.get(dtype_of(model), "other"), refused=refusal(error))
-        update = read_update([read_batch(one) for one in _list(collated)], known)
+        batches = [read_batch(one) for one in listed(collated)]
+        if loss_masks is None:
+            alone = [labels_alone(partial(collate, [list(one.ids)]), one.ids) for one in known]
+            known = [replace(one, labels=labels) for one, labels in zip(known, alone, strict=True)]
+            known = with_padding_token(known, batches)
+        update = read_update(batches, known)
         if update.num_wanted == 0:
             raise ProofError("no sequence of the batches has a target", fix="pass sequences of two or more tokens")
         notes = (NO_ROUTER_LOSS,) if router else ()
@@ -139,7 +147,7 @@ def _in_fp64(model: nn.Module, update: Update) -> nn.Module | None:
     try:
         exact = copy.deepcopy(model).double().eval()
     except Exception as error:
-        _raise_memory(error)
+        raise_memory(error)
         return None
     exact.zero_grad(set_to_none=True)
     for experts in (None, "eager"):  # the grouped products of transformers' experts have no fp64
@@ -151,7 +159,7 @@ def _in_fp64(model: nn.Module, update: Update) -> nn.Module | None:
             with wide(), torch.no_grad():
                 return exact if _is_exact(exact, update) else None
         except Exception as error:
-            _raise_memory(error)
+            raise_memory(error)
     return None
 
 
@@ -188,49 +196,7 @@ def _to(update: Update, device: torch.device, floats: torch.dtype | None) -> Upd
         for batch in update.batches
     ]
     owners, filler = [one.to(device) for one in update.owners], [one.to(device) for one in update.filler]
-    return Update(batches, update.known, update.pieces, owners, filler)
-
-
-def _known(collate: Collate, sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]] | None) -> list[Known]:
-    """The sequences with their labels.
-
-    Raises:
-        ProofError: fewer than two, an empty one, or masks of other lengths.
-    """
-    ids = [[int(token) for token in one] for one in sequences]
-    if len(ids) < 2 or not all(ids):
-        raise ProofError("prove needs at least two sequences, none of them empty", fix="pass more sequences")
-    if masks is not None:
-        if [len(mask) for mask in masks] != [len(one) for one in ids]:
-            raise ProofError("loss_masks have other lengths than the sequences", fix="pass one flag for every token")
-        return [Known(one, _labels(one, mask)) for one, mask in zip(ids, masks, strict=True)]
-    return [Known(one, _labels_alone(collate, one)) for one in ids]
-
-
-def _labels(ids: list[int], mask: Sequence[bool]) -> list[int]:
-    return [token if flag and at else IGNORE for at, (token, flag) in enumerate(zip(ids, mask, strict=True))]
-
-
-def _labels_alone(collate: Collate, ids: list[int]) -> list[int]:
-    """Labels that a collator gives to a sequence alone; all its tokens where that is not possible."""
-    everything = _labels(ids, [True] * len(ids))
-    try:
-        batches = [read_batch(one) for one in _list(collate([list(ids)]))]
-    except Exception as error:
-        _raise_memory(error)
-        return everything
-    update = read_update(batches, [Known(ids, everything)])
-    if len(update.pieces) != 1 or update.pieces[0].length != len(ids):
-        return everything
-    row, cells, batch = next(
-        (row, cells, batch) for number, batch in enumerate(batches) for _, row, cells in update.places(number)
-    )
-    targets = batch.targets[row, cells.start : cells.stop - 1].tolist()
-    return [IGNORE, *(token if target != IGNORE else IGNORE for token, target in zip(ids[1:], targets, strict=True))]
-
-
-def _list(collated: Batch | Sequence[Batch]) -> list[Batch]:
-    return [collated] if isinstance(collated, Mapping) else list(collated)
+    return replace(update, batches=batches, owners=owners, filler=filler)
 
 
 def refusal(error: Exception) -> str:
@@ -239,10 +205,5 @@ def refusal(error: Exception) -> str:
     Raises:
         Exception: the given one, if memory is lacking: that says nothing about a batch.
     """
-    _raise_memory(error)
+    raise_memory(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_REFUSED]}".rstrip(": ")
-
-
-def _raise_memory(error: Exception) -> None:
-    if isinstance(error, OutOfMemoryError) or is_memory_error(error):
-        raise error

@@ -106,6 +106,7 @@ class Update:
         pieces: runs of the sequences; their rows are counted over all batches.
         owners: per batch, index into `pieces` of each cell's owner, or NOBODY, (rows, width) int64.
         filler: per batch, True where a cell is padding, (rows, width) bool.
+        complete: True if all sequences are in the batches; else those of which nothing is there are left out.
     """
 
     batches: list[ForeignBatch]
@@ -113,6 +114,7 @@ class Update:
     pieces: list[Piece]
     owners: list[Tensor]
     filler: list[Tensor]
+    complete: bool = True
 
     @property
     def num_labelled(self) -> int:
@@ -142,7 +144,7 @@ class Update:
         ]
 
 
-def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known]) -> Update:
+def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known], *, complete: bool = True) -> Update:
     """Find the sequences in the batches."""
     rows: list[list[int | None]] = []
     starts: list[tuple[int, int]] = []
@@ -153,7 +155,7 @@ def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known]) -> Upda
             for ids, real in zip(batch.ids.tolist(), batch.real.tolist(), strict=True)
         ]
     pieces = locate(Cells(rows, starts), [one.ids for one in known])
-    update = Update(list(batches), list(known), pieces, [], [])
+    update = Update(list(batches), list(known), pieces, [], [], complete)
     for index, batch in enumerate(batches):
         owners = torch.full_like(batch.ids, NOBODY)
         for piece, row, cells in update.places(index):
@@ -240,12 +242,9 @@ def _labels_of_batch(update: Update, index: int) -> Labels:
 
 
 def count_cut(update: Update) -> tuple[int, int]:
-    """Tokens that are missing or stand in a piece that does not begin its sequence; and number of such sequences.
-
-    Sequences of which nothing is there are not counted: they are not in this update.
-    """
-    whole: dict[int, int] = {}
+    """Tokens that are missing or stand in a piece that does not begin its sequence; and number of such sequences."""
+    kept = dict.fromkeys(range(len(update.known)), 0) if update.complete else {}
     for piece in update.pieces:
-        whole[piece.sequence] = whole.get(piece.sequence, 0) + (piece.length if piece.offset == 0 else 0)
-    gaps = [len(update.known[index].ids) - kept for index, kept in whole.items()]
+        kept[piece.sequence] = kept.get(piece.sequence, 0) + (piece.length if piece.offset == 0 else 0)
+    gaps = [len(update.known[index].ids) - length for index, length in kept.items()]
     return sum(gaps), sum(gap > 0 for gap in gaps)

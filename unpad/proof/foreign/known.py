@@ -1,0 +1,145 @@
+"""The sequences of an update with their targets, from what a user or a trainer gives to the collator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
+from unpad.proof.foreign.update import IGNORE, ForeignBatch, Known, read_batch, read_update
+
+Batch = Mapping[str, object]
+Collated = Batch | Sequence[Batch]
+Example = Mapping[str, object]
+LENGTHS = "seq_lengths"  # of the sequences packed in an example of TRL
+
+
+def known_of_masks(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]] | None) -> list[Known]:
+    """The sequences with the targets of masks, by default all tokens but the first.
+
+    Raises:
+        ProofError: a sequence is empty, or masks have other lengths.
+    """
+    ids = [[int(token) for token in one] for one in sequences]
+    if not ids or not all(ids):
+        raise ProofError("there is no sequence, or an empty one", fix="pass sequences of at least one token")
+    if masks is None:
+        return [Known(one, labels_of_all(one)) for one in ids]
+    if [len(mask) for mask in masks] != [len(one) for one in ids]:
+        raise ProofError("loss_masks have other lengths than the sequences", fix="pass one flag for every token")
+    pairs = [zip(one, mask, strict=True) for one, mask in zip(ids, masks, strict=True)]
+    labels = [[token if flag and at else IGNORE for at, (token, flag) in enumerate(pair)] for pair in pairs]
+    return [Known(one, label) for one, label in zip(ids, labels, strict=True)]
+
+
+def labels_of_all(ids: list[int]) -> list[int]:
+    return [IGNORE, *ids[1:]]
+
+
+def labels_alone(collate: Callable[[], Collated], ids: list[int]) -> list[int]:
+    """Labels that a collator gives to a sequence alone; all its tokens where that is not possible.
+
+    Args:
+        collate: makes the batch of the sequence alone.
+    """
+    try:
+        batches = [read_batch(one) for one in listed(collate())]
+    except Exception as error:
+        raise_memory(error)
+        return labels_of_all(ids)
+    update = read_update(batches, [Known(ids, labels_of_all(ids))])
+    if len(update.pieces) != 1 or update.pieces[0].length != len(ids):
+        return labels_of_all(ids)
+    row, cells, batch = next(
+        (row, cells, batch) for number, batch in enumerate(batches) for _, row, cells in update.places(number)
+    )
+    targets = batch.targets[row, cells.start : cells.stop - 1].tolist()
+    return [IGNORE, *(token if target != IGNORE else IGNORE for token, target in zip(ids[1:], targets, strict=True))]
+
+
+def with_padding_token(known: list[Known], batches: Sequence[ForeignBatch]) -> list[Known]:
+    """Real tokens as targets again where a collator left out exactly those that equal its padding."""
+    padding = {token for batch in batches for token in batch.ids[~batch.real].tolist()}
+    pairs = [pair for one in known for pair in zip(one.ids[1:], one.labels[1:], strict=True)]
+    if padding and {token for token, label in pairs if label == IGNORE} == padding:
+        return [replace(one, labels=labels_of_all(one.ids)) for one in known]
+    return known
+
+
+def known_of_examples(
+    examples: Iterable[object], collate: Callable[[list[object]], Collated], *, packed: bool, end: int | None
+) -> tuple[list[Known], bool]:
+    """Sequences of the examples that a collator was given, and True if their labels are those of the collator alone.
+
+    Args:
+        collate: the collator.
+        packed: an example holds several sequences, though it may not say where they begin.
+        end: token that ends a sequence, for packed examples that do not say.
+
+    Raises:
+        ProofError: examples without input_ids, or packed ones without lengths and ends.
+    """
+    known: list[Known] = []
+    by_collator = False
+    for example in examples:
+        if not isinstance(example, Mapping) or "input_ids" not in example:
+            raise ProofError("the data have no input_ids", fix="pass the token ids as sequences=")
+        ids = _integers(example["input_ids"])
+        if "labels" in example:
+            labels = _integers(example["labels"])
+        else:
+            by_collator = True
+            labels = labels_alone(partial(collate, [example]), ids)
+        if LENGTHS in example:
+            lengths = _integers(example[LENGTHS])
+        else:
+            lengths = _lengths_by_end(ids, end) if packed else [len(ids)]
+        at = 0
+        for length in lengths:
+            known.append(Known(ids[at : at + length], [IGNORE, *labels[at + 1 : at + length]]))
+            at += length
+    return [one for one in known if one.ids], by_collator
+
+
+def _lengths_by_end(ids: list[int], end: int | None) -> list[int]:
+    """Lengths of the sequences in a row, each of which ends with a token `end`; what follows the last is one more."""
+    if end is None or end not in ids:
+        raise ProofError(
+            "the data are packed, and do not say where sequences begin",
+            fix='use packing_strategy="bfd", or pass the token ids as sequences=',
+        )
+    edges = [0, *(at + 1 for at, token in enumerate(ids) if token == end), len(ids)]
+    return [high - low for low, high in pairwise(edges) if high > low]
+
+
+def _integers(values: object) -> list[int]:
+    if isinstance(values, Tensor):
+        return [int(value) for value in values.flatten().tolist()]
+    if not isinstance(values, Iterable):
+        raise ProofError("the data have a row that is no list of token ids", fix="pass the token ids as sequences=")
+    return [int(value) for value in values]
+
+
+def example_of(known: Known, like: object) -> Example:
+    """A sequence alone as an example for a trainer's collator, with the columns of another example."""
+    columns = set(like) if isinstance(like, Mapping) else set()
+    made: dict[str, object] = {"input_ids": known.ids, "labels": known.labels, "attention_mask": [1] * len(known.ids)}
+    made[LENGTHS] = [len(known.ids)]
+    kept = {name: value for name, value in made.items() if name in columns or name == "input_ids"}
+    tensors = isinstance(like, Mapping) and isinstance(like.get("input_ids"), Tensor)
+    return {name: torch.tensor(value) for name, value in kept.items()} if tensors else kept
+
+
+def listed(collated: Collated) -> list[Batch]:
+    return [collated] if isinstance(collated, Mapping) else list(collated)
+
+
+def raise_memory(error: Exception) -> None:
+    """Raise an exception for lack of memory: that says nothing about a batch."""
+    if isinstance(error, OutOfMemoryError) or is_memory_error(error):
+        raise error

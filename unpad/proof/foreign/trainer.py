@@ -1,0 +1,356 @@
+"""The certificate for a trainer of Hugging Face: the gradient of its first update is that of the sequences alone."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from unpad.errors import ProofError
+from unpad.proof.foreign.advice import Measured, findings
+from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.known import (
+    Batch,
+    Collated,
+    example_of,
+    known_of_examples,
+    known_of_masks,
+    listed,
+    with_padding_token,
+)
+from unpad.proof.foreign.measure import (
+    Measurement,
+    Objective,
+    logits_in_batches,
+    moves,
+    objective_of,
+    one_at_a_time,
+    take_gradient,
+)
+from unpad.proof.foreign.model import Inputs, no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.pairs import NO_ROUTER_LOSS, OWN_LOSS, refusal
+from unpad.proof.foreign.precision import NAMES, by_rounding, dtype_of
+from unpad.proof.foreign.randomness import without_dropout
+from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
+from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_labels, read_update
+
+Collate = Callable[[list[object]], Collated]
+STOCK = ("transformers", "trl", "unpad")  # packages whose `compute_loss` is the mean over targets
+LOSS_ONLY = ("fused_lm_head", "num_items_in_batch", "return_dict")  # inputs of a model that belong to its loss
+
+
+@runtime_checkable
+class Arguments(Protocol):
+    """Arguments of a trainer."""
+
+    gradient_accumulation_steps: int
+    device: torch.device
+    n_gpu: int
+    optim: object
+
+
+@runtime_checkable
+class ForeignTrainer(Protocol):
+    """A trainer of transformers, or one with the same methods."""
+
+    model: nn.Module
+    args: Arguments
+    accelerator: Accelerator
+    label_smoother: object | None
+    compute_loss_func: object | None
+    current_gradient_accumulation_steps: int
+    compute_loss: Callable[..., object]
+
+    def get_train_dataloader(self) -> Iterable[Batch]: ...
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], Tensor | int | None]: ...
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, object], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor: ...
+
+
+@runtime_checkable
+class NamedLoss(Protocol):
+    """Arguments that name a loss, as those of TRL."""
+
+    loss_type: str
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """Arguments that say if rows hold several sequences, as those of TRL."""
+
+    packing: bool
+
+
+@runtime_checkable
+class Processing(Protocol):
+    """A trainer with a tokenizer."""
+
+    processing_class: object
+
+
+@runtime_checkable
+class HasEnd(Protocol):
+    """A tokenizer with a token that ends sequences."""
+
+    eos_token_id: int | None
+
+
+@runtime_checkable
+class RouterLoss(Protocol):
+    """A trainer that adds a router's auxiliary loss by itself, as that of TRL."""
+
+    aux_loss_enabled: bool
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """A loader of torch."""
+
+    collate_fn: Collate
+    num_workers: int
+    timeout: float
+
+
+@runtime_checkable
+class Adapter(Protocol):
+    """A loader of accelerate, around one of torch."""
+
+    base_dataloader: Loader
+
+
+def prove_trainer(
+    trainer: object,
+    sequences: Sequence[Sequence[int]] | None = None,
+    *,
+    loss_masks: Sequence[Sequence[bool]] | None = None,
+) -> ForeignCertificate:
+    """Prove that the first update of a trainer is, to its model, its sequences one at a time.
+
+    What is judged goes through the trainer's own loader, `get_batch_samples` and `training_step`, in the precision of
+    its weights and without dropout, a router's auxiliary loss and mixed precision. Nothing is updated, and nothing is
+    changed afterwards: weights, gradients, the optimizer, generators, modes, the trainer's state and order of data.
+
+    Args:
+        trainer: a Trainer of transformers, SFTTrainer of TRL, or a subclass, built and not yet run.
+        sequences: token ids of all sequences of the data; by default those that the trainer gives to its collator,
+            which it may have cut before, taken apart where they say that they are packed.
+        loss_masks: of `sequences`, True where a token is a target; by default all but the first.
+
+    Raises:
+        ProofError: another kind of trainer; several processes; batches without labels; rows that are packed and do not
+            say where sequences begin, without `sequences`.
+    """
+    if not isinstance(trainer, ForeignTrainer):
+        raise ProofError(
+            f"{type(trainer).__name__} is no trainer of transformers", fix="use unpad.prove_callable with its model"
+        )
+    _refuse_several(trainer)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with (
+        untouched_generators(),
+        undisturbed(trainer, trainer.accelerator),
+        untouched(model),
+        no_router_loss(model) as router,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # of a step that is not meant to be one
+        if isinstance(trainer, RouterLoss):
+            router |= trainer.aux_loss_enabled
+            trainer.aux_loss_enabled = False
+        notes = [NO_ROUTER_LOSS] if router else []
+        if trainer.accelerator.mixed_precision != "no":
+            notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
+        with without_dropout(model):
+            return _prove(trainer, model, sequences, loss_masks, notes)
+
+
+def _refuse_several(trainer: ForeignTrainer) -> None:
+    if trainer.accelerator.num_processes > 1 or trainer.args.n_gpu > 1:
+        raise ProofError("the trainer runs in several processes or on several devices", fix="prove it in one process")
+    if "lomo" in str(trainer.args.optim).lower():
+        raise ProofError("this optimizer changes weights during backward", fix="prove with another optim")
+
+
+@dataclass(eq=False)
+class Recorded:
+    """Collator that keeps the examples of every call."""
+
+    collate: Collate
+    examples: list[list[object]] = field(default_factory=list)
+
+    def __call__(self, examples: list[object]) -> Collated:
+        self.examples.append(copy.deepcopy(examples))
+        return self.collate(examples)
+
+
+@contextmanager
+def recording(loader: object) -> Iterator[Recorded]:
+    """Record what the collator of a loader is given, in this process, and leave the collator itself as it is."""
+    inner = loader.base_dataloader if isinstance(loader, Adapter) else loader
+    if not isinstance(inner, Loader):
+        yield Recorded(_no_batches)
+        return
+    before = (inner.collate_fn, inner.num_workers, inner.timeout)
+    inner.collate_fn = recorded = Recorded(copy.deepcopy(inner.collate_fn))
+    inner.num_workers, inner.timeout = 0, 0
+    try:
+        yield recorded
+    finally:
+        inner.collate_fn, inner.num_workers, inner.timeout = before
+
+
+def _no_batches(examples: list[object]) -> Collated:
+    return []
+
+
+@dataclass(frozen=True, eq=False)
+class FirstUpdate:
+    """The micro-batches of the first update, as `get_batch_samples` returns them."""
+
+    batches: list[Batch]
+    num_items: Tensor | int | None
+    examples: list[object]
+    collate: Collate
+
+
+def _first_update(trainer: ForeignTrainer) -> FirstUpdate:
+    loader = trainer.get_train_dataloader()
+    with recording(loader) as recorded:
+        iterator = iter(loader)
+        wanted = trainer.args.gradient_accumulation_steps
+        batches, num_items = trainer.get_batch_samples(iterator, wanted, trainer.args.device)
+        if isinstance(iterator, Generator):
+            iterator.close()
+    if not batches:
+        raise ProofError("the trainer's loader is empty", fix="give the trainer a train_dataset")
+    # Loaders of accelerate are one batch ahead.
+    examples = [example for call in recorded.examples[: len(batches)] for example in call]
+    return FirstUpdate(batches, num_items, examples, recorded.collate)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Results of `training_step` over the micro-batches of an update, and the inputs that the model got."""
+
+    loss: float
+    gradient: dict[str, Tensor]
+    inputs: list[dict[str, object]]
+
+
+def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor | int | None) -> Step:
+    calls: list[dict[str, object]] = []
+
+    def note(_: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if torch.is_grad_enabled() and not args:
+            calls.append(dict(kwargs))
+
+    trainer.current_gradient_accumulation_steps = len(batches)
+    loss, inputs = 0.0, []
+    hook = trainer.model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
+    try:
+        for batch in batches:
+            calls.clear()
+            loss += float(trainer.training_step(trainer.model, dict(batch), num_items))
+            given = next((call for call in calls if "input_ids" in call), dict(batch))
+            inputs.append({name: value for name, value in given.items() if name not in (*LABELS, *LOSS_ONLY)})
+    finally:
+        hook.remove()
+    return Step(loss, take_gradient(trainer.model), inputs)
+
+
+def _prove(
+    trainer: ForeignTrainer,
+    model: nn.Module,
+    sequences: Sequence[Sequence[int]] | None,
+    loss_masks: Sequence[Sequence[bool]] | None,
+    notes: list[str],
+) -> ForeignCertificate:
+    dtype = dtype_of(model)
+    name, first = NAMES.get(dtype, "other"), _first_update(trainer)
+    try:
+        step = _step(trainer, first.batches, first.num_items)
+    except Exception as error:
+        return ForeignCertificate((), name, refusal(error), tuple(notes))
+    update = _read(trainer, first, step, sequences, loss_masks)
+    size = (len({piece.sequence for piece in update.pieces}), sum(p.length for p in update.pieces), update.num_wanted)
+    plain = Objective(returned=False, own=False)
+    truth = one_at_a_time(model, update, plain)
+    rounded = by_rounding(model, torch.finfo(dtype).eps, lambda: one_at_a_time(model, update, plain))
+    bounds = rounded.errors(truth).bounds(dtype)
+    if _has_own_loss(trainer) or objective_of(model, update, bounds.loss).own:
+        own = _alone_by_trainer(trainer, model, update, first, truth.logits)
+        if own.errors(truth).loss > bounds.loss:
+            truth, notes = own, [*notes, OWN_LOSS]
+    forward = partial(_forward, trainer.model)
+    found = Measurement(logits_in_batches(forward, update), step.loss, step.gradient)
+    measured = Measured(update, read_labels(update), found.errors(truth), moves(forward, update), bounds)
+    return ForeignCertificate(findings(model, measured), name, None, tuple(notes), *size)
+
+
+def _forward(model: nn.Module, inputs: Inputs) -> object:
+    return model(**inputs)
+
+
+def _read(
+    trainer: ForeignTrainer,
+    first: FirstUpdate,
+    step: Step,
+    sequences: Sequence[Sequence[int]] | None,
+    loss_masks: Sequence[Sequence[bool]] | None,
+) -> Update:
+    """Find the sequences in what the model got."""
+    labels = [{name: batch[name] for name in LABELS if name in batch} for batch in first.batches]
+    batches = [read_batch({**inputs, **label}) for inputs, label in zip(step.inputs, labels, strict=True)]
+    if sequences is not None:
+        known = known_of_masks(sequences, loss_masks)
+    elif not first.examples:
+        raise ProofError("the trainer's loader has no collator to watch", fix="pass the token ids as sequences=")
+    else:
+        packed = isinstance(trainer.args, Packing) and trainer.args.packing
+        tokenizer = trainer.processing_class if isinstance(trainer, Processing) else None
+        end = tokenizer.eos_token_id if isinstance(tokenizer, HasEnd) else None
+        known, by_collator = known_of_examples(first.examples, first.collate, packed=packed, end=end)
+        known = with_padding_token(known, batches) if by_collator else known
+    update = read_update(batches, known, complete=sequences is None)
+    if update.num_wanted == 0:
+        raise ProofError("no sequence of the first update has a target", fix="look at the labels of the data")
+    return update
+
+
+def _has_own_loss(trainer: ForeignTrainer) -> bool:
+    """True if the loss may be another than the mean cross-entropy: a user's function or class, smoothing, or DFT."""
+    if trainer.label_smoother is not None or trainer.compute_loss_func is not None or "compute_loss" in vars(trainer):
+        return True
+    named = isinstance(trainer.args, NamedLoss) and trainer.args.loss_type != "nll"
+    return named or trainer.compute_loss.__module__.partition(".")[0] not in STOCK
+
+
+def _alone_by_trainer(
+    trainer: ForeignTrainer, model: nn.Module, update: Update, first: FirstUpdate, logits: list[Tensor]
+) -> Measurement:
+    """The trainer's own loss of every sequence as an update of its own, each weighted by its targets."""
+    loss, gradient = 0.0, dict[str, Tensor]()
+    for piece in update.pieces:
+        one = Known(update.ids_of(piece), update.labels_of(piece))
+        count = sum(label != IGNORE for label in one.labels)
+        if count:
+            batch = listed(first.collate([example_of(one, first.examples[0])]))[0]
+            batches, num_items = trainer.get_batch_samples(iter([batch]), 1, trainer.args.device)
+            step = _step(trainer, batches, num_items)
+            share = count / update.num_wanted
+            loss += share * step.loss
+            for name, value in step.gradient.items():
+                gradient[name] = gradient[name] + share * value if name in gradient else share * value
+    return Measurement(logits, loss, gradient)

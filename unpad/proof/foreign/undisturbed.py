@@ -1,0 +1,87 @@
+"""A trainer of others in use, and afterwards as it was."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+DEEPEST = 6  # levels of plain data that are kept
+
+
+class Accelerator(Protocol):
+    """The accelerator of a trainer."""
+
+    gradient_state: object
+    num_processes: int
+    mixed_precision: str
+    scaler: object | None
+
+    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
+
+
+@runtime_checkable
+class HasState(Protocol):
+    """A trainer with a state and a control object."""
+
+    state: object
+    control: object
+
+
+def _is_plain(value: object, depth: int = DEEPEST) -> bool:
+    """True for numbers, strings and containers of them: data that a step may have changed in place."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return True
+    if depth and isinstance(value, dict):
+        return all(_is_plain(one, depth - 1) for pair in value.items() for one in pair)
+    return bool(depth) and isinstance(value, list | set) and all(_is_plain(one, depth - 1) for one in value)
+
+
+@contextmanager
+def attributes_kept(owner: object, without: tuple[str, ...] = ()) -> Iterator[None]:
+    """Restore the attributes of an object afterwards, and the content of those that are plain containers.
+
+    Args:
+        without: names of attributes with much data whose content is not kept.
+    """
+    attributes = vars(owner)
+    before = dict(attributes)
+    contents = {
+        name: (value, copy.deepcopy(value))
+        for name, value in before.items()
+        if isinstance(value, dict | list | set) and name not in without and _is_plain(value)
+    }
+    # Lists of other objects, such as the loaders that an accelerator has prepared.
+    lists = {
+        name: (value, list(value)) for name, value in before.items() if type(value) is list and name not in without
+    }
+    try:
+        yield
+    finally:
+        attributes.clear()
+        attributes.update(before)
+        for whole, items in lists:
+            whole[:] = items
+        for value, content in contents.values():
+            if isinstance(value, list):
+                value[:] = content
+            else:
+                value.clear()
+                value.update(content)
+
+
+@contextmanager
+def undisturbed(trainer: object, accelerator: Accelerator) -> Iterator[None]:
+    """Restore a trainer, its state and its accelerator afterwards; inside, it has no optimizer and scales no loss."""
+    parts = [accelerator, accelerator.gradient_state]
+    parts += [trainer.state, trainer.control] if isinstance(trainer, HasState) else []
+    with ExitStack() as stack:
+        stack.enter_context(attributes_kept(trainer, ("train_dataset", "eval_dataset")))
+        for part in parts:
+            stack.enter_context(attributes_kept(part))
+        vars(trainer)["optimizer"] = None  # some have a mode of their own, which a step would switch
+        accelerator.scaler = None
+        yield
