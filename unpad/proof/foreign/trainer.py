@@ -65,7 +65,6 @@ class ForeignTrainer(Protocol):
     accelerator: Accelerator
     label_smoother: object | None
     compute_loss_func: object | None
-    current_gradient_accumulation_steps: int
     compute_loss: Callable[..., object]
 
     def get_train_dataloader(self) -> Iterable[Batch]: ...
@@ -256,7 +255,7 @@ def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor |
         if torch.is_grad_enabled() and not args:
             calls.append(dict(kwargs))
 
-    trainer.current_gradient_accumulation_steps = len(batches)
+    vars(trainer)["current_gradient_accumulation_steps"] = len(batches)  # as `train` does; there is none before
     loss, inputs = 0.0, []
     hook = trainer.model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
     try:

@@ -55,9 +55,7 @@ def attributes_kept(owner: object, without: tuple[str, ...] = ()) -> Iterator[No
         if isinstance(value, dict | list | set) and name not in without and _is_plain(value)
     }
     # Lists of other objects, such as the loaders that an accelerator has prepared.
-    lists = {
-        name: (value, list(value)) for name, value in before.items() if type(value) is list and name not in without
-    }
+    lists = [(value, list(value)) for name, value in before.items() if type(value) is list and name not in without]
     try:
         yield
     finally:

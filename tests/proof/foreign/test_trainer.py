@@ -1,0 +1,196 @@
+"""The certificate for trainers of Hugging Face: what it says, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import DataCollatorForLanguageModeling, Trainer
+
+import unpad
+from tests.proof.foreign.hugging_face import (
+    IGNORE,
+    build,
+    dataset,
+    flatten,
+    pad,
+    quiet,
+    sequences,
+    sft,
+    tokenizer,
+    trainer,
+)
+from unpad.errors import ProofError
+from unpad.proof.foreign.certificate import ForeignCertificate
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
+quiet()
+
+Make = Callable[[Path], Trainer]
+DROPOUT = {"attention_dropout": 0.3}
+
+
+def adapted() -> nn.Module:
+    torch.manual_seed(1)
+    adapters = LoraConfig(r=4, lora_dropout=0.2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model: nn.Module = get_peft_model(build("llama"), adapters)
+    return model
+
+
+class OwnLoss(Trainer):
+    """Mean over targets of a focal loss."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(**{k: v for k, v in inputs.items() if k != "labels"}).logits[:, :-1]
+        nll = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORE, reduction="none")
+        return ((1 - (-nll).exp()) ** 2 * nll).sum() / num_items_in_batch
+
+
+class MeanOfMeans(Trainer):
+    """Mean over micro-batches of their means."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        self.loss_is_scaled_for_ga = False
+        return model(**inputs).loss
+
+
+SOUND: dict[str, Make] = {
+    "padded": lambda folder: trainer(build("llama"), folder),
+    "flattened": lambda folder: trainer(build("qwen3"), folder, collator=flatten),
+    "padded by TRL": lambda folder: sft(build("llama"), folder),
+    "padding_free": lambda folder: sft(build("llama"), folder, padding_free=True, max_length=None),
+    "packed": lambda folder: sft(build("llama"), folder, packing=True),
+    "dropout": lambda folder: trainer(build("gpt2"), folder),
+    "checkpointing and dropout": lambda folder: sft(build("llama", **DROPOUT), folder, gradient_checkpointing=True),
+    "adapters": lambda folder: sft(adapted(), folder),
+    "experts with a router loss": lambda folder: trainer(build("mixtral", output_router_logits=True), folder),
+    "a loss of one's own": lambda folder: trainer(build("llama"), folder, kind=OwnLoss),
+    "label smoothing": lambda folder: trainer(build("llama"), folder, label_smoothing_factor=0.1),
+    "data without labels": lambda folder: trainer(
+        build("llama"), folder, dataset(sequences()).remove_columns("labels"),
+        collator=DataCollatorForLanguageModeling(tokenizer(), mlm=False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_trainer_passes(name: str, tmp_path: Path) -> None:
+    certificate = unpad.prove_trainer(SOUND[name](tmp_path))
+    assert certificate.passed, str(certificate)
+    assert certificate.precision == "fp32"
+
+
+def ends_are_padding(folder: Path) -> Trainer:
+    rows = dataset([[*one, 2] for one in sequences()]).remove_columns("labels")
+    words = tokenizer()
+    words.pad_token = words.eos_token
+    return trainer(build("llama"), folder, rows, collator=DataCollatorForLanguageModeling(words, mlm=False))
+
+
+def joined_by_ends(folder: Path) -> Trainer:
+    rows = dataset([[*one, 2] for one in sequences()], prompts=False)
+    return sft(build("llama"), folder, rows, packing=True, packing_strategy="wrapped")
+
+
+FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, part of the advice
+    "mean of means": (
+        lambda folder: trainer(build("llama"), folder, kind=MeanOfMeans), "wrong loss", "loss", "targets of the update",
+    ),
+    "padded left": (
+        lambda folder: trainer(build("llama"), folder, dataset(sequences(), prompts=False), collator=pad("left")),
+        "wrong loss", "padding", "targets predicted from padding: 2",
+    ),
+    "a model that leaks": (
+        lambda folder: sft(build("gpt_oss"), folder, padding_free=True, max_length=None),
+        "leaking", "isolation", "GptOssForCausalLM does not keep",
+    ),
+    "a cache": (
+        lambda folder: trainer(build("llama"), folder, collator=flatten, use_cache=True),
+        "leaking", "isolation", "pass use_cache=False",
+    ),
+    "ends that are padding": (ends_are_padding, "wrong loss", "targets", "all of them are token 2; is it also"),
+    "joined documents": (joined_by_ends, "leaking", "crossing", "targets predicted from another document"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
+    make, verdict, kind, advice = FAULTS[name]
+    certificate = unpad.prove_trainer(make(tmp_path))
+    assert certificate.verdict == verdict, str(certificate)
+    assert advice in {finding.kind: finding.advice for finding in certificate.failed}[kind]
+
+
+def test_a_model_that_refuses_packed_rows_is_reported(tmp_path: Path) -> None:
+    certificate = unpad.prove_trainer(sft(build("mamba2"), tmp_path, padding_free=True, max_length=None))
+    assert certificate.verdict == "refused"
+    assert "keep packed sequences apart" in str(certificate.refused)
+
+
+def everything(one: Trainer) -> dict[str, object]:
+    """State that training depends on, and that of the trainer."""
+    state = {name: value.clone() for name, value in one.model.state_dict().items()}
+    gradients = {name: value.grad for name, value in one.model.named_parameters()}
+    modes = [(module.training, getattr(module, "p", None)) for module in one.model.modules()]
+    plain = {name: repr(value) for name, value in vars(one).items() if isinstance(value, dict | list | int | str)}
+    generators = (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist())
+    links = len(one.accelerator._dataloaders), one.accelerator.gradient_state.active_dataloader
+    return {
+        "weights": {name: value.tolist() for name, value in state.items()}, "gradients": gradients, "modes": modes,
+        "attributes": plain, "names": sorted(vars(one)), "generators": generators, "accelerator": links,
+        "state": repr(one.state), "control": repr(one.control), "config": one.model.config.to_dict(),
+        "arguments": one.args.to_dict(),
+    }  # fmt: skip
+
+
+def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], ForeignCertificate | None]:
+    one = make(folder)
+    certificate = None
+    if prove:
+        before = everything(one)
+        certificate = unpad.prove_trainer(one)
+        after = everything(one)
+        assert {name for name in before if before[name] != after[name]} == set()
+    one.train()
+    return one.model.state_dict(), certificate
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: trainer(build("gpt2"), folder, num_train_epochs=2, dataloader_num_workers=0),
+        lambda folder: sft(adapted(), folder, packing=True),
+    ],
+    ids=["dropout", "adapters"],
+)
+def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, tmp_path: Path) -> None:
+    plain, _ = trained(make, tmp_path / "plain", prove=False)
+    proved, certificate = trained(make, tmp_path / "proved", prove=True)
+    assert certificate is not None
+    assert certificate.passed
+    assert plain.keys() == proved.keys()
+    assert all(torch.equal(plain[name], proved[name]) for name in plain)
+
+
+def test_known_sequences_tell_what_was_cut_before(tmp_path: Path) -> None:
+    rows = dataset(sequences(), prompts=False)
+    short = sft(build("llama"), tmp_path, rows, max_length=9)
+    assert unpad.prove_trainer(short).passed
+    certificate = unpad.prove_trainer(short, sequences())
+    assert certificate.verdict == "cut"
+    assert [finding.kind for finding in certificate.failed] == ["cut"]
+
+
+def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match="no trainer of transformers"):
+        unpad.prove_trainer(build("llama"))
+    with pytest.raises(ProofError, match="pass the token ids as sequences="):
+        unpad.prove_trainer(sft(build("llama"), tmp_path, packing=True, packing_strategy="wrapped"))
