@@ -54,6 +54,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "granite4h": {"kind": "granitemoehybrid", "layer_types": ["mamba", "attention"], "num_local_experts": 0}
     | {"num_experts_per_tok": 0, "mamba_d_head": 16, "mamba_expand": 2, "shared_intermediate_size": 48}
     | MAMBA,
+    "gptj": {"n_head": 4, "n_layer": 2, "n_embd": WIDTH, "n_positions": CONTEXT, "rotary_dim": 4, "resid_pdrop": 0.0}
+    | {"embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "mpt": {"n_heads": 4, "n_layers": 2, "d_model": WIDTH, "max_seq_len": CONTEXT},
     "bloom": {"n_head": 4, "n_layer": 2, "hidden_dropout": 0.0, "attention_dropout": 0.0},
 }  # fmt: skip
 

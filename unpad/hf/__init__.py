@@ -13,6 +13,10 @@ from unpad.errors import RecipeError
 if find_spec("transformers") is None:
     raise RecipeError("unpad.hf needs transformers, which is not installed", fix="pip install unpad[hf]")
 
-from unpad.hf import attention
+from unpad.hf.attention import register
+from unpad.hf.loader import collate, steps
+from unpad.hf.prepare import prepare
 
-attention.register()
+__all__ = ["collate", "prepare", "steps"]
+
+register()

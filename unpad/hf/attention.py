@@ -7,7 +7,9 @@ Without a mask of the same name transformers would hand None to the attention, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from unpad.nn.attention import ragged_attention
 from unpad.nn.precision import wide_dtype
 
 NAME = "unpad"
+_noted: ContextVar[set[nn.Module] | None] = ContextVar("_noted", default=None)
 
 
 def register() -> None:
@@ -111,6 +114,17 @@ def _needs_dense(diagonal: _Diagonals, length: int, local_size: int | None) -> b
     return bool(furthest.any()) and not bool((furthest[:, 1:] & furthest[:, :-1]).any())
 
 
+@contextmanager
+def noted() -> Iterator[set[nn.Module]]:
+    """Collect the modules that attend by `attend` inside, in this thread."""
+    modules = set[nn.Module]()
+    token = _noted.set(modules)
+    try:
+        yield modules
+    finally:
+        _noted.reset(token)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -139,6 +153,8 @@ def attend(
     Returns:
         (batch, seq, heads, head_dim of values), and None for the weights.
     """
+    if (modules := _noted.get()) is not None:
+        modules.add(module)
     if torch.is_autocast_enabled(query.device.type):  # norms of queries and keys leave them in fp32
         query, key = query.to(value.dtype), key.to(value.dtype)
     batch, _, seq, head_dim = query.shape

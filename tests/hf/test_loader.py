@@ -1,0 +1,134 @@
+"""Flat batches by our plan: every token once, the same number of micro-batches in every epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
+from unpad.errors import PlanError, SourceError
+from unpad.hf import collate, prepare, steps
+from unpad.hf.loader import Examples, PlannedBatches, halved
+from unpad.recipes.training import PlanSettings
+
+SEQUENCES = make_sequences(24, high=30)
+ROWS = make_rows(SEQUENCES)
+
+
+def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time() -> None:
+    model = make_model("qwen3")
+    wanted_loss, wanted = truth(model, ROWS)
+    prepare(model)
+    (step,) = steps(ROWS, tokens_per_step=10_000, tokens_per_micro=64)
+    assert len(step.batches) > 4
+    assert int(step.num_targets) == targets_of(ROWS)
+    total = 0.0
+    for batch in step.batches:
+        loss = model(**batch, num_items_in_batch=step.num_targets).loss
+        loss.backward()
+        total += float(loss.detach())
+    assert total == pytest.approx(wanted_loss, rel=1e-5)
+    assert distance(take_gradient(model), wanted) < 1e-5
+
+
+def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:
+    sequences = Counter()
+    silent = {"input_ids": [5, 6, 7], "labels": [IGNORED] * 3}  # is left out; the ledger counts it
+    for step in steps([*ROWS, silent], tokens_per_step=128, tokens_per_micro=64, seed=4):
+        for batch in step.batches:
+            assert batch["input_ids"].shape[1] <= 64
+            ends = batch["cu_seq_lens_q"].tolist()
+            spans = [slice(start, stop) for start, stop in pairwise(ends)]
+            sequences.update(tuple(batch["input_ids"][0, span].tolist()) for span in spans)
+            assert all(batch["labels"][0, span.start] == IGNORED for span in spans)
+            assert all(batch["position_ids"][0, span].tolist() == list(range(span.stop - span.start)) for span in spans)
+    assert sequences == Counter(tuple(row["input_ids"]) for row in ROWS)
+    assert Examples([*ROWS, silent]).plan(PlanSettings(), 0, 0).ledger.dropped == {"no_target": 3}
+
+
+def test_a_dataset_of_the_package_datasets_reads_as_a_list_of_rows_does() -> None:
+    rows = [{**row, "text": "left out"} for row in ROWS]
+    table = Examples(datasets.Dataset.from_list(rows))
+    assert np.array_equal(table.lengths, Examples(ROWS).lengths)
+    assert np.array_equal(table.targets, Examples(ROWS).targets)
+    assert set(table[3]) == {"input_ids", "labels"}
+
+
+def test_padding_that_is_in_the_data_is_left_out() -> None:
+    padded = {"input_ids": [7, 8, 9, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}
+    examples = Examples([padded, {"input_ids": [4, 5]}])
+    assert examples.lengths.tolist() == [3, 2]
+    assert examples[0]["labels"].tolist() == [IGNORED, 8, 9]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), seed=st.integers(0, 9)
+)
+def test_every_epoch_has_each_sequence_once_in_the_same_number_of_batches(
+    lengths: list[int], tokens: int, seed: int
+) -> None:
+    examples = Examples([{"input_ids": list(range(length))} for length in lengths])
+    sampler = PlannedBatches(examples, tokens, epochs=4, seed=seed)
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        batches = list(sampler)
+        assert len(batches) == len(sampler)
+        assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+        for batch in batches:
+            assert sum(lengths[index] for index in batch) <= tokens or len(batch) == 1
+
+
+def test_epochs_have_orders_of_their_own_that_a_seed_repeats() -> None:
+    sampler, again = (PlannedBatches(Examples(ROWS), 64, epochs=3, seed=1) for _ in range(2))
+    orders = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        again.set_epoch(epoch)
+        orders.append(list(sampler))
+        assert orders[-1] == list(again)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_the_largest_batches_are_cut_in_two() -> None:
+    lengths = np.array([5, 1, 1, 9, 9, 2])
+    assert halved([[0, 1, 2], [3, 4], [5]], lengths, 4) == [[0, 1, 2], [3], [4], [5]]
+    assert halved([[0, 1, 2], [3, 4], [5]], lengths, 5) == [[0], [1, 2], [3], [4], [5]]
+    assert halved([[0, 1, 2]], lengths, 1) == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "not tokenized"}], "a row has text and no input_ids"),
+        ([{"input_ids": [1, 2, 3], "labels": [1, 2]}], "a row has 3 input_ids and 2 labels"),
+        ([{"input_ids": [1]}, {"input_ids": [1, 2], "labels": [1, -100]}], "none of the 2 examples has a target"),
+    ],
+)
+def test_data_that_cannot_be_batched_is_refused(rows: list[dict[str, list[int]]], message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        Examples(rows)
+
+
+def test_a_streamed_dataset_is_refused() -> None:
+    stream = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+    with pytest.raises(SourceError, match="IterableDataset has no length"):
+        Examples(stream)
+
+
+def test_settings_that_pad_are_refused() -> None:
+    with pytest.raises(PlanError, match="neither padded nor cut"):
+        next(steps(ROWS, strategy="fixed"))
+
+
+def test_labels_default_to_all_tokens_but_the_first() -> None:
+    batch = collate([{"input_ids": [5, 6]}, {"input_ids": torch.tensor([7])}])
+    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED]]
+    assert batch["cu_seq_lens_q"].dtype == torch.int32

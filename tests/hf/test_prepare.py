@@ -1,0 +1,144 @@
+"""Models made ready for flat batches: layers of any kind keep sequences apart, and a model that cannot is refused."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hf.families import distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
+from unpad.errors import RecipeError
+from unpad.hf import collate, mixers, prepare
+from unpad.proof.foreign.pairs import prove_callable
+
+SEQUENCES = make_sequences(7)
+ROWS = make_rows(SEQUENCES)
+MIXERS = {
+    "lfm2": ["model.layers.0.conv"],
+    "qwen3_5": [f"model.layers.{index}.linear_attn" for index in range(3)],
+    "mamba": ["backbone.layers.0.mixer", "backbone.layers.1.mixer"],
+    "falcon_h1": ["model.layers.0.mamba", "model.layers.1.mamba"],
+    "granite4h": ["model.layers.0.mamba"],
+    "bloom": ["transformer.h.0.self_attention", "transformer.h.1.self_attention"],  # attention by its own code
+    "gptj": ["transformer.h.0.attn", "transformer.h.1.attn"],
+    "mpt": ["transformer.blocks.0.attn", "transformer.blocks.1.attn"],
+    "llama": [],
+    "opt": [],
+}
+
+
+def flat(rows: list[dict[str, list[int]]], *, bounds: bool = True) -> dict[str, Any]:
+    batch = collate(rows)
+    return batch if bounds else {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+
+
+def gradient(model: nn.Module, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+    model(**batch, num_items_in_batch=torch.tensor(targets_of(ROWS))).loss.backward()
+    return take_gradient(model)
+
+
+@pytest.mark.parametrize("family", MIXERS)
+def test_layers_of_every_kind_keep_sequences_apart(family: str) -> None:
+    model = make_model(family)
+    _, wanted = truth(model, ROWS)
+    ready = prepare(model)
+    assert list(ready.mixers) == MIXERS[family]
+    assert (ready.attention == "unpad") == (family not in ("bloom", "gptj", "mpt"))
+    assert distance(gradient(model, flat(ROWS)), wanted) < 1e-5
+    assert distance(gradient(model, flat(ROWS, bounds=False)), wanted) < 1e-5, "positions alone"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_5", "mamba", "bloom"])
+def test_gradients_equal_one_sequence_at_a_time_in_fp64(family: str) -> None:
+    model = make_model(family)
+    prepare(model)
+    masks = [[label != -100 for label in row["labels"]] for row in ROWS]
+
+    def batches(sequences: list[list[int]], loss_masks: list[list[bool]]) -> list[dict[str, Any]]:
+        rows = [
+            {"input_ids": ids, "labels": [one if kept else -100 for one, kept in zip(ids, mask, strict=True)]}
+            for ids, mask in zip(sequences, loss_masks, strict=True)
+        ]
+        return [collate(rows[:4]), collate(rows[4:])]
+
+    certificate = prove_callable(model, batches, SEQUENCES, loss_masks=masks, precision="fp64")
+    assert certificate.passed, str(certificate)
+
+
+def test_another_sequence_changes_no_bit_of_a_recurrence() -> None:
+    model = make_model("qwen3_5").eval()
+    prepare(model)
+    batch = {name: value for name, value in flat(ROWS).items() if name != "labels"}
+    first = len(SEQUENCES[0])
+    changed = batch["input_ids"].clone()
+    changed[0, :first] = 3 + (changed[0, :first] + 1) % 90
+    with torch.no_grad():
+        one, other = model(**batch).logits[0], model(**{**batch, "input_ids": changed}).logits[0]
+    assert not torch.equal(one[:first], other[:first])
+    assert torch.equal(one[first:], other[first:])
+
+
+def test_layers_are_computed_again_with_the_boundaries_of_their_batch() -> None:
+    model = make_model("qwen3_5")
+    prepare(model)
+    wanted = gradient(model, flat(ROWS))
+    model.activation_checkpointing_enable()
+    assert distance(gradient(model, flat(ROWS)), wanted) < 1e-6
+
+
+def test_a_row_without_boundaries_is_computed_as_before() -> None:
+    model, other = make_model("lfm2").eval(), make_model("lfm2").eval()
+    prepare(model)
+    ids = torch.tensor([SEQUENCES[1]])
+    with torch.no_grad():
+        model(**{name: value for name, value in flat(ROWS).items() if name != "labels"})  # leaves nothing behind
+        torch.testing.assert_close(model(input_ids=ids).logits, other(input_ids=ids).logits, rtol=0, atol=1e-5)
+        batch = {"input_ids": torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])}
+        batch["attention_mask"] = (batch["input_ids"] != 0).long()
+        padded, wanted = model(**batch).logits, other(**batch).logits
+    torch.testing.assert_close(padded[0, 2:], wanted[0, 2:], rtol=0, atol=1e-5)
+
+
+def test_preparing_again_changes_nothing_and_a_copy_has_boundaries_of_its_own() -> None:
+    model = make_model("lfm2")
+    ready = prepare(model)
+    assert prepare(model) == ready
+    assert len(model._forward_pre_hooks) == 1
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        logits = other(**{name: value for name, value in flat(ROWS).items() if name != "labels"}).logits
+    assert float(logits.abs().max()) > 0
+
+
+def test_preparing_leaves_the_model_as_it_was() -> None:
+    model = make_model("llama")
+    model.model.layers[0].eval()
+    model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
+    state, modes = torch.get_rng_state(), [module.training for module in model.modules()]
+    prepare(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert model.lm_head.weight.grad is not None
+
+
+def test_what_is_no_model_of_transformers_is_refused() -> None:
+    with pytest.raises(RecipeError, match="Linear is no model of transformers"):
+        prepare(nn.Linear(2, 2))
+
+
+def test_a_model_that_computes_no_flat_batch_is_refused_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("llama", "sdpa")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("no boundaries here")
+
+    monkeypatch.setattr(mixers.Boundaries, "__call__", refuse)
+    with pytest.raises(RecipeError, match="computes no flat batch: ValueError: no boundaries here"):
+        prepare(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert not model._forward_pre_hooks

@@ -1,0 +1,221 @@
+"""Flat batches of tokenized examples by our plan: every token once, none of padding."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from unpad.batching.plan import Plan, plan
+from unpad.errors import PlanError, SourceError
+from unpad.recipes.section import checked
+from unpad.recipes.training import PlanSettings
+
+IGNORED = -100  # label of a token that is no target
+COLUMNS = ("input_ids", "labels", "attention_mask")
+Row = Mapping[str, Sequence[int]]
+
+
+@runtime_checkable
+class Columned(Protocol):
+    """A dataset of the package datasets."""
+
+    column_names: list[str]
+
+    def select_columns(self, column_names: list[str]) -> Sequence[Row]: ...
+
+
+class Examples(Dataset[dict[str, Tensor]]):
+    """Tokenized examples, with the lengths and targets that a plan needs.
+
+    Args:
+        data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens; and
+            `attention_mask`, whose zeros are padding that is left out. A list, a map-style dataset of torch, or a
+            dataset of the package datasets.
+
+    Attributes:
+        lengths: tokens of each example, (num_examples,) int64.
+        targets: tokens with loss, predicted from a token before them, (num_examples,) int64.
+
+    Raises:
+        SourceError: data without length or rows, or rows without `input_ids` or with labels of another length.
+    """
+
+    def __init__(self, data: Sequence[Row]) -> None:
+        if isinstance(data, Columned):
+            data = data.select_columns([name for name in COLUMNS if name in data.column_names])
+        if not isinstance(data, Sequence | Sized):
+            raise SourceError(
+                f"{type(data).__name__} has no length, and a plan needs all lengths before the first step",
+                fix="pass a dataset that is not streamed",
+            )
+        self.data = data
+        sizes = [self._size(index) for index in range(len(data))]
+        self.lengths = np.array([length for length, _ in sizes], np.int64)
+        self.targets = np.array([targets for _, targets in sizes], np.int64)
+        if not self.targets.any():
+            raise SourceError(f"none of the {len(data)} examples has a target", fix="check the labels")
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """`input_ids` and `labels` of an example, both (length,) int64; the first label is never a target."""
+        row = self.data[index]
+        if "input_ids" not in row:
+            raise SourceError(
+                f"a row has {', '.join(row) or 'no columns'} and no input_ids",
+                where=f"row {index}",
+                fix="tokenize the dataset first",
+            )
+        ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
+        labels = torch.as_tensor(row["labels"], dtype=torch.int64).clone() if "labels" in row else ids.clone()
+        if labels.shape != ids.shape:
+            raise SourceError(
+                f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
+                where=f"row {index}",
+                fix="give one label per token, -100 where there is no loss",
+            )
+        if "attention_mask" in row:
+            real = torch.as_tensor(row["attention_mask"]).bool()
+            ids, labels = ids[real], labels[real]
+        labels[:1] = IGNORED
+        return {"input_ids": ids, "labels": labels}
+
+    def _size(self, index: int) -> tuple[int, int]:
+        row = self[index]
+        return len(row["labels"]), int((row["labels"] != IGNORED).sum())
+
+    def plan(self, settings: PlanSettings, seed: int, epoch: int) -> Plan:
+        """The plan of an epoch. Examples are whole, and those without targets are left out; the ledger counts them."""
+
+        def count(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+            targets: np.ndarray = self.targets[seq_ids]
+            return targets
+
+        return plan(self.lengths, settings, seed=seed, epoch=epoch, targets=count)
+
+
+class PlannedBatches(Sampler[list[int]]):
+    """Micro-batches of every epoch, as indices of examples; every epoch has the same number.
+
+    The trainers of transformers count the steps of an epoch once. Where the plan of an epoch has fewer micro-batches
+    than that of another, its largest ones are cut in two.
+
+    Args:
+        tokens: most tokens of a micro-batch, unless a single example has more.
+        epochs: number of epochs whose plans are made; a later one repeats their order.
+    """
+
+    def __init__(self, examples: Examples, tokens: int, *, epochs: int, seed: int) -> None:
+        self.examples, self.seed, self.epoch = examples, seed, 0
+        self.settings = checked(PlanSettings, {"tokens_per_step": tokens, "tokens_per_micro": tokens})
+        self.epochs = max(epochs, 1)
+        plans = [self.plan(epoch) for epoch in range(self.epochs)]
+        self.ledger = plans[0].ledger
+        self.num = max(one.num_micros for one in plans)
+
+    def plan(self, epoch: int) -> Plan:
+        return self.examples.plan(self.settings, self.seed, epoch % self.epochs)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch = self.plan(self.epoch)
+        micros = [micro.seq_ids.tolist() for index in range(epoch.num_steps) for micro in epoch.step(index)]
+        yield from halved(micros, self.examples.lengths, self.num)
+
+
+def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
+    """Cut the largest micro-batches in two until there are `num`; the halves stay neighbours.
+
+    Args:
+        micros: indices of sequences; all together at least `num`.
+        lengths: tokens per sequence, (num_sequences,) int64.
+    """
+    parts: dict[tuple[int, ...], list[int]] = {(index,): micro for index, micro in enumerate(micros)}
+    largest: list[tuple[int, tuple[int, ...]]] = [
+        (-int(lengths[micro].sum()), key) for key, micro in parts.items() if len(micro) > 1
+    ]
+    heapq.heapify(largest)
+    while len(parts) < num:
+        _, key = heapq.heappop(largest)
+        micro = parts.pop(key)
+        tokens = np.cumsum(lengths[micro])
+        middle = int(np.clip(np.searchsorted(tokens, tokens[-1] / 2) + 1, 1, len(micro) - 1))
+        for half, part in enumerate((micro[:middle], micro[middle:])):
+            parts[(*key, half)] = part
+            if len(part) > 1:
+                heapq.heappush(largest, (-int(lengths[part].sum()), (*key, half)))
+    return [parts[key] for key in sorted(parts)]
+
+
+def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
+    """Rows of `input_ids` and, if not all tokens are targets, `labels`, end to end as one row without padding.
+
+    Returns:
+        `input_ids`, `labels`, `position_ids`, (1, total_tokens) int64; `cu_seq_lens_q` and `cu_seq_lens_k`,
+        (num_seqs + 1,) int32; `max_length_q` and `max_length_k`, int. The first label of every sequence is -100, so
+        that none is predicted from the sequence before it.
+    """
+    ids = [torch.as_tensor(row["input_ids"], dtype=torch.int64) for row in rows]
+    labels = [torch.as_tensor(row.get("labels", row["input_ids"]), dtype=torch.int64).clone() for row in rows]
+    for own in labels:
+        own[:1] = IGNORED
+    lengths = [len(own) for own in ids]
+    bounds = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32)
+    return {
+        "input_ids": torch.cat(ids)[None],
+        "labels": torch.cat(labels)[None],
+        "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+
+
+class Step(NamedTuple):
+    """Micro-batches of one optimizer step, and the number of their targets.
+
+    `model(**batch, num_items_in_batch=num_targets).loss` of all of them adds up to the mean over the step's targets.
+    """
+
+    batches: list[dict[str, Any]]
+    num_targets: Tensor
+
+
+def steps(data: Sequence[Row], *, seed: int = 0, epoch: int = 0, **settings: Any) -> Iterator[Step]:
+    """Yield the steps of an epoch for a training loop of one's own.
+
+        for batches, num_targets in unpad.hf.steps(rows, tokens_per_step=16384, tokens_per_micro=4096, epoch=epoch):
+            for batch in batches:
+                model(**batch, num_items_in_batch=num_targets).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Args:
+        data: as in `Examples`.
+        settings: fields of the recipe's `plan` section. Examples are never cut.
+
+    Raises:
+        PlanError: settings that cut examples or pad them.
+    """
+    examples = Examples(data)
+    chosen = checked(PlanSettings, settings)
+    epoch_plan = examples.plan(chosen, seed, epoch)
+    if epoch_plan.pad_to.any() or epoch_plan.fill_to.any() or chosen.max_tokens is not None:
+        raise PlanError("flat batches of whole examples are neither padded nor cut", fix="use strategy=pack")
+    for index in range(epoch_plan.num_steps):
+        micros = [micro.seq_ids.tolist() for micro in epoch_plan.step(index)]
+        num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
+        yield Step([collate([examples[one] for one in micro]) for micro in micros], torch.tensor(num_targets))

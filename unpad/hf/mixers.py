@@ -1,0 +1,230 @@
+"""Isolation of layers that mix tokens but are no attention of ours: convolutions, recurrences, attention of own code.
+
+Such a layer reads a flat run as a few rectangles of sequences of like length, padded on the right. Whatever is causal
+then begins anew with every sequence, by whatever kernel it has. The layers are found by trial and not by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.layout import Layout, LengthGroup
+from unpad.hf.attention import noted
+from unpad.hf.layouts import BOUNDARIES, find_sequences
+
+LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
+CHANGED = 3  # its first tokens, which are exchanged
+MOVED = 1e-4  # of the largest output; a later token whose output moves by more has seen them
+
+
+class Boundaries:
+    """Forward pre-hook of a model that finds the sequences of its batch, for attention and for isolated layers.
+
+    A batch that brings positions alone gets `cu_seq_lens_q` too, since keyword arguments reach the attention of more
+    families than positions do. An object and not a function, so that a copy of a model has boundaries of its own.
+    Layers that are computed again in a backward pass find the boundaries of the last forward pass.
+    """
+
+    def __init__(self, takes_cache: bool) -> None:
+        self.takes_cache = takes_cache
+        self.isolated: tuple[str, ...] = ()
+        self.layout: Layout | None = None
+        self.shape = (0, 0)  # (batch, seq) of the rectangle that holds the run
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.layout = None
+        given = args[0] if args else kwargs.get("input_ids")
+        given = kwargs.get("inputs_embeds") if given is None else given
+        named = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("position_ids") is not None
+        if given is None or not named or kwargs.get("attention_mask") is not None:
+            return None
+        batch, seq = given.shape[:2]
+        layout = find_sequences(batch, seq, None, kwargs).layout
+        if layout.num_seqs <= batch:
+            return None
+        self.layout, self.shape = layout, (batch, seq)
+        bounds, longest = layout.cu_seqlens, layout.max_seqlen
+        changed = {**kwargs, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+        changed |= {"max_length_q": longest, "max_length_k": longest}
+        changed.pop("seq_idx", None)  # for kernels of layers that keep sequences apart themselves; here none has to
+        if self.takes_cache:
+            changed["use_cache"] = False
+        return args, changed
+
+
+class Rectangles:
+    """`forward` of an isolated layer."""
+
+    def __init__(self, layer: nn.Module, boundaries: Boundaries) -> None:
+        self.inner = layer.forward
+        self.boundaries = boundaries
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDARIES}
+        layout = self.boundaries.layout
+        if layout is None:
+            return self.inner(*args, **kwargs)
+        parts, rest = [], None
+        for group in layout.groups:
+            cells = _Cells(_cells(layout, group), *self.boundaries.shape)
+            out = self.inner(*map(cells.take, args), **{name: cells.take(value) for name, value in kwargs.items()})
+            if isinstance(out, tuple | list):  # weights and caches of rectangles are of no use
+                out, rest = out[0], type(out)([None] * (len(out) - 1))
+            rows = out.flatten(0, 1)
+            parts.append(rows if group.real is None else rows.index_select(0, group.real))
+        flat = torch.cat(parts)
+        flat = flat if layout.undo is None else flat.index_select(0, layout.undo)
+        whole = flat.unflatten(0, self.boundaries.shape)
+        return whole if rest is None else type(rest)((whole, *rest))
+
+
+def _cells(layout: Layout, group: LengthGroup) -> Tensor:
+    """Tokens of the run in the cells of a group, (num_seqs, longest) int64."""
+    cells = group.cells
+    if cells is None:
+        cells = torch.arange(group.start, group.stop, device=layout.cu_seqlens.device)
+    if layout.by_length is not None:
+        cells = layout.by_length.index_select(0, cells)
+    rectangle: Tensor = cells.unflatten(0, (group.num_seqs, group.longest))
+    return rectangle
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Tokens `index`, (num_seqs, longest) int64, of a run of `batch` rows of `seq` tokens."""
+
+    index: Tensor
+    batch: int
+    seq: int
+
+    def take(self, value: Any) -> Any:
+        """A layer's argument for these tokens: what has an entry for every token, or for every pair, is gathered."""
+        if isinstance(value, tuple | list):
+            return type(value)(self.take(one) for one in value)
+        if not isinstance(value, Tensor):
+            return value
+        num_seqs, longest = self.index.shape
+        if value.dim() >= 2 and value.shape[0] in (1, self.batch) and value.shape[1] == self.seq:  # (batch, seq, ...)
+            flat = value.expand(self.batch, *value.shape[1:]).flatten(0, 1)
+            return flat.index_select(0, self.index.flatten()).unflatten(0, (num_seqs, longest))
+        if self.batch > 1 or value.dim() < 3 or value.shape[-1] != self.seq:
+            return value
+        if value.dim() == 4 and value.shape[-2] == self.seq:  # (1, heads or 1, seq, seq), a mask
+            pairs: Tensor = value[0][:, self.index[:, :, None], self.index[:, None, :]].transpose(0, 1)
+            # Cells past the end of a sequence repeat its last token, which must not see itself again. How a mask hides
+            # a key is its model's own affair: as it hides the last token of the run from the first.
+            later = torch.ones(longest, longest, dtype=torch.bool, device=value.device).triu(1)
+            return torch.where(later, value[0, :, 0, -1, None, None], pairs)
+        if value.dim() == 3 and value.shape[1] == 1:  # (heads, 1, seq), a bias by distance
+            own = value[:, :, self.index].permute(2, 0, 1, 3)  # (num_seqs, heads, 1, longest)
+            return own.flatten(0, 1)
+        return value
+
+
+# --------------------------------------------------------------------------- search
+
+
+def isolate_mixers(model: nn.Module, inner: nn.Module, boundaries: Boundaries) -> list[str]:
+    """Isolate all layers that need it.
+
+    Args:
+        model: what is called; inner: the model of transformers in it.
+
+    Returns:
+        Names of the layers in `inner`.
+    """
+    names = list(find_mixers(model, inner))
+    for name in names:
+        layer = inner.get_submodule(name)
+        layer.__dict__["forward"] = Rectangles(layer, boundaries)
+    return names
+
+
+def join_mixers(inner: nn.Module, names: tuple[str, ...]) -> None:
+    """Undo `isolate_mixers`."""
+    for name in names:
+        inner.get_submodule(name).__dict__.pop("forward", None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a module in the trial."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Tensor
+
+    def mixes(self, module: nn.Module) -> bool:
+        """True if the output of later tokens changes with the first ones."""
+        hidden = self.args[0] if self.args else self.kwargs["hidden_states"]
+        changed = hidden.clone()
+        changed[:, :CHANGED] = hidden[:, :CHANGED].flip(2) + hidden.abs().mean() + 0.5
+        args, kwargs = self.args, self.kwargs
+        if args:
+            args = (changed, *args[1:])
+        else:
+            kwargs = {**kwargs, "hidden_states": changed}
+        after = _first(module(*args, **kwargs))
+        assert after is not None
+        moved = (after - self.out)[:, CHANGED:].abs().max()
+        return bool(moved > MOVED * self.out.abs().max())
+
+
+@torch.no_grad()
+def find_mixers(model: nn.Module, inner: nn.Module) -> Iterator[str]:
+    """Names of the layers that mix tokens without attention of ours, by a trial of a few tokens.
+
+    Of nested layers the name is of the one inside a block: a layer that mixes, and whose children that mix explain it.
+    """
+    calls: dict[nn.Module, _Call] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        given, made = args[0] if args else kwargs.get("hidden_states"), _first(out)
+        if made is not None and isinstance(given, Tensor) and all(map(_per_token, (given, made))):
+            calls.setdefault(module, _Call(args, kwargs, made.clone()))
+
+    hooks = [m.register_forward_hook(note, with_kwargs=True) for m in inner.modules() if m is not inner]
+    modes = {module: module.training for module in model.modules()}
+    device = next(model.parameters()).device
+    ids = torch.arange(3, 3 + LENGTH, device=device)[None]
+    try:
+        model.eval()
+        with noted() as attending:
+            model(input_ids=ids, use_cache=False)
+        for hook in hooks:
+            hook.remove()
+        names = {module: name for name, module in inner.named_modules()}
+        yield from (names[module] for module in _outermost(inner, calls, attending))
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def _outermost(module: nn.Module, calls: dict[nn.Module, _Call], attending: set[nn.Module]) -> Iterator[nn.Module]:
+    """The outermost layers below a module that mix tokens and hold no attention of ours, or their children that do."""
+    for child in module.children():
+        if attending.isdisjoint(child.modules()) and child in calls:
+            if calls[child].mixes(child):
+                parts = [part for part in child.children() if part in calls and calls[part].mixes(part)]
+                yield from parts or [child]
+        elif child not in attending:
+            yield from _outermost(child, calls, attending)
+
+
+def _first(out: Any) -> Tensor | None:
+    first = out[0] if isinstance(out, tuple | list) and out else out
+    return first if isinstance(first, Tensor) else None
+
+
+def _per_token(x: Tensor) -> bool:
+    """True for (1, LENGTH, width) of numbers."""
+    return x.dim() == 3 and x.shape[:2] == (1, LENGTH) and x.is_floating_point()

@@ -1,0 +1,101 @@
+"""Models of transformers, made ready for flat batches."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from unpad.errors import RecipeError, is_memory_error
+from unpad.hf.attention import NAME
+from unpad.hf.loader import collate
+from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
+from unpad.proof.foreign.model import base_of, untouched
+
+TRIAL = (5, 3, 6)  # lengths of the sequences of a first flat batch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that `prepare` made ready.
+
+    Args:
+        model: what is called: the model of transformers, or the one of peft around it.
+        inner: the model of transformers.
+        attention: name of the attention that its layers use: "unpad", or another where they cannot use that.
+        mixers: names of the layers that are isolated.
+    """
+
+    model: nn.Module
+    inner: PreTrainedModel
+    attention: str
+    mixers: tuple[str, ...]
+
+
+def prepare(model: nn.Module) -> Prepared:
+    """Make a model ready for flat batches: attention "unpad", boundaries for every layer, isolated mixers.
+
+    Layers that raise with attention "unpad" keep their own, and are isolated like mixers. Called again it changes
+    nothing. Whether the model then keeps sequences apart is for the proof to say.
+
+    Args:
+        model: a causal model of transformers, or one of peft around it.
+
+    Raises:
+        RecipeError: neither of them, or it computes no flat batch.
+    """
+    inner = base_of(model)
+    if not isinstance(inner, PreTrainedModel):
+        raise RecipeError(
+            f"{type(model).__name__} is no model of transformers", fix="pass a PreTrainedModel or a PeftModel of one"
+        )
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(hook, Boundaries):
+            return Prepared(model, inner, _attention(inner), hook.isolated)
+    before, reason = _attention(inner), ""
+    for attention in dict.fromkeys((NAME, before if before != NAME else "sdpa", "eager")):
+        with suppress(ValueError):  # the family has attention of its own alone
+            inner.set_attn_implementation(attention)
+        boundaries = Boundaries(_takes_cache(inner))
+        handle: RemovableHandle | None = None
+        try:
+            boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
+            handle = model.register_forward_pre_hook(boundaries, with_kwargs=True)
+            _try(model)
+            return Prepared(model, inner, _attention(inner), boundaries.isolated)
+        except Exception as error:
+            if is_memory_error(error):
+                raise
+            reason = reason or f"{type(error).__name__}: {error}"
+            join_mixers(inner, boundaries.isolated)
+            if handle is not None:
+                handle.remove()
+    inner.set_attn_implementation(before)
+    raise RecipeError(
+        f"{type(inner).__name__} computes no flat batch: {reason}", fix="train it on padded batches, one sequence a row"
+    )
+
+
+@torch.no_grad()
+def _try(model: nn.Module) -> None:
+    """Compute a flat batch of a few tokens; the model's state stays as it is."""
+    device = next(model.parameters()).device
+    rows = [{"input_ids": torch.arange(3, 3 + length)} for length in TRIAL]
+    batch = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in collate(rows).items()}
+    with untouched(model):
+        model.eval()
+        model(**{name: one for name, one in batch.items() if name != "labels"})
+
+
+def _takes_cache(inner: PreTrainedModel) -> bool:
+    parameters = inspect.signature(inner.forward).parameters.values()
+    return any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _attention(inner: PreTrainedModel) -> str:
+    return str(inner.config._attn_implementation)
