@@ -129,7 +129,7 @@ class Conversation:
         seed = self._settings.seed + (self._num_replies if self._advance_seed else 0)
         self._num_replies += 1
         pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, seed)
-        user = self._template.user
+        user = "" if self._tokenizer.chat is not None else self._template.user  # a chat template has stop ids instead
         said = ""
         try:
             for piece in until(pieces, [user, self._template.separator + user] if user else []):
@@ -296,7 +296,7 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
     run = load(name, overrides)
 
     def check(text: str) -> str:
-        check_system(run.recipe, text)
+        check_system(run.recipe, run.tokenizer, text)
         return system_note(run.num_system) if text else ""
 
     def warn(line: str) -> None:

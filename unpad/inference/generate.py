@@ -56,8 +56,8 @@ def complete(
     seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
-    eos_id, banned = tokenizer.eos_id, control_ids(tokenizer)
-    all_ids = generate(model, prompts, settings, eos_id=eos_id, banned=banned, precision=precision, seeds=seeds)
+    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
+    all_ids = generate(model, prompts, settings, eos_id=stops, banned=banned, precision=precision, seeds=seeds)
     limits = token_limits(model, token_lists(prompts), settings)
     return [
         Completion(ids, tokenizer.decode(ids), _why_finished(len(ids), limit, settings))
@@ -70,16 +70,16 @@ def generate(
     prompts: Prompts,
     settings: GenerateSettings,
     *,
-    eos_id: int,
+    eos_id: int | Sequence[int],
     banned: Sequence[int] = (),
     precision: Precision = "fp32",
     seeds: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Continue every prompt until EOS, max_new_tokens or the end of the model's context.
+    """Continue every prompt until EOS or another stop, max_new_tokens or the end of the model's context.
 
     Args:
         prompts: token ids, none empty.
-        eos_id: the token that ends a sequence; not part of the result.
+        eos_id: the token that ends a sequence, or several; not part of the result.
         banned: ids that are never generated.
         seeds: seed of each prompt's draws; by default settings.seed for all, so that a prompt gets what it gets alone.
 
@@ -88,7 +88,8 @@ def generate(
             temperature; a model that is not causal.
         NonFiniteError: the model's scores are NaN or infinite.
     """
-    steps = _steps(model, prompts, settings, eos_id, banned, seeds)
+    stops = [eos_id] if isinstance(eos_id, int) else eos_id
+    steps = _steps(model, prompts, settings, stops, banned, seeds)
     all_rows, all_tokens = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     with _running(model, precision):
         for rows, tokens in steps:
@@ -115,7 +116,8 @@ def stream(
         seed: of the draws; default settings.seed.
     """
     seeds = None if seed is None else [seed]
-    steps = _steps(model, [prompt_ids], settings, tokenizer.eos_id, control_ids(tokenizer), seeds)
+    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
+    steps = _steps(model, [prompt_ids], settings, stops, banned, seeds)
     decoder = DecodeStream(tokenizer)
     while True:
         with _running(model, precision, decoder):  # entered per step: between two the caller computes in its own modes
@@ -140,7 +142,12 @@ def token_lists(prompts: Prompts) -> Sequence[Sequence[int]]:
 
 def control_ids(tokenizer: Tokenizer) -> list[int]:
     """Ids of control tokens that are never generated (BOS, PAD)."""
-    return sorted({tokenizer.pad_id, tokenizer.bos_id} - {tokenizer.eos_id})
+    return sorted({tokenizer.pad_id, tokenizer.bos_id} - tokenizer.stop_ids)
+
+
+def banned_ids(model: Generates, tokenizer: Tokenizer) -> list[int]:
+    """Ids that are never generated: control tokens, and rows of the model that are no token."""
+    return [*control_ids(tokenizer), *range(tokenizer.vocab_size, model.vocab_size)]
 
 
 def token_limits(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
@@ -222,7 +229,7 @@ def _steps(
     model: Generates,
     prompts: Prompts,
     settings: GenerateSettings,
-    eos_id: int,
+    stop_ids: Sequence[int],
     banned: Sequence[int],
     seeds: Sequence[int] | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -232,10 +239,10 @@ def _steps(
     if not len(texts):
         return iter(())
     if settings.beams > 1:
-        return _beam_steps(model, prompts, settings, eos_id, banned)
+        return _beam_steps(model, prompts, settings, stop_ids, banned)
     seeds = [settings.seed] * len(texts) if seeds is None else seeds
     assert len(seeds) == len(texts), "one seed per prompt"
-    return _sample_steps(model, prompts, settings, eos_id, banned, seeds)
+    return _sample_steps(model, prompts, settings, stop_ids, banned, seeds)
 
 
 def _check(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> None:
@@ -272,7 +279,7 @@ def _sample_steps(
     model: Generates,
     prompts: Prompts,
     settings: GenerateSettings,
-    eos_id: int,
+    stop_ids: Sequence[int],
     banned: Sequence[int],
     seeds: Sequence[int],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -289,7 +296,7 @@ def _sample_steps(
         else:
             uniform = torch.tensor([generators[row].random() for row in rows.tolist()], dtype=torch.float64)
             tokens = sample(logits.cpu().double(), settings, uniform)
-        going = tokens.numpy() != eos_id
+        going = ~np.isin(tokens.numpy(), stop_ids)
         yield rows[going], tokens.numpy()[going]
         live = going & (limits[rows] > step)
         if not live.any():
@@ -424,7 +431,7 @@ class _Beams:
 
 
 def _beam_steps(
-    model: Generates, prompts: Prompts, settings: GenerateSettings, eos_id: int, banned: Sequence[int]
+    model: Generates, prompts: Prompts, settings: GenerateSettings, stop_ids: Sequence[int], banned: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Search for the text of highest log probability per token; yield each prompt's as it becomes known.
 
@@ -451,7 +458,7 @@ def _beam_steps(
     hidden = hidden[copies.to(hidden.device)]
     for step in count(1):
         log_probs = scores.of(hidden).double().log_softmax(-1).cpu().unflatten(0, (-1, width))
-        beams, parents = _extend(beams, log_probs, step, eos_id)
+        beams, parents = _extend(beams, log_probs, step, stop_ids)
         done = (beams.best >= beams.sums[:, 0] / beams.limits) | (beams.limits == step)
         for row in done.nonzero()[:, 0].tolist():
             text = beams.best_texts[row, : beams.best_lengths[row]].numpy()
@@ -467,7 +474,7 @@ def _beam_steps(
         hidden = advance(model, cache, tokens)
 
 
-def _extend(beams: _Beams, log_probs: Tensor, step: int, eos_id: int) -> tuple[_Beams, Tensor]:
+def _extend(beams: _Beams, log_probs: Tensor, step: int, stop_ids: Sequence[int]) -> tuple[_Beams, Tensor]:
     """Extend every text by its likeliest tokens.
 
     Args:
@@ -478,11 +485,13 @@ def _extend(beams: _Beams, log_probs: Tensor, step: int, eos_id: int) -> tuple[_
     """
     width, vocab = log_probs.shape[1:]
     totals = (beams.sums[:, :, None] + log_probs).flatten(1)
-    # Every beam has one EOS, so twice as many candidates hold enough that go on.
-    sums, flat = totals.topk(min(2 * width, totals.shape[1]), -1)  # (num_live, candidates), descending
+    # Every beam has so many ends, so these candidates hold enough that go on.
+    sums, flat = totals.topk(
+        min((1 + len(stop_ids)) * width, totals.shape[1]), -1
+    )  # (num_live, candidates), descending
     parents, tokens = flat // vocab, flat % vocab
     texts = torch.cat([_rows(beams.texts, parents), tokens[:, :, None]], -1)
-    ends = tokens == eos_id
+    ends = torch.isin(tokens, torch.tensor(stop_ids))
 
     ending, which = torch.where(ends, sums, -math.inf).max(-1)
     beams = _with_best(beams, ending / step, texts, which, torch.full_like(beams.best_lengths, step - 1))

@@ -67,32 +67,43 @@ def encode(recipe: Recipe, tokenizer: Tokenizer, text: str, system: str = "") ->
 
     Raises:
         RecipeError: there is a system text, and the run's prompts have no place for one.
+        SourceError: the chat template of an imported model refuses the conversation.
     """
     lost = lost_of(tokenizer, [text, system])
-    if not recipe.data.chat:
-        check_system(recipe, system)
+    if not reads_chat(recipe, tokenizer):
+        check_system(recipe, tokenizer, system)
         return Prompt(text, "", [tokenizer.bos_id, *tokenizer.encode_batch([text])[0]], lost)
-    turns = opening(recipe, system)
+    turns = opening(recipe, tokenizer, system)
     return Prompt(text, system, encode_prompt([*turns, Turn("user", text)], tokenizer, recipe.data.template), lost)
 
 
-def opening(recipe: Recipe, system: str) -> list[Turn]:
+def reads_chat(recipe: Recipe, tokenizer: Tokenizer) -> bool:
+    """True if prompts are messages of a conversation: of a run that was trained on some, or of an imported chat model
+    that was trained on nothing else here."""
+    return bool(recipe.data.chat) or (tokenizer.chat is not None and not recipe.data.text)
+
+
+def opening(recipe: Recipe, tokenizer: Tokenizer, system: str) -> list[Turn]:
     """The system turn that begins a conversation; no turn without a text.
 
     Raises:
         RecipeError: as `check_system`.
     """
-    check_system(recipe, system)
+    check_system(recipe, tokenizer, system)
     return [Turn("system", system)] if system else []
 
 
-def check_system(recipe: Recipe, system: str) -> None:
+def check_system(recipe: Recipe, tokenizer: Tokenizer, system: str) -> None:
     """Refuse a system text where no prompt has a place for it.
 
     Raises:
         RecipeError: the run continues plain texts, or its template has no prefix for system messages.
+        SourceError: the chat template of an imported model refuses it.
     """
     template = recipe.data.template
+    if system and reads_chat(recipe, tokenizer) and tokenizer.chat is not None:
+        tokenizer.chat.prompted([Turn("system", system), Turn("user", "?")])
+        return
     if system and not recipe.data.chat:
         what, fix = "this run was trained on no conversations, so it reads no system text", "leave --system out"
         raise RecipeError(what, where="data.chat", fix=fix)

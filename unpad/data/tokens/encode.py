@@ -4,7 +4,8 @@
     chat   BOS prefix message [separator prefix message]  EOS after every reply; loss on replies and their EOS
 
 Prefixes, separators and messages are encoded separately, so no tokenizer can merge across them. Only this module adds
-special ids: text that looks like a special token is ordinary text.
+special ids: text that looks like a special token is ordinary text. A tokenizer with a chat template of its own encodes
+conversations by that (`chat_encode.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from itertools import pairwise
 import numpy as np
 
 from unpad.data.sources.example import Example, Turn
+from unpad.data.tokens.chat_encode import encode_chat, encode_chat_prompt
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError
 from unpad.recipes.data import Template
@@ -115,7 +117,13 @@ def encode_examples(
 
 
 def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Template) -> list[int]:
-    """Encode a conversation up to the beginning of the next reply, exactly as in training."""
+    """Encode a conversation up to the beginning of the next reply, exactly as in training.
+
+    Raises:
+        SourceError: the chat template of the tokenizer refuses the conversation.
+    """
+    if tokenizer.chat is not None:
+        return encode_chat_prompt(turns, tokenizer)
     fixed = _encode_fixed(tokenizer, template)
     ids: list[int] = []
     contents, _ = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
@@ -141,7 +149,7 @@ def template_texts(template: Template) -> list[str]:
 
 def lossy_texts(tokenizer: Tokenizer, template: Template) -> tuple[str, ...]:
     """Strings of the template of which the tokenizer loses characters, so that roles may look alike."""
-    texts = template_texts(template)
+    texts = [] if tokenizer.chat is not None else template_texts(template)
     return tuple(text for text, lost in zip(texts, tokenizer.encode_counted(texts)[1], strict=True) if lost)
 
 
@@ -216,7 +224,14 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     loss, lengths, following = bytearray(), [], iter(contents)
     for example in part:
         before = len(ids)
-        _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
+        if job.tokenizer.chat is None or example.turns[0].role == "text":
+            _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
+        else:
+            own, counts = encode_chat(example, job.tokenizer)
+            ids += own
+            loss += counts
+            for _ in example.turns:
+                next(following)
         lengths.append(len(ids) - before)
     tokens = np.array(ids, token_dtype(job.tokenizer.vocab_size))
     return Encoded(tokens, np.frombuffer(loss, np.bool_), lengths, _lost_text(part, lost))

@@ -7,8 +7,9 @@ A text becomes ordinary ids only: no special id is added, and a text that spells
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,12 +18,14 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from unpad.data.sources.files import unreadable
+from unpad.data.tokens.chat_template import ChatTemplate
 from unpad.data.tokens.lost import uncovered
 from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
 
 MAX_TOKENIZER_BYTES = 1 << 28
+IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
 CHARS_PER_CALL = 500_000  # texts per call of the library, whose own records take about 100 bytes per token
 
@@ -51,6 +54,14 @@ class Tokenizer(Protocol):
     def bos_id(self) -> int: ...
     @property
     def eos_id(self) -> int: ...
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a reply: EOS, and others of a model that was imported."""
+
+    @property
+    def chat(self) -> ChatTemplate | None:
+        """Template of conversations that came with an imported model; None: that of the recipe."""
+
     @property
     def pieces(self) -> tuple[bytes, ...] | None:
         """Bytes of each id, b"" for a special one; None if they depend on the neighbours."""
@@ -145,16 +156,28 @@ class LibraryTokenizer:
         fields: the JSON object it was read from.
         pad, bos, eos: names of those tokens.
         added: those of the three that were missing in the file; their ids come after the vocabulary.
+        imported: what the folder of the tokenizer says besides, in the form of `with_import`.
     """
 
     def __init__(
-        self, library: tokenizers.Tokenizer, fields: dict[str, Any], pad: str, bos: str, eos: str, added: list[str]
+        self,
+        library: tokenizers.Tokenizer,
+        fields: dict[str, Any],
+        pad: str,
+        bos: str,
+        eos: str,
+        added: list[str],
+        imported: dict[str, Any],
     ) -> None:
         library.encode_special_tokens = True  # "encode" as in: as text
-        self._library, self.added = library, added
+        self._library, self.added, self._imported = library, added, imported
         vocabulary: dict[str, int] = library.get_vocab(with_added_tokens=True)
         self.pad_id, self.bos_id, self.eos_id = vocabulary[pad], vocabulary[bos], vocabulary[eos]
         self.vocab_size = max(vocabulary.values()) + 1
+        stops = imported.get("stops", [eos])
+        self.stop_ids = frozenset(vocabulary[name] for name in stops)
+        source = imported.get("chat_template")
+        self.chat = None if source is None else ChatTemplate(source, imported["names"], stops)
         special = {token["content"] for token in fields["added_tokens"] if token["special"]}
         self.special_ids = frozenset(vocabulary[name] for name in special)
         # The unknown token is special too, but some files use it for texts that they cannot spell.
@@ -258,7 +281,68 @@ class LibraryTokenizer:
             return str(self._library.decode(list(ids), skip_special_tokens=True))
 
     def to_bytes(self) -> bytes:
+        return with_import(self._library.to_str().encode(), self._imported) if self._imported else self.plain_bytes()
+
+    def plain_bytes(self) -> bytes:
+        """The tokenizer.json that other programs read."""
         return self._library.to_str().encode()
+
+    def encode_marked(self, text: str, plain: Sequence[slice], cuts: Collection[int]) -> tuple[list[int], list[slice]]:
+        """Encode the text of a template, whose special strings become special tokens.
+
+        Args:
+            plain: parts in which special strings are ordinary text; in order.
+            cuts: places that no token reaches across.
+
+        Returns:
+            The ids, and the characters that each stands for.
+
+        Raises:
+            SourceError: as `encode_batch`.
+        """
+        ids: list[int] = []
+        places: list[slice] = []
+        inside = [part for part in plain if any(name in text[part] for name in self._control)]
+        bounds = sorted({0, len(text), *cuts, *(end for part in inside for end in (part.start, part.stop))})
+        for start, stop in pairwise(bounds):
+            is_plain = any(part.start <= start and stop <= part.stop for part in inside)
+            if is_plain:
+                (own,) = self.encode_batch([text[start:stop]])
+                ids += own
+                places += [slice(start, stop)] * len(own)
+                continue
+            with _library_errors("the tokenizer fails on a text"):
+                item = self._marking.encode(text[start:stop], add_special_tokens=False)
+            ids += item.ids
+            places += [slice(start + first, start + last) for first, last in item.offsets]
+        return ids, places
+
+    def refuse_special(self, texts: Iterable[str]) -> None:
+        """Refuse messages that spell special tokens, where a template does not show which part of its text they are.
+
+        Raises:
+            SourceError: names the token.
+        """
+        for text in texts:
+            for name in self._control:
+                if name in text:
+                    what = f"a message spells the special token {name}, and the chat template changes messages"
+                    raise SourceError(what, fix="remove it from the message")
+
+    @cached_property
+    def _marking(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer with special strings as special tokens; a setting of its own would be shared."""
+        return tokenizers.Tokenizer.from_str(self._library.to_str())
+
+
+def with_import(data: bytes, imported: dict[str, Any]) -> bytes:
+    """A tokenizer.json with what its folder says besides.
+
+    Args:
+        imported: pad, bos and eos, names of tokens; stops, names of those that end a reply; chat_template, or None;
+            names of special tokens in it, such as bos_token.
+    """
+    return json.dumps({**json.loads(data), IMPORTED: imported}, ensure_ascii=False).encode()
 
 
 class DecodeStream:
@@ -304,11 +388,14 @@ def _open_library(data: bytes) -> LibraryTokenizer:
     """Read a tokenizer.json, mark its pad, bos and eos as special and add those it lacks."""
     with _library_errors("not a tokenizer.json that the tokenizers library can read"):
         fields = json.loads(data)
-        vocabulary = tokenizers.Tokenizer.from_str(data.decode()).get_vocab(with_added_tokens=True)
+        imported: dict[str, Any] = fields.pop(IMPORTED, {})
+        whole = json.dumps(fields, ensure_ascii=False) if imported else data.decode()
+        vocabulary = tokenizers.Tokenizer.from_str(whole).get_vocab(with_added_tokens=True)
         fields["truncation"] = fields["padding"] = None  # the plan alone truncates and pads
-        eos = _first(EOS_NAMES, vocabulary)
-        bos = _first(BOS_NAMES, vocabulary)
-        pad = _first([name for name in PAD_NAMES if name not in (eos, bos)], vocabulary)
+        eos = imported.get("eos") or _first(EOS_NAMES, vocabulary)
+        bos = imported.get("bos") or _first(BOS_NAMES, vocabulary)
+        pads = [name for name in PAD_NAMES if name not in (eos, bos)]
+        pad = imported.get("pad") or _first(pads, vocabulary)
         added = [name for name in (pad, bos, eos) if name not in vocabulary]
         entries = {token["content"]: token for token in fields.get("added_tokens") or []}
         next_id = max(vocabulary.values(), default=-1) + 1
@@ -322,7 +409,7 @@ def _open_library(data: bytes) -> LibraryTokenizer:
         loaded = library.get_vocab(with_added_tokens=True)
         if len(set(loaded.values())) != len(loaded) or min(loaded.values()) < 0:
             raise ValueError("two tokens share an id")
-        return LibraryTokenizer(library, fields, pad, bos, eos, added)
+        return LibraryTokenizer(library, fields, pad, bos, eos, added, imported)
 
 
 @contextmanager

@@ -52,6 +52,8 @@ class WordTokenizer:
 
     kind = "words"
     pad_id, bos_id, eos_id = 0, 2, 3
+    stop_ids = frozenset({3})
+    chat = None
 
     def __init__(self, tokens: Sequence[str], reserved: Sequence[str] = ()) -> None:
         first = FIRST_TOKEN + len(reserved)
