@@ -9,7 +9,10 @@ from torch.nn import functional as F
 
 from tests.conftest import random_batch, tiny_model
 from unpad.models.contract import WEIGHTS
+from unpad.nn import linear
 from unpad.nn.linear import Linear, computing_copy, keep_copies, round_rows
+from unpad.nn.native import library
+from unpad.nn.norm import Norm
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
@@ -23,10 +26,10 @@ def test_values_and_gradients_are_those_of_autocast(num_rows: int) -> None:
     layer, x = Linear(16, 24), torch.randn(num_rows, 16)
     grad = torch.randn(num_rows, 24).to(BF16)
     found = []
-    for linear in (layer, lambda x: F.linear(x, layer.weight, layer.bias)):
+    for product in (layer, lambda x: F.linear(x, layer.weight, layer.bias)):
         inputs = x.clone().requires_grad_()
         with torch.autocast("cpu", BF16):
-            y = linear(inputs)
+            y = product(inputs)
         found.append((y, *torch.autograd.grad(y, [inputs, layer.weight, layer.bias], grad)))
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0.02, atol=0.02 * max(1, num_rows**0.5 / 3))
@@ -84,3 +87,43 @@ def test_copies_follow_every_update_of_the_optimizer() -> None:
                 assert torch.equal(copy, parameter.to(BF16)), name
                 assert computing_copy(parameter, BF16) is copy
         assert train_step(model, [batch], optimizer, weights=WEIGHTS, precision="bf16", clip=1.0).updated
+
+
+class Quantized(torch.Tensor):
+    """Stands for weights in another form than numbers in memory."""
+
+
+@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+def test_kernels_get_no_address_of_a_weight_that_is_not_its_memory() -> None:
+    layer, norm, x = Linear(16, 24), Norm("rmsnorm", 16, 1e-6), torch.randn(3, 16)
+    with torch.no_grad():
+        wanted = layer(x), norm(x)[1]
+        for module in (layer, norm):
+            module.weight = nn.Parameter(module.weight.as_subclass(Quantized))
+            assert not library.is_plain(module.weight)
+        calls: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linear, "small_linear", lambda *_: calls.append("linear"))
+            patch.setattr("unpad.nn.norm.add_norm", lambda *_, **__: calls.append("norm"))
+            found = layer(x), norm(x)[1]
+    assert calls == []
+    for got, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(got.as_subclass(torch.Tensor), right, rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError, match="a Quantized has none of its own"):
+        library.pointer(layer.weight)
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_frozen_weight_in_bf16_computes_as_its_copy_does(num_rows: int) -> None:
+    torch.manual_seed(0)
+    layer, x = Linear(16, 24).requires_grad_(False), torch.randn(num_rows, 16)
+    low = Linear(16, 24).requires_grad_(False).bfloat16()
+    low.load_state_dict(layer.state_dict())
+    for grad in (False, True):
+        found = []
+        for one in (layer, low):
+            inputs = x.clone().requires_grad_(grad)
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", BF16):
+                y = one(inputs)
+            found.append((y, *(torch.autograd.grad(y.sum(), inputs) if grad else ())))
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

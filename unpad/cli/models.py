@@ -14,6 +14,19 @@ from unpad.cli.output import print_json, print_lines
 verbs = typer.Typer()
 
 
+@verbs.command(epilog="Example: unpad merge tuned --out runs/merged")
+def merge(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="Directory of the new run.")],
+    debug: Debug = False,
+) -> None:
+    """Write a run with adapters as a plain run, which needs neither peft nor the run it was tuned from."""
+    from unpad.run.kept import what_next
+    from unpad.run.merge import merge_run
+
+    print_lines(what_next(merge_run(run, out)))
+
+
 @verbs.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
 def evaluate(
     run: RunArgument,

@@ -25,7 +25,8 @@ from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
-from unpad.run.checkpoint import newest_weights, put_weights
+from unpad.run.base import run_weights
+from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import read_log
@@ -166,7 +167,7 @@ def generation_precision(settings: GenerateSettings) -> Precision:
 
 
 def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
-    """Open a run's best model, ready to use.
+    """Open a run's best model, ready to use; adapters are merged into it.
 
     Args:
         name: run directory, or its name under runs/.
@@ -177,6 +178,6 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
     model.trained = Objective.of(model, stages_of(recipe)[-1].recipe.losses).weights
-    weights, state = newest_weights(folder)
+    weights, state = run_weights(folder)
     put_weights(model, weights, str(folder))
     return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])

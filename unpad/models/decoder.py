@@ -255,7 +255,7 @@ class Decoder(Generates, LearnsPreferences):
         return hidden
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        embedded: Tensor = self.embed(ids)  # (total_tokens, width)
+        embedded = widened(self.embed(ids))  # (total_tokens, width); a frozen embedding may be in bf16
         return embedded if self.config.embed_scale == 1.0 else embedded * self.config.embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -77,7 +77,8 @@ def computing_copy(parameter: Tensor, dtype: torch.dtype) -> Tensor:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias of one dtype; few rows without gradient, as in decoding, have a separate kernel."""
-    if not torch.is_grad_enabled() and len(x) <= MAX_ROWS and library.runs(x):
+    few = not torch.is_grad_enabled() and len(x) <= MAX_ROWS
+    if few and library.runs(x) and library.is_plain(weight) and library.is_plain(bias):
         return small_linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
@@ -87,8 +88,9 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
-        if self.weight.dtype == dtype:
-            return product(x, self.weight, self.bias)
+        # A frozen weight may be in low precision itself; with a gradient its products have rounded rows too.
+        if self.weight.dtype == dtype and (dtype.itemsize > 2 or not torch.is_grad_enabled()):
+            return product(x.to(dtype), self.weight, self.bias)
         if not torch.is_grad_enabled():
             bias = None if self.bias is None else computing_copy(self.bias, dtype)
             return product(x.to(dtype), computing_copy(self.weight, dtype), bias)

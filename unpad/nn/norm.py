@@ -17,7 +17,8 @@ from unpad.nn.precision import wide_dtype, widened
 
 def _runs_native(residual: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     wide = wide_dtype(dtype)
-    return residual.device.type == "cpu" and residual.dtype == weight.dtype == wide and library.computes(dtype)
+    fits = residual.device.type == "cpu" and residual.dtype == weight.dtype == wide and library.is_plain(weight)
+    return fits and library.computes(dtype)
 
 
 class Norm(nn.Module):

@@ -127,7 +127,9 @@ def certify(
         variants = [Variant("joined", [base], [list(range(len(alone)))]), *variants]
     packed, subject = variants[0], Subject(exact, truth, device, claims.outputs)
     _add_exact_lines(lines, subject, variants, base, claims)
-    ran = _add_own_precision_lines(lines, in_own_precision(subject), packed, trained, precision, expected_kernels or ())
+    ran = _add_own_precision_lines(
+        lines, in_own_precision(subject, model), packed, trained, precision, expected_kernels or ()
+    )
     lines.add("further claims", lambda: claims.more_lines(Case(model, alone, base, packed, weights, precision, device)))
     missing = sorted(set(expected_kernels or ()) - ran)
     lines.done += [

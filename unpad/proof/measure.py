@@ -202,9 +202,14 @@ def torch_lines(subject: Subject, variant: Variant) -> list[Line]:
 # --------------------------------------------------------------------------- lines in the run's own precision
 
 
-def in_own_precision(subject: Subject) -> Subject:
-    """The same subject with weights in fp32, as in training."""
-    return replace(subject, model=copy.deepcopy(subject.model).float().to(subject.device).eval())
+def in_own_precision(subject: Subject, given: Model) -> Subject:
+    """The same subject with weights in fp32, as in training, and those in low precision that are frozen in `given`."""
+    model = copy.deepcopy(subject.model).float().to(subject.device).eval()
+    for name, parameter in given.named_parameters():
+        if parameter.dtype.itemsize < 4 and not parameter.requires_grad:
+            own = model.get_parameter(name)
+            own.data = own.data.to(parameter.dtype)
+    return replace(subject, model=model)
 
 
 def error_lines(

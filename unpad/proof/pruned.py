@@ -65,7 +65,7 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weigh
     for name, make in {case.packed.name: lambda: case.packed, **{name: others[name] for name in OTHERS}}.items():
         lines.add(subject.claim(name), partial(made_and_equal, subject, make))
     lines.add(subject.claim(f"{case.packed.name}, torch alone"), lambda: torch_lines(subject, case.packed))
-    own = in_own_precision(subject)
+    own = in_own_precision(subject, model)
     if mode == "soft" and model.config.merge is None:
         # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
         terms = f"{mode}: {case.precision} against fp64"

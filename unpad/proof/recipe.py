@@ -13,6 +13,7 @@ from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.batching.plan import Micro, plan
 from unpad.errors import PlanError, needs_memory
 from unpad.models import lower_sizes
+from unpad.models.adapters import draw_adapters
 from unpad.nn.attention import reaches_all
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
@@ -44,6 +45,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     recipe = load_recipe(name, overrides)
     recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
     setup = prepare_setup(recipe, Path(), None)
+    draw_adapters(setup.model)
     setup.model.label_smoothing = recipe.train.label_smoothing
     sample = _sample(setup)
     pieces, lines = _pieces(setup, sample), Lines()

@@ -105,7 +105,7 @@ def _nearest_field(fault: Fault, values: dict[str, Any]) -> str:
     elif section[0] == "stages" and len(section) == 3:  # sections of a stage are validated as those of the recipe
         known = stage_fields(section[2])
     same = [field for field in elsewhere if field.endswith(f".{name}")]
-    if same and not get_close_matches(name, known, n=1, cutoff=0.5):
+    if same and not get_close_matches(name, known, n=1, cutoff=0.7):
         return "did you mean " + " or ".join(same) + "?"
     return nearest(name, known)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.data import DataSections, Kind
 from unpad.recipes.section import Fault, FaultError, Section, earlier_versions, first_fault
 from unpad.recipes.training import (
@@ -77,6 +78,9 @@ class Recipe(DataSections):
 
     model: Model = Field(
         {"kind": "decoder"}, description="`kind` names the file in models/, which defines the other fields."
+    )
+    lora: LoraSettings | None = Field(
+        None, description="Adapters to train in place of the model's weights, which are those of train.init_from."
     )
     plan: PlanSettings = PlanSettings()
     optim: OptimSettings = OptimSettings()

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.errors import CheckpointError, NonFiniteError, is_memory_error, needs_memory
+from unpad.models.adapters import kept_weights, load_kept
 from unpad.storage import check_space
 
 __all__ = ["State", "load", "load_newest", "save", "save_named"]
@@ -279,7 +280,7 @@ def newest_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
 def put_weights(
     model: torch.nn.Module, weights: dict[str, Tensor], where: str, additions: Sequence[str] = ()
 ) -> list[str]:
-    """Load weights that must fit the model name for name and shape for shape.
+    """Load weights that must fit those that a run keeps of the model, name for name and shape for shape.
 
     Args:
         additions: name patterns (fnmatch) of parameters that may be missing; the model then keeps its own.
@@ -290,7 +291,7 @@ def put_weights(
     Raises:
         CheckpointError: names the first parameter that does not fit.
     """
-    own = model.state_dict()
+    own = kept_weights(model)
     fresh = [name for name in own if name not in weights and any(fnmatch(name, pattern) for pattern in additions)]
     expected = {name: tuple(p.shape) for name, p in own.items() if name not in fresh}
     found = {name: tuple(p.shape) for name, p in weights.items()}
@@ -301,5 +302,5 @@ def put_weights(
                 where=where,
                 fix="use the model section and the tokenizer that these weights were trained with",
             )
-    model.load_state_dict({**{name: own[name] for name in fresh}, **weights})
+    load_kept(model, weights)
     return fresh

@@ -14,6 +14,7 @@ from unpad.recipes.section import earlier_versions
 
 RUNS = Path("runs")
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
+MADE_BY = "made_by"  # in COMMAND: the command that made a run which was not trained, so that it cannot be resumed
 
 
 def find_run(run: str | Path) -> Path:

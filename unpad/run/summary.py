@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import UnpadError
-from unpad.run.folder import list_runs, read_command
+from unpad.run.folder import MADE_BY, list_runs, read_command
 from unpad.run.report.history import METRICS, is_metric, read_log, run_state
 from unpad.run.report.svg import short
 from unpad.terminal.table import WIDTH, cells, wrapped
@@ -64,7 +64,7 @@ def summarize(folder: Path) -> RunSummary:
     except (UnpadError, KeyError, TypeError) as error:
         what = error.what if isinstance(error, UnpadError) else f"{type(error).__name__} in its files"
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
-    command = shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
+    command = saved.get(MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
     started = log[0]["time"] if log else ""
     return RunSummary(folder.name, run_state(folder, log), started, step, heldout, size, command)
 

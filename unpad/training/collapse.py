@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import CollapseError
+from unpad.models.adapters import kept_weights, load_kept
 from unpad.models.contract import HasLatent
 from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
@@ -72,7 +73,7 @@ class CollapseMonitor:
         self._reads = settings.policy != "off" and sample.num_sets > 1
         self._healthy: dict[str, Tensor] = {}
         if self._reads and settings.policy in ("save", "recover"):
-            self._healthy = {name: value.clone() for name, value in model.state_dict().items()}
+            self._healthy = {name: value.clone() for name, value in kept_weights(model).items()}
             weights = {name.removeprefix(HEALTHY): w for name, w in saved.tensors.items() if name.startswith(HEALTHY)}
             for name, value in weights.items():
                 self._healthy[name].copy_(value)
@@ -123,7 +124,7 @@ class CollapseMonitor:
             state.light = light
         if len(signs) <= 1:
             state.healthy_step = step
-            current = self.model.state_dict()
+            current = kept_weights(self.model)
             for name, value in self._healthy.items():
                 value.copy_(current[name])
         message = f"latent {light} at step {step}: " + ("; ".join(signs.values()) or "in use")
@@ -168,7 +169,7 @@ class CollapseMonitor:
     def recover(self, step: int, optimizer: torch.optim.Optimizer) -> str:
         """Load the weights of the last healthy reading, reset the optimizer and lower the weight of the KL term."""
         state = self.state
-        self.model.load_state_dict(self._healthy)
+        load_kept(self.model, self._healthy)
         optimizer.state.clear()
         state.since, state.light, state.streak = step, "green", 0
         state.kl_factor *= self.settings.factor

@@ -17,7 +17,8 @@ from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
 from unpad.models.contract import Generates
 from unpad.recipes.file import load_recipe
-from unpad.run.checkpoint import State, newest_weights, put_weights
+from unpad.run.base import run_weights
+from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor
@@ -101,7 +102,7 @@ def train(
         _take_folder(folder, locked, stack, private=setup.data.private)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []
-        if state is None and settings.train.init_from:
+        if state is None and settings.train.init_from and setup.base is None:
             notes.append(_start_from(setup, find_run(settings.train.init_from)))
         with timers("save"):
             write_run_files(setup, recipe, overrides)
@@ -153,7 +154,7 @@ def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool)
 
 def _start_from(setup: Setup, start: Path) -> str:
     """Load another run's weights and return a log message. Parameters that run lacks keep their initial values."""
-    missing = put_weights(setup.model, newest_weights(start)[0], str(start), setup.model.additions)
+    missing = put_weights(setup.model, run_weights(start)[0], str(start), setup.model.additions)
     parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
     return f"from the weights of {start}" + (f"; initialized, as that run lacks them: {parts}" if missing else "")
 

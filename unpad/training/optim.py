@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import RecipeError
+from unpad.models.adapters import adapter_names
 from unpad.recipes.training import OptimSettings, ParameterGroup
 
 
 def freeze(model: nn.Module, patterns: list[str]) -> int:
-    """Freeze the parameters whose name matches any pattern, and train all others.
+    """Freeze the parameters whose name matches any pattern, and train all others; of an adapted model the adapters.
 
     Returns:
         Number of frozen values.
@@ -25,9 +26,10 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
         RecipeError: a pattern matches no parameter, or no parameter is left to train.
     """
     _check_patterns(model, patterns, "train.freeze")
-    frozen = 0
+    frozen, adapters = 0, set(adapter_names(model))
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(fnmatch(name, pattern) for pattern in patterns))
+        learns = name in adapters or not adapters
+        parameter.requires_grad_(learns and not any(fnmatch(name, pattern) for pattern in patterns))
         frozen += 0 if parameter.requires_grad else parameter.numel()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError("every parameter is frozen", where="train.freeze", fix="leave a parameter to train")

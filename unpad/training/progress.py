@@ -12,7 +12,9 @@ import torch
 
 from unpad import storage
 from unpad.errors import ResumeError
+from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
 from unpad.run import checkpoint
+from unpad.run.base import KEY
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
 from unpad.training.optim import optimizer_tensors
@@ -77,9 +79,16 @@ def save_checkpoint(
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
-    """Save the current weights as the final weights of the current stage; those of the last stage are the run's."""
+    """Save the current weights as the final weights of the current stage; those of the last stage are the run's.
+
+    Adapters that are the run's are also written as a folder for peft.
+    """
     stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
-    checkpoint.save_named(setup.folder / CHECKPOINTS, best_name(setup, stage), _state(setup, progress))
+    state, name = _state(setup, progress), best_name(setup, stage)
+    checkpoint.save_named(setup.folder / CHECKPOINTS, name, state)
+    if setup.recipe.lora is not None and setup.base is not None and name == "best":
+        kept = checkpoint.model_weights(state.tensors)
+        storage.replace_folder(setup.folder / ADAPTER_FOLDER, peft_files(kept, setup.recipe.lora, setup.base.run))
 
 
 def best_name(setup: Setup, stage: StageSetup) -> str:
@@ -99,13 +108,15 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
 
 
 def _state(setup: Setup, progress: Progress) -> checkpoint.State:
-    tensors = checkpoint.model_tensors(setup.model.state_dict())
+    tensors = checkpoint.model_tensors(kept_weights(setup.model))
     values = {
         "progress": progress.to_values(),
         "data": setup.data.fingerprint(),
         "files": dict(setup.data.table.file_hashes),
         "environment": {key: setup.environment[key] for key in DECIDE_BITS},
     }
+    if setup.base is not None:
+        values[KEY] = asdict(setup.base)
     return checkpoint.State(progress.step, tensors, values)
 
 
@@ -134,7 +145,7 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
         Progress of the run, its checkpoint (None if it stopped before its first), and warnings.
 
     Raises:
-        ResumeError: the data changed since the run began.
+        ResumeError: the data, or the base of the adapters, changed since the run began.
         CheckpointError: no checkpoint is valid.
     """
     loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS)
@@ -153,6 +164,12 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
             warnings.append(
                 f"{key} is {setup.environment.get(key)}, was {value}: the run continues, and its bits may differ"
             )
+    if setup.base is not None and state.values[KEY]["sha256"] != setup.base.sha256:
+        raise ResumeError(
+            f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on",
+            where=str(setup.folder),
+            fix="put that run's weights back, or start a new run",
+        )
     _put(setup, state)
     progress = Progress.from_values(state.values["progress"])
     _mend_best(setup, progress)

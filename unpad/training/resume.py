@@ -13,7 +13,7 @@ from unpad.recipes.changes import differences, may_change_on_resume
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import earlier_versions
-from unpad.run.folder import read_command, run_recipe
+from unpad.run.folder import MADE_BY, read_command, run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup, resolved
@@ -29,8 +29,11 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
         Overrides, their resolved recipe, and the recipe that the run saved.
 
     Raises:
-        ResumeError: a field differs that cannot change during a run.
+        ResumeError: a field differs that cannot change during a run, or the run was not trained but made from another.
     """
+    if made_by := read_command(folder).get(MADE_BY):
+        fix = f"start a new run from its weights: train.init_from={folder}"
+        raise ResumeError(f'"{made_by}" made this run, which has no training to continue', where=str(folder), fix=fix)
     saved = resolved(run_recipe(folder))  # written by an earlier version, it may lack fields
     given = {override.partition("=")[0] for override in overrides}
     earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]

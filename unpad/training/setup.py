@@ -14,6 +14,7 @@ from unpad.data.notes import notes
 from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.models import build_model, lower_sizes, model_config
+from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
 from unpad.models.objective import Objective
 from unpad.nn.kernel import runs_native
@@ -21,7 +22,10 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
 from unpad.nn.precision_choice import choose_precision
 from unpad.nn.processor import processor_name
+from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
+from unpad.run.base import Base, fingerprint, start_weights
+from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run
 from unpad.run.kept import open_files
 from unpad.run.timers import Timers
@@ -43,6 +47,7 @@ class Setup:
     device: torch.device
     precision: str
     environment: dict[str, Any]
+    base: Base | None = None  # of the model's adapters
 
 
 def prepare_setup(
@@ -85,6 +90,7 @@ def prepare_setup(
     with timers("build"):
         model = build_model(config, data.num_outputs)
         data.initialize(model)
+        base = None if recipe.lora is None else _adapt(model, recipe, recipe.lora, precision)
         with needs_memory("the model", lower_sizes(config)):
             model = model.to(device)
     environment = {
@@ -103,7 +109,16 @@ def prepare_setup(
         "allocator_reason": allocator_reason,
     }
     resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
-    return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment)
+    return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment, base)
+
+
+def _adapt(model: Model, recipe: Recipe, settings: LoraSettings, precision: Precision) -> Base:
+    """Load the weights of the run that the recipe starts from, and add adapters to the model."""
+    folder, weights = start_weights(recipe)
+    put_weights(model, weights, str(folder))
+    adapt(model, settings)
+    lowered = lower_base(model, DTYPES[precision])
+    return Base(str(folder.resolve()), fingerprint(weights), settings.scaling, precision, lowered)
 
 
 def _kernels(device: torch.device, precision: str, head_dim: int) -> str:
@@ -182,13 +197,20 @@ def describe(setup: Setup) -> list[str]:
     """Describe a run before it starts: its files and data, and its choices with their reasons."""
     environment, threads = setup.environment, setup.environment["threads"]
     parameters = sum(p.numel() for p in setup.model.parameters())
+    weights, adapters = "weights and optimizer in fp32", []
+    if setup.base is not None:
+        num = sum(setup.model.get_parameter(name).numel() for name in adapter_names(setup.model))
+        share = f"{num:,} parameters, {num / parameters:.1%}"
+        adapters = [f"adapters on the weights of {setup.recipe.train.init_from}: {share}"]
+        weights = f"its base in {setup.base.precision}, adapters and optimizer in fp32"
     return [
         *source_lines(setup.recipe),
         *setup.data.lines(),
         *notes(setup.recipe, setup.data),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
-        f"computing in {environment['precision']} ({environment['precision_reason']}), weights and optimizer in fp32; "
+        *adapters,
+        f"computing in {environment['precision']} ({environment['precision_reason']}), {weights}; "
         f"{environment['device']}, {threads} thread{'s' * (threads != 1)}, "
         f"{environment['matmul']} and {environment['blas']}, "
         f"{environment['kernels']}",

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from unpad.errors import RecipeError
 
@@ -147,9 +148,16 @@ def switched_off() -> Iterator[None]:
         _switched_off.reset(token)
 
 
+def is_plain(tensor: Tensor | None) -> bool:
+    """True if the numbers of a tensor are its memory, and for None; classes derived from Tensor may hold them elsewhere
+    or in another form, as quantized weights do."""
+    return tensor is None or type(tensor) in (Tensor, Parameter)
+
+
 def pointer(tensor: Tensor | None) -> int | None:
     """Address of a contiguous tensor's first number, for ctypes; None becomes NULL."""
     if tensor is None:
         return None
+    assert is_plain(tensor), f"kernels read memory, and a {type(tensor).__name__} has none of its own"
     assert tensor.is_contiguous(), "kernels read contiguous memory"
     return tensor.data_ptr()

@@ -1,0 +1,196 @@
+"""A run with adapters keeps the adapters alone, resumes to the bit, knows its base, and becomes a plain run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.shell import Shell
+from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
+from unpad.errors import CheckpointError, RecipeError, ResumeError
+from unpad.inference.loaded import load
+from unpad.models.adapters import ADAPTER
+from unpad.proof.recipe import prove_recipe
+from unpad.run import checkpoint
+from unpad.run.merge import merge_run
+from unpad.run.summary import summarize
+
+pytestmark = pytest.mark.slow
+
+TEXT = "小猫喜欢"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe, its data, and a run `base`."""
+    folder = tmp_path_factory.mktemp("adapters")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        run(
+            recipe := write_toy(folder, data={"chat": []}, stages=[], optim={"lr": 0.01, "schedule": "constant"}),
+            folder / "base",
+            END,
+        )
+        run(recipe, folder / "tuned", *tuning(folder), END)
+    return folder
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the two runs, away from the place that the tuned one names as its base's."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    for name in ("base", "tuned"):
+        shutil.copytree(made / name, tmp_path / name)
+    return tmp_path
+
+
+END = "train.max_steps=7"
+
+
+def tuning(folder: Path, *more: str) -> list[str]:
+    start = f"train.init_from={folder / 'base'}"
+    return [start, "lora.r=3", "lora.dropout=0.1", "train.weights=last", *more]
+
+
+def change_weights(folder: Path) -> None:
+    """Give a run other weights."""
+    best = checkpoint.load(folder / "checkpoints/best")
+    best.tensors["model.norm.weight"] += 1.0
+    checkpoint.save_named(folder / "checkpoints", "best", best)
+
+
+def answers(folder: Path) -> torch.Tensor:
+    """Logits after a text, (vocab_size,)."""
+    from unpad.batching.batch import from_prompts
+
+    loaded = load(folder)
+    with torch.no_grad():
+        batch = from_prompts([loaded.prompt_ids(TEXT)])
+        return loaded.generator.logits(loaded.generator.last_hidden(batch))[0]
+
+
+@pytest.mark.parametrize("more", [["precision=fp32"], ["precision=bf16", "lora.dora=true"]], ids=["fp32", "bf16-dora"])
+def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    recipe, whole, cut = made / "toy.yaml", tmp_path / "whole", tmp_path / "cut"
+    run(recipe, whole, *tuning(made, *more), "train.max_steps=14")
+    run(recipe, cut, *tuning(made, *more), "train.max_steps=8")
+    run(recipe, cut, "train.max_steps=14", resume=True)
+    assert same_tensors(weights(whole), weights(cut))
+    assert rows(whole, "train") == rows(cut, "train")
+    assert all(ADAPTER in name for name in weights(whole))
+
+    from unpad.evaluation.run import evaluate_run
+
+    found = evaluate_run(str(whole), 0, None)[0]["loss"].value
+    assert found == pytest.approx(rows(whole, "eval")[-1]["loss"], rel=1e-6)
+
+
+def test_the_screen_says_what_trains_and_in_which_precision(made: Path, tmp_path: Path, unpad: Shell) -> None:
+    overrides = tuning(made, "train.max_steps=1", "precision=bf16")
+    shown = unpad("train", str(made / "toy.yaml"), "--out", str(tmp_path / "run"), *overrides)
+    lines = [line for line in shown.out.splitlines() if line.startswith(("adapters on", "computing in"))]
+    assert lines[0].startswith(f"adapters on the weights of {made / 'base'}: 600 parameters, ")
+    assert "its base in bf16, adapters and optimizer in fp32" in lines[1]
+
+
+def test_the_recipe_with_adapters_is_proved(made: Path) -> None:
+    certificate = prove_recipe(str(made / "toy.yaml"), tuning(made, END))
+    assert certificate.passed, certificate.lines
+
+
+def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it(
+    copied: Path, made: Path, unpad: Shell
+) -> None:
+    wanted = answers(copied / "tuned")
+    assert float((wanted - answers(copied / "base")).abs().max()) > 1e-3
+    merged = copied / "merged"
+    shown = unpad("merge", str(copied / "tuned"), "--out", str(merged))
+    assert shown.code == 0, shown.err
+    assert f"unpad eval {merged}" in shown.out
+    shutil.rmtree(copied / "base")
+    torch.testing.assert_close(answers(merged), wanted, rtol=1e-5, atol=1e-5)
+    assert weights(merged).keys() == weights(made / "base").keys()
+    evaluated = [json.loads(unpad("eval", str(one), "--json").out)["loss"] for one in (made / "tuned", merged)]
+    assert evaluated[0] == evaluated[1]
+    assert unpad("report", str(merged)).code == 0
+    assert summarize(merged).command == f"unpad merge {copied / 'tuned'}"
+    assert unpad("generate", str(merged), TEXT).out == unpad("generate", str(made / "tuned"), TEXT).out
+    with pytest.raises(ResumeError, match="has no training to continue") as caught:
+        run(made / "toy.yaml", merged, "train.max_steps=9", resume=True)
+    assert caught.value.fix.endswith(f"train.init_from={merged}")
+    run(made / "toy.yaml", copied / "next", f"train.init_from={merged}", "train.max_steps=1")
+
+
+def test_merging_refuses_a_run_without_adapters_and_a_directory_in_use(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="has no adapters"):
+        merge_run(made / "base", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(RecipeError, match="holds a run already"):
+        merge_run(made / "tuned", made / "base")
+
+
+def test_what_is_private_stays_private_when_merged(copied: Path) -> None:
+    (copied / "tuned").chmod(0o700)
+    merged = merge_run(copied / "tuned", copied / "merged")
+    assert merged.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in merged.rglob("*") if path.is_file())
+
+
+def test_the_base_is_found_beside_the_run_and_refused_when_it_is_gone_or_changed(
+    copied: Path, made: Path, tmp_path: Path
+) -> None:
+    state = checkpoint.load(copied / "tuned/checkpoints/best")
+    assert state.values["base"]["run"] == str(made / "base")
+    state.values["base"]["run"] = str(copied / "elsewhere/base")
+    checkpoint.save_named(copied / "tuned/checkpoints", "best", state)
+    torch.testing.assert_close(answers(copied / "tuned"), answers(made / "tuned"), rtol=0, atol=0)
+    change_weights(copied / "base")
+    with pytest.raises(CheckpointError, match="are not those that the adapters were trained on") as caught:
+        load(copied / "tuned")
+    assert caught.value.exit_code == 4
+    shutil.rmtree(copied / "base")
+    with pytest.raises(CheckpointError, match="which is gone"):
+        load(copied / "tuned")
+
+
+def test_a_run_whose_base_changed_is_not_resumed(made: Path, copied: Path) -> None:
+    recipe = made / "toy.yaml"
+    run(recipe, copied / "run", *tuning(copied), "train.max_steps=3")
+    change_weights(copied / "base")
+    with pytest.raises(ResumeError, match="are not those that the adapters were trained on"):
+        run(recipe, copied / "run", "train.max_steps=5", resume=True)
+
+
+def test_adapters_may_be_trained_on_a_run_with_adapters(made: Path, copied: Path) -> None:
+    recipe = made / "toy.yaml"
+    run(recipe, copied / "more", f"train.init_from={made / 'tuned'}", "lora.r=2", "train.max_steps=2")
+    assert events(copied / "more", "finished")
+    assert float((answers(copied / "more") - answers(made / "tuned")).abs().max()) > 0
+    run(recipe, copied / "plain", f"train.init_from={made / 'tuned'}", "train.max_steps=0")
+    torch.testing.assert_close(answers(copied / "plain"), answers(made / "tuned"), rtol=1e-6, atol=1e-6)
+
+
+def test_adapters_without_a_trained_model_are_refused(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="starts from random weights") as caught:
+        run(made / "toy.yaml", tmp_path / "run", "lora.r=2", END)
+    assert caught.value.fix == "name the model's run: train.init_from=RUN"
+
+
+def test_peft_opens_the_folder_of_the_run(made: Path) -> None:
+    from peft import PeftModel
+
+    from unpad.batching.batch import from_prompts
+
+    base = load(made / "base")
+    batch = from_prompts([base.prompt_ids(TEXT)])
+    opened = PeftModel.from_pretrained(base.model, str(made / "tuned/adapter")).eval()
+    with torch.no_grad():
+        found = opened(batch)
+    torch.testing.assert_close(found, load(made / "tuned").model(batch), rtol=1e-5, atol=1e-5)

@@ -1,0 +1,95 @@
+"""The base of a run with adapters: the weights of another run, which stay where they are.
+
+A checkpoint of such a run holds the adapters, and in its values as `base` the other run's folder and the sha256 of its
+weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unpad.errors import CheckpointError, RecipeError
+from unpad.models.adapters import merged
+from unpad.nn.precision import DTYPES, Precision
+from unpad.recipes.recipe import Recipe
+from unpad.run.checkpoint import State, newest_weights
+from unpad.run.folder import RECIPE, find_run
+
+KEY = "base"  # of the record among the values of a checkpoint
+
+
+@dataclass(frozen=True)
+class Base:
+    """Record of a base in the checkpoints of its adapters.
+
+    Args:
+        run: folder of the base's run, absolute.
+        sha256: of its weights.
+        scaling: factor on the adapters' outputs.
+        precision: one of `DTYPES`, in which the weights named by `lowered` were held while the adapters trained.
+    """
+
+    run: str
+    sha256: str
+    scaling: float
+    precision: Precision
+    lowered: list[str]
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
+    """sha256 of weights, over names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def start_weights(recipe: Recipe) -> tuple[Path, dict[str, Tensor]]:
+    """The run that adapters are to be trained on, and its weights.
+
+    Raises:
+        RecipeError: the recipe names no run, or there is none.
+    """
+    if recipe.train.init_from is None:
+        what = "adapters need a trained model, and the recipe starts from random weights"
+        raise RecipeError(what, where="lora", fix="name the model's run: train.init_from=RUN")
+    folder = find_run(recipe.train.init_from)
+    return folder, run_weights(folder)[0]
+
+
+def run_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
+    """Weights of a run as a plain model has them, adapters merged, in fp32; also their checkpoint.
+
+    The best by held-out value, or the newest where nothing was held out.
+
+    Raises:
+        CheckpointError: there is no usable checkpoint, or the base of its adapters is missing or has changed.
+    """
+    kept, state = newest_weights(folder)
+    if KEY not in state.values:
+        return kept, state
+    base = Base(**state.values[KEY])
+    weights, dtype = _base_weights(base, folder), DTYPES[base.precision]
+    lowered = {name: weights[name].to(dtype).to(weights[name].dtype) for name in base.lowered}
+    return merged({**weights, **lowered}, kept, base.scaling), state
+
+
+def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
+    """Weights of a base, from its place or from beside the run's `folder`, where a copy of both may be."""
+    places = [place for place in (Path(base.run), folder.parent / Path(base.run).name) if (place / RECIPE).is_file()]
+    for place in places:
+        weights, _ = run_weights(place)
+        if fingerprint(weights) == base.sha256:
+            return weights
+    if places:
+        what = f"the weights of {places[0]} are not those that the adapters were trained on"
+        raise CheckpointError(what, where=str(folder), fix="put that run's weights back, or tune the new ones")
+    fix = "put that run back, or beside this one"
+    raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)

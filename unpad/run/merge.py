@@ -1,0 +1,56 @@
+"""`unpad merge`: a run with adapters as a plain run, whose weights hold what the adapters add."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+from unpad import storage
+from unpad.errors import RecipeError
+from unpad.run import checkpoint
+from unpad.run.base import KEY, run_weights
+from unpad.run.checkpoint import State, model_tensors
+from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, RECIPE, find_run, read_command, run_recipe
+
+LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html")  # files that are not copied
+
+
+def merge_run(name: str | Path, out: Path) -> Path:
+    """Write a run without adapters that computes what a run with adapters does, and needs neither peft nor its base.
+
+    Its logits differ from the adapted model's by the rounding of fp32. It has the best weights, and cannot be resumed.
+
+    Args:
+        name: run directory, or its name under runs/.
+        out: directory of the new run.
+
+    Returns:
+        `out`.
+
+    Raises:
+        RecipeError: the run has no adapters, or `out` holds a run already.
+        CheckpointError: the base of the adapters is missing or has changed.
+    """
+    folder = find_run(name)
+    if (out / RECIPE).exists():
+        raise RecipeError("the directory holds a run already", where=str(out), fix="choose another --out")
+    recipe, command = run_recipe(folder), read_command(folder)
+    weights, state = run_weights(folder)
+    if KEY not in state.values:
+        raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
+    storage.make_folder(out, private=_is_private(folder))
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name not in LEFT:
+            storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
+    values = {key: value for key, value in state.values.items() if key != KEY}
+    checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(weights), values))
+    command |= {MADE_BY: f"unpad merge {folder}"}
+    storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+    storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
+    return out
+
+
+def _is_private(path: Path) -> bool:
+    """True if only its owner may read a file or enter a folder."""
+    return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
