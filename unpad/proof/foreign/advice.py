@@ -8,7 +8,7 @@ from torch import nn
 
 from unpad.proof.foreign.certificate import Finding, Kind
 from unpad.proof.foreign.measure import Moves
-from unpad.proof.foreign.model import Cached, base_of, config_of
+from unpad.proof.foreign.model import Cached, config_of
 from unpad.proof.foreign.precision import Errors
 from unpad.proof.foreign.update import Labels, Update, count_cut
 
@@ -84,14 +84,13 @@ def _targets(update: Update, labels: Labels) -> str:
 
 def _isolation(model: nn.Module, update: Update) -> str:
     """The likeliest cause of a leak: a mask that covers a whole packed row, positions, the cache, or the model."""
-    name = type(base_of(model)).__name__
     packed = [
         (index, batch)
         for index, batch in enumerate(update.batches)
         if len(rows := [row for _, row, _ in update.places(index)]) > len(set(rows))
     ]
     if not packed:
-        return f"{name} mixes the rows of a batch; one sequence per batch"
+        return "the model mixes the rows of a batch; one sequence per batch"
     index, batch = packed[0]
     mask = batch.rectangle("attention_mask")
     starts = batch.starts()
@@ -105,7 +104,7 @@ def _isolation(model: nn.Module, update: Update) -> str:
     config = config_of(model)
     if batch.inputs.get("use_cache", isinstance(config, Cached) and config.use_cache):
         return "a cache turns the isolation of packed rows off; pass use_cache=False"
-    return f"{name} does not keep the sequences of a row apart; pad on the right, one sequence per row"
+    return "the model does not keep the sequences of a row apart; pad on the right, one sequence per row"
 
 
 def _filler(update: Update) -> str:

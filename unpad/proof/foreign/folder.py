@@ -5,23 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from unpad.errors import ProofError, UnpadError, is_memory_error
 from unpad.proof.foreign import sizes
 from unpad.proof.foreign.certificate import LEAKS, ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Collator, collators
 from unpad.proof.foreign.pairs import prove_callable
-from unpad.proof.foreign.small_model import SmallModel, build_small, quiet, read_config, sample
+from unpad.proof.foreign.small_model import SmallModel, build_small, message_of, quiet, read_config, sample
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, text_table, wrapped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROW_TOKENS = 64  # of packed rows: more than the longest sequence, so that packing need not cut
 QUIET = ("sound", "refused")  # verdicts of batches that train nothing wrong
 HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
 TYPES = ("layer_types", "layers_block_type", "block_types")  # fields with the type of every block
+UNSHIFTED = (
+    "the model does not shift labels: with those of these collators its own loss teaches it to repeat each token. Its "
+    "batches are judged by the loss of the logits"
+)
 PACKAGES = ("transformers", "trl", "torch")
 
 
@@ -169,15 +181,52 @@ def prove_folder(path: Path) -> FolderProof:
 
 
 def prove_small(small: SmallModel, where: str) -> FolderProof:
-    """Prove every way to make batches on a small model."""
+    """Prove every way to make batches on a small model.
+
+    Raises:
+        ProofError: the model does not compute a sequence alone.
+    """
     ways = []
     known = collators(ROW_TOKENS)
     with quiet(), progress("proving", len(known), "ways to make batches") as bar:
-        for collator in known:
-            installed = collator.is_installed
-            ways.append(Way(collator, prove_callable(small.model, collator.collate, sample()) if installed else None))
-            bar.advance()
+        try:
+            subject = small.model if shifts_labels(small.model) else OnlyLogits(small.model)
+            for collator in known:
+                installed = collator.is_installed
+                certificate = prove_callable(subject, collator.collate, sample()) if installed else None
+                ways.append(Way(collator, certificate))
+                bar.advance()
+        except Exception as error:
+            if isinstance(error, UnpadError) or is_memory_error(error):
+                raise
+            what = f"{type(small.model).__name__} does not compute a sequence alone: {message_of(error)}"
+            raise ProofError(what, fix="call unpad.prove_callable with a model that does") from None
+    if subject is not small.model:
+        small = replace(small, notes=(*small.notes, UNSHIFTED))
     return FolderProof(small, where, tuple(ways))
+
+
+class OnlyLogits(nn.Module):
+    """A model that is not asked for its loss, which is then made from the logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: object) -> object:
+        return self.model(**inputs)
+
+
+@torch.no_grad()
+def shifts_labels(model: PreTrainedModel) -> bool:
+    """False if a model takes the label at each position for that position's own target, not for the next one's."""
+    ids = torch.tensor(sample()[:1])
+    output = model(input_ids=ids, labels=ids)
+    if output.loss is None:
+        return True
+    logits = output.logits.float()[0]
+    own, following = F.cross_entropy(logits, ids[0]), F.cross_entropy(logits[:-1], ids[0, 1:])
+    return bool((output.loss - own).abs() >= (output.loss - following).abs())
 
 
 def describe_blocks(small: SmallModel) -> str:

@@ -120,7 +120,7 @@ def build_config(kind: str, fields: Fields, where: str) -> PreTrainedConfig:
             made: PreTrainedConfig = CONFIG_MAPPING[kind].from_dict(given)
     except Exception as error:
         fix = "correct the field, or use the transformers version that wrote the file"
-        raise SourceError(f"{kind} refuses the configuration: {_message(error)}", where=where, fix=fix) from None
+        raise SourceError(f"{kind} refuses the configuration: {message_of(error)}", where=where, fix=fix) from None
     return made
 
 
@@ -144,7 +144,7 @@ def build_small(whole: PreTrainedConfig, notes: tuple[str, ...] = (), seed: int 
                     small, attn_implementation=attention, trust_remote_code=False
                 )
         except Exception as error:
-            refused = _message(error)
+            refused = message_of(error)
             if attention in refused or "attention implementation" in refused:
                 continue
             break
@@ -189,7 +189,7 @@ def _scale(matrix: Tensor, noise: Tensor) -> None:
     matrix.copy_(noise * goal if now < 1e-6 else matrix * (goal / now))
 
 
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """The part of an exception's message that names the cause, on one line."""
     text = re.sub(r"^Class validation error for validator '\w+':\s*", "", str(error))
     text = " ".join(text.split())

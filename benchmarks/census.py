@@ -1,0 +1,341 @@
+"""Census of the causal language models of transformers: which ways to make batches keep sequences apart.
+
+    make census
+    python benchmarks/census.py gpt_oss qwen3_5_text     # these again
+    python benchmarks/census.py --page                   # the page from the saved results alone
+
+A process per class, two at a time. Results are saved in benchmarks/census.json after every class; a run that was
+stopped goes on, and one with other versions begins anew. The page is docs/census.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from census_configs import RELEASED
+
+from unpad.errors import UnpadError
+from unpad.proof.foreign.collators import collators
+from unpad.proof.foreign.folder import ROW_TOKENS, UNSHIFTED, describe_blocks, prove_small, versions
+from unpad.proof.foreign.small_model import build_config, build_small, causal_types, sample
+from unpad.storage import write_atomic
+
+ROOT = Path(__file__).parents[1]
+SAVED, PAGE = ROOT / "benchmarks" / "census.json", ROOT / "docs" / "census.md"
+AT_A_TIME = 2
+SECONDS = 240  # of a class
+WAYS = [way.name for way in collators(ROW_TOKENS)]
+PACKED = ("flattening", "TRL padding_free", "TRL packing bfd")  # what people train with, one row for many sequences
+SHORT = {"leaking": "LEAK", "wrong loss": "loss"}
+
+# Families that leaked without a word in `SFTTrainer(packing=True)` when TRL 1.16 was first measured, one at a time.
+KNOWN = [
+    "gpt_oss",
+    "afmoe",
+    "opt",
+    "bloom",
+    "falcon",
+    "mpt",
+    "xglm",
+    "biogpt",
+    "openai-gpt",
+    "lfm3",
+    "minimax",
+    "jamba",
+]
+KNOWN += ["mamba", "falcon_mamba", "recurrent_gemma", "rwkv"]
+EXPLAINED: dict[str, str] = {}
+
+PAGE_TEXT = """# Census: which causal models keep packed sequences apart
+
+Every causal language model of transformers against every way to make batches, measured on {date} with {versions}, on a
+processor, with the attention that transformers chooses there.
+
+**{headline}**
+
+Each class is made small from its configuration, with one block of each type and random weights, as
+[`unpad prove --hf`](huggingface.md) does; fields that released models have and the defaults of their class lack are in
+`benchmarks/census_configs.py`. {sequences} are computed one at a time, then in the batches of each collator. Logits,
+loss and gradient must agree, no target may be predicted from another sequence or from padding, and changing one
+sequence must not move the logits of another. Computation is in fp64 with bounds of 1e-10; for {num_fp32} classes that
+compute a part in less it is in fp32, with bounds from the model's own rounding. Kernels that read the boundaries of
+sequences (FlashAttention, causal-conv1d, mamba-ssm) are not installed: with them a model may isolate where the table
+says LEAK or refused. Random small weights show structure, not numerics.
+
+Repeat it with `make census`, some ten minutes of two cores, or prove your own: `unpad prove --hf config.json`.
+
+## Summary
+
+{summary}
+
+*sound*: equal to one sequence at a time. *leaking*: a sequence sees another one or padding, without a message.
+*wrong loss*: sequences stay apart, and targets, positions or weights differ. *refused*: an exception.
+
+`padded left` predicts each sequence's first token from padding, since its label is the token, as
+`DataCollatorForLanguageModeling` has it. `flattening` is `DataCollatorWithFlattening`, and `+ seq_idx` its option
+`return_seq_idx`. `+ cache` is a loop of one's own that leaves the models' default `use_cache=True`; Trainer turns it
+off. `TRL packing wrapped` ignores boundaries by design.
+
+## Silent leaks
+
+{leaks}
+
+## Known before
+
+{known}
+
+## Labels that are not shifted
+
+The own loss of these classes takes the label at each position for that position's target: with the labels of any of
+these collators it teaches a model to repeat each token. Their batches are judged by the loss of the logits. {unshifted}.
+
+## All classes
+
+`LEAK` and `loss` (wrong loss) stand with the relative error of the gradient.
+
+{table}
+
+## Not measured
+
+{stopped}
+"""
+
+
+def measure(kind: str) -> dict[str, Any]:
+    """Verdicts of every way to make batches for one class, or the reason why there are none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    found: dict[str, Any] = {"class": NAMES[kind]}
+    begun = time.process_time()
+    try:
+        whole = build_config(kind, RELEASED.get(kind, {}), kind)
+        fields = whole.to_dict()
+        found["packs"] = not (
+            fields.get("is_encoder_decoder") or fields.get("is_decoder") is False or "encoder_layers" in fields
+        )
+        small = build_small(whole)
+        proof = prove_small(small, kind)
+    except UnpadError as error:
+        return {**found, "stopped": error.what}
+    certificates = [way.certificate for way in proof.ways if way.certificate is not None]
+    return {
+        **found,
+        "blocks": describe_blocks(small),
+        "parameters": sum(parameter.numel() for parameter in small.model.parameters()),
+        "attention": small.attention,
+        "precision": certificates[0].precision,
+        "notes": list(proof.notes),
+        "seconds": round(time.process_time() - begun, 1),
+        "ways": {
+            way.collator.name: {
+                "verdict": way.verdict,
+                "gradient": way.measured("gradient"),
+                "loss": way.measured("loss"),
+                "others_move": way.failed("isolation"),
+                "cut": way.measured("cut"),
+                "reason": way.reason,
+            }
+            for way in proof.ways
+        },
+    }
+
+
+class Work(NamedTuple):
+    """A process that measures one class."""
+
+    kind: str
+    process: BaseProcess
+    answer: Connection
+    begun: float
+
+
+def start(kind: str) -> Work:
+    """Fork a process, which has the libraries of this one."""
+    receive, send = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_answer, args=(kind, send))
+    process.start()
+    send.close()
+    return Work(kind, process, receive, time.monotonic())
+
+
+def _answer(kind: str, send: Connection) -> None:
+    try:
+        send.send(measure(kind))
+    except Exception as error:  # a fault of ours or of the class, which the page shows
+        send.send({"stopped": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
+
+
+def finish(work: Work) -> dict[str, Any] | None:
+    """The result of a process that has ended or taken too long, else None."""
+    if not work.answer.poll() and work.process.is_alive() and time.monotonic() - work.begun < SECONDS:
+        return None
+    try:
+        found: dict[str, Any] = work.answer.recv() if work.answer.poll() else {"stopped": f"no end after {SECONDS} s"}
+    except EOFError:
+        found = {"stopped": f"the process ended with code {work.process.exitcode}"}
+    work.process.kill()
+    work.process.join()
+    return found
+
+
+def run(kinds: list[str], results: dict[str, Any]) -> None:
+    """Measure classes, and save the results after each."""
+    import transformers  # so that the processes have it
+    from datasets import Dataset  # noqa: F401
+    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling  # noqa: F401
+
+    assert transformers.__version__ == results["versions"]["transformers"]
+    waiting, working = list(kinds), list[Work]()
+    while waiting or working:
+        while waiting and len(working) < AT_A_TIME:
+            working.append(start(waiting.pop(0)))
+        wait_for([work.answer for work in working], timeout=1)
+        for work in list(working):
+            if (found := finish(work)) is not None:
+                working.remove(work)
+                results["classes"][work.kind] = found
+                write_atomic(SAVED, json.dumps(results, indent=1, sort_keys=True) + "\n")
+                verdicts = Counter(way["verdict"] for way in found.get("ways", {}).values())
+                print(
+                    f"{len(results['classes']):4} {work.kind:28} {found.get('stopped') or dict(verdicts)}", flush=True
+                )
+
+
+def fresh() -> dict[str, Any]:
+    return {"date": datetime.date.today().isoformat(), "versions": versions(), "classes": {}}
+
+
+# --------------------------------------------------------------------------- the page
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page of saved results."""
+    classes: dict[str, Any] = dict(sorted(results["classes"].items()))
+    made = {kind: found for kind, found in classes.items() if "ways" in found}
+    lengths = [len(one) for one in sample()]
+    return PAGE_TEXT.format(
+        date=results["date"],
+        versions=", ".join(f"{name} {number}" for name, number in results["versions"].items()),
+        headline=f"{len(made)} of {len(classes)} classes could be measured. {_headline(made)}",
+        sequences=f"{len(lengths)} sequences of {min(lengths)} to {max(lengths)} tokens",
+        num_fp32=sum(found["precision"] != "fp64" for found in made.values()),
+        summary="\n".join(_summary(made)),
+        leaks="\n".join(_leaks(made)),
+        known="\n".join(_known(made)),
+        unshifted=", ".join(f"`{kind}`" for kind, found in made.items() if UNSHIFTED in found["notes"]),
+        table="\n".join(_table(made)),
+        stopped="\n".join(_stopped(classes)),
+    )
+
+
+def _leaks_in(found: dict[str, Any], names: tuple[str, ...] = PACKED) -> bool:
+    return any(found["ways"][name]["verdict"] == "leaking" for name in names)
+
+
+def _headline(made: dict[str, Any]) -> str:
+    packs = [found for found in made.values() if found["packs"]]
+    trl = sum(_leaks_in(found, PACKED[1:]) for found in packs)
+    flat = sum(_leaks_in(found, PACKED[:1]) for found in packs)
+    right = sum(found["ways"]["padded right"]["verdict"] == "sound" for found in made.values())
+    return (
+        f"Of {len(packs)} decoders, {trl} leak without a word under TRL's packing and {flat} under transformers' flattening. "
+        f"Padding on the right is sound for {right} of {len(made)}."
+    )
+
+
+def _summary(made: dict[str, Any]) -> list[str]:
+    verdicts = ("sound", "leaking", "wrong loss", "cut", "refused")
+    lines = [f"| batches | {' | '.join(verdicts)} |", "|---|" + "---:|" * len(verdicts)]
+    for name in WAYS:
+        counts = Counter(found["ways"][name]["verdict"] for found in made.values())
+        lines.append(f"| {name} | {' | '.join(str(counts[verdict]) for verdict in verdicts)} |")
+    return lines
+
+
+def _leaks(made: dict[str, Any]) -> list[str]:
+    lines = [
+        "Relative error of the gradient, and of the loss in brackets: the loss hardly shows what the gradient does.",
+        "",
+    ]
+    for packs, title in (
+        (True, "Decoders:"),
+        (False, "Decoders of encoder-decoders, and encoders with a causal head, which hardly anybody packs:"),
+    ):
+        rows = [
+            f"| {kind} | {' | '.join(_leak(found['ways'][name]) for name in PACKED)} |"
+            for kind, found in made.items()
+            if found["packs"] == packs and _leaks_in(found)
+        ]
+        lines += [f"{title} {len(rows)}.", "", f"| model_type | {' | '.join(PACKED)} |", "|---" * 4 + "|", *rows, ""]
+    return lines[:-1]
+
+
+def _leak(way: dict[str, Any]) -> str:
+    if way["verdict"] != "leaking":
+        return str(way["verdict"])
+    return f"**{way['gradient']:.2g}** ({way['loss']:.1g})"
+
+
+def _known(made: dict[str, Any]) -> list[str]:
+    again = [kind for kind in KNOWN if kind in made and _leaks_in(made[kind], PACKED[1:])]
+    others = [kind for kind in KNOWN if kind not in again and kind in made]
+    text = (
+        f"Before this census, {len(KNOWN)} families were found to leak in `SFTTrainer(packing=True)` of TRL 1.16. "
+        f"{len(again)} of them leak here: {', '.join(again)}."
+    )
+    return [text, *(f"- `{kind}`: {EXPLAINED[kind]}" for kind in others)]
+
+
+def _table(made: dict[str, Any]) -> list[str]:
+    lines = [f"| model_type | class | blocks | {' | '.join(WAYS)} |", "|---" * (3 + len(WAYS)) + "|"]
+    for kind, found in made.items():
+        cells = [_cell(found["ways"][name]) for name in WAYS]
+        lines.append(f"| {kind} | {found['class']} | {found['blocks']} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(way: dict[str, Any]) -> str:
+    short = SHORT.get(way["verdict"])
+    return str(way["verdict"]) if short is None else f"{short} {way['gradient']:.1g}"
+
+
+def _stopped(classes: dict[str, Any]) -> list[str]:
+    return [
+        f"- `{kind}` ({found.get('class', '')}): {found['stopped']}"
+        for kind, found in classes.items()
+        if "stopped" in found
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help="values of model_type; default those without a result")
+    parser.add_argument("--again", action="store_true", help="discard saved results")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    results = json.loads(SAVED.read_text(encoding="utf-8")) if SAVED.exists() and not given.again else fresh()
+    if not given.page:
+        if results["versions"] != versions():
+            results = fresh()
+        run(given.kinds or [kind for kind in causal_types() if kind not in results["classes"]], results)
+    write_atomic(PAGE, page(results))
+    print(f"{PAGE.relative_to(ROOT)} written")
+
+
+if __name__ == "__main__":
+    main()
