@@ -4,8 +4,8 @@
     python benchmarks/census.py gpt_oss qwen3_5_text     # these again
     python benchmarks/census.py --page                   # the page from the saved results alone
 
-A process per class, two at a time. Results are saved in benchmarks/census.json after every class; a run that was
-stopped goes on, and one with other versions begins anew. The page is docs/census.md.
+A process per class, two at a time. Results are saved in benchmarks/census.json after every class: a run that was
+stopped goes on, and a complete one, or one of other versions, begins anew. The page is docs/census.md.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import datetime
 import json
 import multiprocessing
 import os
+import textwrap
 import time
 from collections import Counter
 from multiprocessing.connection import Connection
@@ -60,39 +61,52 @@ KNOWN = [
 KNOWN += ["mamba", "falcon_mamba", "recurrent_gemma", "rwkv"]
 EXPLAINED: dict[str, str] = {}
 
+# Causes of what is not sound even when padded on the right, found by looking.
+REMARKS = {
+    "cpmant": "its attention sees later tokens, and masked padding among them",
+    "doge": "attention keeps the keys of highest score; equal tokens have equal scores, and which are kept depends on "
+    "the length of the row. Only sequences longer than `keep_window_size` (2,048 tokens) show it",
+    "prophetnet": "its logits depend on the length of the padding, though not on its content",
+}
+
 PAGE_TEXT = """# Census: which causal models keep packed sequences apart
 
-Every causal language model of transformers against every way to make batches, measured on {date} with {versions}, on a
+Every causal language model of transformers, and every way to make batches, measured on {date} with {versions}, on a \
 processor, with the attention that transformers chooses there.
 
 **{headline}**
 
-Each class is made small from its configuration, with one block of each type and random weights, as
-[`unpad prove --hf`](huggingface.md) does; fields that released models have and the defaults of their class lack are in
-`benchmarks/census_configs.py`. {sequences} are computed one at a time, then in the batches of each collator. Logits,
-loss and gradient must agree, no target may be predicted from another sequence or from padding, and changing one
-sequence must not move the logits of another. Computation is in fp64 with bounds of 1e-10; for {num_fp32} classes that
-compute a part in less it is in fp32, with bounds from the model's own rounding. Kernels that read the boundaries of
-sequences (FlashAttention, causal-conv1d, mamba-ssm) are not installed: with them a model may isolate where the table
-says LEAK or refused. Random small weights show structure, not numerics.
+Each model is made small from its configuration, with one block of each type and random weights, as [`unpad prove \
+--hf`](huggingface.md#prove-an-architecture-by-its-configjson) does; fields that released models have and the \
+defaults of their class lack are in `benchmarks/census_configs.py`. {sequences} are computed one at a time, then in \
+the batches of each collator. Logits, loss and gradient must agree, no target may be predicted from another sequence \
+or from padding, and changing one sequence must not move the logits of another. {precision} Kernels that read the \
+boundaries of sequences (FlashAttention, causal-conv1d, mamba-ssm) are not installed: with them a model may isolate \
+where the table says LEAK or refused. Random small weights show structure, not numerics.
 
 Repeat it with `make census`, some ten minutes of two cores, or prove your own: `unpad prove --hf config.json`.
 
 ## Summary
 
+Model types by verdict:
+
 {summary}
 
-*sound*: equal to one sequence at a time. *leaking*: a sequence sees another one or padding, without a message.
-*wrong loss*: sequences stay apart, and targets, positions or weights differ. *refused*: an exception.
+*sound*: equal to one sequence at a time. *leaking*: a sequence sees another one or padding, without a message. \
+*wrong loss*: sequences stay apart, and targets, positions or logits differ. *refused*: an exception.
 
-`padded left` predicts each sequence's first token from padding, since its label is the token, as
-`DataCollatorForLanguageModeling` has it. `flattening` is `DataCollatorWithFlattening`, and `+ seq_idx` its option
-`return_seq_idx`. `+ cache` is a loop of one's own that leaves the models' default `use_cache=True`; Trainer turns it
-off. `TRL packing wrapped` ignores boundaries by design.
+`padded left` predicts each sequence's first token from padding, since its label is the token, as \
+`DataCollatorForLanguageModeling` has it. `flattening` is `DataCollatorWithFlattening`, and `+ seq_idx` its option \
+`return_seq_idx`. `+ cache` is a loop of one's own that leaves the models' default `use_cache=True`; Trainer turns \
+it off. `TRL packing wrapped` ignores boundaries by design.
 
 ## Silent leaks
 
 {leaks}
+
+## Not sound even when padded on the right
+
+{padded}
 
 ## Known before
 
@@ -100,10 +114,12 @@ off. `TRL packing wrapped` ignores boundaries by design.
 
 ## Labels that are not shifted
 
-The own loss of these classes takes the label at each position for that position's target: with the labels of any of
-these collators it teaches a model to repeat each token. Their batches are judged by the loss of the logits. {unshifted}.
+The own loss of these model types takes the label at each position for that position's target: with the labels of \
+any of these collators it teaches a model to repeat each token. Their batches are judged by the loss of the logits.
 
-## All classes
+{unshifted}
+
+## All model types
 
 `LEAK` and `loss` (wrong loss) stand with the relative error of the gradient.
 
@@ -143,8 +159,8 @@ def measure(kind: str) -> dict[str, Any]:
         "ways": {
             way.collator.name: {
                 "verdict": way.verdict,
-                "gradient": way.measured("gradient"),
-                "loss": way.measured("loss"),
+                "gradient": _short(way.measured("gradient")),
+                "loss": _short(way.measured("loss")),
                 "others_move": way.failed("isolation"),
                 "cut": way.measured("cut"),
                 "reason": way.reason,
@@ -152,6 +168,10 @@ def measure(kind: str) -> dict[str, Any]:
             for way in proof.ways
         },
     }
+
+
+def _short(error: float | None) -> float | None:
+    return None if error is None else float(f"{error:.2g}")
 
 
 class Work(NamedTuple):
@@ -208,11 +228,18 @@ def run(kinds: list[str], results: dict[str, Any]) -> None:
             if (found := finish(work)) is not None:
                 working.remove(work)
                 results["classes"][work.kind] = found
-                write_atomic(SAVED, json.dumps(results, indent=1, sort_keys=True) + "\n")
+                save(results)
                 verdicts = Counter(way["verdict"] for way in found.get("ways", {}).values())
                 print(
                     f"{len(results['classes']):4} {work.kind:28} {found.get('stopped') or dict(verdicts)}", flush=True
                 )
+
+
+def save(results: dict[str, Any]) -> None:
+    """Write the results, a class on each line."""
+    lines = [f"{json.dumps(kind)}: {json.dumps(results['classes'][kind])}" for kind in sorted(results["classes"])]
+    head = f'"date": {json.dumps(results["date"])}, "versions": {json.dumps(results["versions"])}'
+    write_atomic(SAVED, f'{{{head}, "classes": {{\n' + ",\n".join(lines) + "\n}}\n")
 
 
 def fresh() -> dict[str, Any]:
@@ -227,19 +254,44 @@ def page(results: dict[str, Any]) -> str:
     classes: dict[str, Any] = dict(sorted(results["classes"].items()))
     made = {kind: found for kind, found in classes.items() if "ways" in found}
     lengths = [len(one) for one in sample()]
-    return PAGE_TEXT.format(
+    text = PAGE_TEXT.format(
         date=results["date"],
         versions=", ".join(f"{name} {number}" for name, number in results["versions"].items()),
-        headline=f"{len(made)} of {len(classes)} classes could be measured. {_headline(made)}",
+        headline=f"{len(made)} of {len(classes)} model types could be measured. {_headline(made)}",
         sequences=f"{len(lengths)} sequences of {min(lengths)} to {max(lengths)} tokens",
-        num_fp32=sum(found["precision"] != "fp64" for found in made.values()),
+        precision=_precision(made),
         summary="\n".join(_summary(made)),
         leaks="\n".join(_leaks(made)),
-        known="\n".join(_known(made)),
+        padded="\n".join(_padded(made)),
+        known=_known(made),
         unshifted=", ".join(f"`{kind}`" for kind, found in made.items() if UNSHIFTED in found["notes"]),
         table="\n".join(_table(made)),
         stopped="\n".join(_stopped(classes)),
     )
+    return "".join(f"{_wrapped(line)}\n" for line in text.splitlines())
+
+
+def _wrapped(line: str) -> str:
+    """A paragraph in lines of the pages' width; rows of tables stay whole."""
+    if line.startswith("|"):
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, 150, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _precision(made: dict[str, Any]) -> str:
+    coarse = [kind for kind, found in made.items() if found["precision"] != "fp64"]
+    exact = "Computation is in fp64, with bounds of 1e-10"
+    return (
+        f"{exact}; in fp32, with bounds from the model's own rounding, for {', '.join(coarse)}."
+        if coarse
+        else f"{exact}."
+    )
+
+
+def _padded(made: dict[str, Any]) -> list[str]:
+    found = {kind: way for kind, one in made.items() if (way := one["ways"]["padded right"])["verdict"] != "sound"}
+    return [f"- `{kind}` ({way['verdict']}): {REMARKS.get(kind, way['reason'])}" for kind, way in found.items()]
 
 
 def _leaks_in(found: dict[str, Any], names: tuple[str, ...] = PACKED) -> bool:
@@ -252,8 +304,8 @@ def _headline(made: dict[str, Any]) -> str:
     flat = sum(_leaks_in(found, PACKED[:1]) for found in packs)
     right = sum(found["ways"]["padded right"]["verdict"] == "sound" for found in made.values())
     return (
-        f"Of {len(packs)} decoders, {trl} leak without a word under TRL's packing and {flat} under transformers' flattening. "
-        f"Padding on the right is sound for {right} of {len(made)}."
+        f"Of {len(packs)} decoders, {trl} leak without a word under TRL's packing, "
+        f"and {flat} under transformers' flattening. Padding on the right is sound for {right} of {len(made)}."
     )
 
 
@@ -290,14 +342,14 @@ def _leak(way: dict[str, Any]) -> str:
     return f"**{way['gradient']:.2g}** ({way['loss']:.1g})"
 
 
-def _known(made: dict[str, Any]) -> list[str]:
+def _known(made: dict[str, Any]) -> str:
     again = [kind for kind in KNOWN if kind in made and _leaks_in(made[kind], PACKED[1:])]
-    others = [kind for kind in KNOWN if kind not in again and kind in made]
     text = (
         f"Before this census, {len(KNOWN)} families were found to leak in `SFTTrainer(packing=True)` of TRL 1.16. "
         f"{len(again)} of them leak here: {', '.join(again)}."
     )
-    return [text, *(f"- `{kind}`: {EXPLAINED[kind]}" for kind in others)]
+    others = [kind for kind in KNOWN if kind in made and kind not in again]
+    return "\n".join([text, *(f"- `{kind}`: {EXPLAINED[kind]}" for kind in others)])
 
 
 def _table(made: dict[str, Any]) -> list[str]:
@@ -330,9 +382,10 @@ def main() -> None:
     torch.set_num_threads(1)
     results = json.loads(SAVED.read_text(encoding="utf-8")) if SAVED.exists() and not given.again else fresh()
     if not given.page:
-        if results["versions"] != versions():
-            results = fresh()
-        run(given.kinds or [kind for kind in causal_types() if kind not in results["classes"]], results)
+        left = [kind for kind in causal_types() if kind not in results["classes"]]
+        if results["versions"] != versions() or not (left or given.kinds):
+            results, left = fresh(), causal_types()
+        run(given.kinds or left, results)
     write_atomic(PAGE, page(results))
     print(f"{PAGE.relative_to(ROOT)} written")
 

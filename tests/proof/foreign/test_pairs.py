@@ -67,7 +67,7 @@ FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind,
     "padded left": (lambda given: padded(given, "left"), "wrong loss", "padding", "pad on the right"),
     "positions of padding": (lambda given: padded(given, "left"), "wrong loss", "logits", "positions count from the"),
     "labels cross": (crossing, "leaking", "crossing", "predicted from another document: 6; set the label of each"),
-    "no documents": (lambda given: without(flat(given), "document_ids"), "leaking", "isolation", "Causal does not"),
+    "no documents": (lambda given: without(flat(given), "document_ids"), "leaking", "isolation", "the model does not"),
     "no positions": (
         lambda given: without(flat(given), "document_ids", "position_ids"), "leaking", "isolation", "set position_ids",
     ),

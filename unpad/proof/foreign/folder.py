@@ -30,9 +30,10 @@ ROW_TOKENS = 64  # of packed rows: more than the longest sequence, so that packi
 QUIET = ("sound", "refused")  # verdicts of batches that train nothing wrong
 HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
 TYPES = ("layer_types", "layers_block_type", "block_types")  # fields with the type of every block
+BY_LOGITS = "Its batches are judged by the loss of the logits"
 UNSHIFTED = (
-    "the model does not shift labels: with those of these collators its own loss teaches it to repeat each token. Its "
-    "batches are judged by the loss of the logits"
+    "the model does not shift labels: with those of these collators its own loss teaches it to repeat each token. "
+    f"{BY_LOGITS}"
 )
 PACKAGES = ("transformers", "trl", "torch")
 
@@ -190,7 +191,8 @@ def prove_small(small: SmallModel, where: str) -> FolderProof:
     known = collators(ROW_TOKENS)
     with quiet(), progress("proving", len(known), "ways to make batches") as bar:
         try:
-            subject = small.model if shifts_labels(small.model) else OnlyLogits(small.model)
+            fault = fault_of_loss(small.model)
+            subject = OnlyLogits(small.model) if fault else small.model
             for collator in known:
                 installed = collator.is_installed
                 certificate = prove_callable(subject, collator.collate, sample()) if installed else None
@@ -201,9 +203,7 @@ def prove_small(small: SmallModel, where: str) -> FolderProof:
                 raise
             what = f"{type(small.model).__name__} does not compute a sequence alone: {message_of(error)}"
             raise ProofError(what, fix="call unpad.prove_callable with a model that does") from None
-    if subject is not small.model:
-        small = replace(small, notes=(*small.notes, UNSHIFTED))
-    return FolderProof(small, where, tuple(ways))
+    return FolderProof(replace(small, notes=(*small.notes, *filter(None, [fault]))), where, tuple(ways))
 
 
 class OnlyLogits(nn.Module):
@@ -218,15 +218,20 @@ class OnlyLogits(nn.Module):
 
 
 @torch.no_grad()
-def shifts_labels(model: PreTrainedModel) -> bool:
-    """False if a model takes the label at each position for that position's own target, not for the next one's."""
+def fault_of_loss(model: PreTrainedModel) -> str:
+    """A note if a model's own loss of a sequence alone is not that of predicting each next token; else empty."""
     ids = torch.tensor(sample()[:1])
-    output = model(input_ids=ids, labels=ids)
+    try:
+        output = model(input_ids=ids, labels=ids)
+    except Exception as error:
+        if is_memory_error(error):
+            raise
+        return f"the model's own loss of a sequence alone is an exception ({message_of(error)}). {BY_LOGITS}"
     if output.loss is None:
-        return True
+        return ""
     logits = output.logits.float()[0]
     own, following = F.cross_entropy(logits, ids[0]), F.cross_entropy(logits[:-1], ids[0, 1:])
-    return bool((output.loss - own).abs() >= (output.loss - following).abs())
+    return UNSHIFTED if (output.loss - own).abs() < (output.loss - following).abs() else ""
 
 
 def describe_blocks(small: SmallModel) -> str:

@@ -38,7 +38,9 @@ MOST = _most(
         "laurel_rank",
         16: "kv_lora_rank qk_nope_head_dim v_head_dim swa_v_head_dim index_head_dim indexer_head_dim linear_head_dim "
         "linear_key_head_dim linear_value_head_dim d_kv attention_head_size dim_head d_head kv_channels d_rel "
-        "gated_norm_rank adapter_rank router_hidden_size image_size num_mel_bins indexer_budget",
+        "gated_norm_rank adapter_rank router_hidden_size image_size num_mel_bins indexer_budget "
+        # A key that no head of an indexer scores above zero ties with others, which happens to few heads alone.
+        "index_n_heads indexer_n_heads",
         8: "qk_rope_head_dim rotary_dim mamba_d_state state_size ssm_state_size mamba_chunk_size chunk_size "
         "hidden_size_per_layer_input time_step_rank mamba_dt_rank rel_extent index_block_size block_size",
         4: "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num patch_size ngram_size",
@@ -63,8 +65,8 @@ STACKS = _names(
 )
 QUERY_HEADS = _names(
     "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
-    "num_encoder_attention_heads num_decoder_attention_heads attention_heads swa_num_attention_heads index_n_heads "
-    "indexer_n_heads linear_num_heads linear_num_value_heads mamba_n_heads mamba_num_heads n_mamba_heads "
+    "num_encoder_attention_heads num_decoder_attention_heads attention_heads swa_num_attention_heads "
+    "linear_num_heads linear_num_value_heads mamba_n_heads mamba_num_heads n_mamba_heads "
     "num_attention_heads_per_layer"
 )
 KEY_HEADS = _names(
