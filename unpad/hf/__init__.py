@@ -6,7 +6,9 @@
 Importing this registers the attention. It needs the extra `hf`; no recipe imports it.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from unpad.errors import RecipeError
 
@@ -17,6 +19,21 @@ from unpad.hf.attention import register
 from unpad.hf.loader import collate, steps
 from unpad.hf.prepare import prepare
 
-__all__ = ["collate", "prepare", "steps"]
+if TYPE_CHECKING:
+    from unpad.hf.trainer import UnpadMixin, attach
+
+__all__ = ["UnpadMixin", "attach", "collate", "prepare", "steps"]
+
+
+def __getattr__(name: str) -> object:
+    """Import what trainers need on first use (PEP 562)."""
+    if name not in ("UnpadMixin", "attach"):
+        raise AttributeError(f"module 'unpad.hf' has no attribute {name!r}")
+    if find_spec("accelerate") is None:
+        raise RecipeError("trainers need accelerate, which is not installed", fix="pip install unpad[hf]")
+    value: object = getattr(import_module("unpad.hf.trainer"), name)
+    globals()[name] = value
+    return value
+
 
 register()

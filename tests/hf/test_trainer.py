@@ -1,0 +1,322 @@
+"""Trainers with our batches: gradients of one sequence at a time, exact evaluation, resume equal to the bit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences, targets_of, truth
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from peft import LoraConfig, get_peft_model
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
+    from trl import SFTConfig, SFTTrainer
+
+from unpad.errors import ProofError, RecipeError
+from unpad.hf import UnpadMixin, attach
+from unpad.hf.mixers import Boundaries
+from unpad.proof.foreign.model import Wrapper
+
+datasets.disable_progress_bars()
+pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
+
+ROWS = make_rows(make_sequences(24, seed=5, high=30))
+HELD_OUT = make_rows(make_sequences(13, seed=6, low=2, high=40), seed=4)
+DATA, EVALUATED = datasets.Dataset.from_list(ROWS), datasets.Dataset.from_list(HELD_OUT)
+WHOLE = 100  # accumulated micro-batches: an epoch is one step
+
+
+class Recorder(TrainerCallback):
+    """Gradients of every step, added up, and what was logged."""
+
+    def __init__(self) -> None:
+        self.gradient: dict[str, Tensor] = {}
+        self.num_steps = 0
+        self.logs: list[dict[str, float]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: nn.Module, **kwargs: Any) -> None:
+        self.num_steps += 1
+        inner = model.get_base_model() if isinstance(model, Wrapper) else model
+        for name, parameter in inner.named_parameters():
+            if parameter.grad is not None:
+                self.gradient[name] = self.gradient.get(name, 0) + parameter.grad
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        self.logs.append(dict(logs))
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = Tokenizer(WordLevel({f"t{index}": index for index in range(VOCAB)}, unk_token="t0"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t2", pad_token="t0", unk_token="t0")
+
+
+def make_trainer(
+    kind: str, model: nn.Module, folder: Path, base: type[Trainer] | None = None, **changes: Any
+) -> Trainer:
+    options: dict[str, Any] = {
+        "output_dir": str(folder), "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no",
+        "logging_steps": 1, "max_grad_norm": 0.0, "learning_rate": 0.0, "optim": "sgd", "num_train_epochs": 1,
+        "dataloader_pin_memory": False, "gradient_accumulation_steps": WHOLE, "logging_nan_inf_filter": False,
+    }  # fmt: skip
+    rest = {name: changes.pop(name) for name in ("tokens_per_micro", "compute_loss_func") if name in changes}
+    options |= changes
+    given = {"model": model, "train_dataset": DATA, "eval_dataset": EVALUATED, "processing_class": tokenizer(), **rest}
+    if kind == "sft":
+        own = {"bf16": False, "max_length": None, "gradient_checkpointing": False}
+        return (base or SFTTrainer)(args=SFTConfig(**{**own, **options}), **given)
+    return (base or Trainer)(args=TrainingArguments(**options), **given)
+
+
+@torch.no_grad()
+def held_out_loss(model: nn.Module) -> float:
+    """Mean over the targets of the evaluation set, one sequence at a time."""
+    total = 0.0
+    for row in HELD_OUT:
+        logits = model(input_ids=torch.tensor([row["input_ids"]]), use_cache=False).logits[0, :-1]
+        labels = torch.tensor(row["labels"][1:])
+        total += float(F.cross_entropy(logits.double(), labels, ignore_index=IGNORED, reduction="sum"))
+    return total / targets_of(HELD_OUT)
+
+
+# Mode of the loss: "chunks" where the head is a product, "targets" where logits are capped or scaled, or by TRL.
+CASES = [
+    ("plain", "llama", "chunks"),
+    ("plain", "gpt2", "chunks"),
+    ("plain", "gemma2", "targets"),
+    ("plain", "granite", "targets"),
+    ("plain", "gpt_oss", "chunks"),
+    ("plain", "qwen3_5", "chunks"),
+    ("plain", "bloom", "chunks"),
+    ("sft", "llama", "targets"),
+    ("sft", "gemma2", "targets"),
+    ("sft", "gpt_oss", "targets"),
+]
+
+
+@pytest.mark.parametrize(("kind", "family", "mode"), CASES)
+def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
+    kind: str, family: str, mode: str, tmp_path: Path
+) -> None:
+    model = make_model(family)
+    wanted_loss, wanted = truth(model, ROWS)
+    wanted_evaluation = held_out_loss(model)
+    trainer = make_trainer(kind, model, tmp_path)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    attachment = attach(trainer, tokens_per_micro=64)
+    assert attachment.certificate is not None
+    assert attachment.certificate.passed
+    assert attachment.head.mode == mode
+    trainer.train()
+    assert recorder.num_steps == 1
+    assert distance(recorder.gradient, wanted) < 1e-5
+    assert recorder.logs[0]["loss"] == pytest.approx(wanted_loss, rel=1e-5)
+    for tokens in (1, 40, 10_000):
+        attachment.tokens_per_eval = tokens
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted_evaluation, rel=1e-6)
+
+
+def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
+    for kind, most in (("plain", 1), ("sft", None)):
+        model = make_model("llama")
+        trainer = make_trainer(kind, model, tmp_path)
+        attach(trainer, tokens_per_micro=64)
+        rows = []
+        model.lm_head.register_forward_hook(lambda module, args, out, rows=rows: rows.append(out.shape[1]))
+        trainer.train()
+        trainer.evaluate()
+        assert max(rows, default=0) <= (most or 0)  # TRL multiplies by the weights itself, in tiles
+
+
+def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) -> None:
+    gradients = []
+    for with_us in (False, True):
+        model = make_model("llama")
+        torch.manual_seed(3)
+        adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        recorder = Recorder()
+        if with_us:
+            trainer = make_trainer("plain", adapted, tmp_path)
+            trainer.add_callback(recorder)
+            assert attach(trainer, tokens_per_micro=64).head.mode == "chunks"
+            trainer.train()
+            gradients.append(recorder.gradient)
+        else:
+            gradients.append(truth(adapted.get_base_model(), ROWS)[1])
+    assert all("lora" in name for name in gradients[0])
+    assert distance(gradients[1], gradients[0]) < 1e-5
+
+
+def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) -> None:
+    trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=3)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    attach(trainer, tokens_per_micro=64)
+    counts = []
+    inner = trainer.get_batch_samples
+
+    def counted(*args: Any) -> Any:
+        batches, count = inner(*args)
+        counts.append((len(batches), int(count)))
+        return batches, count
+
+    trainer.get_batch_samples = counted
+    trainer.train()
+    assert [number for number, _ in counts[:-1]] == [3] * (len(counts) - 1)
+    assert sum(count for _, count in counts) == targets_of(ROWS)
+    assert recorder.num_steps == len(counts) > 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "sft"])
+def test_gradient_checkpointing_changes_no_gradient(kind: str, tmp_path: Path) -> None:
+    model = make_model("qwen3_5")
+    _, wanted = truth(model, ROWS)
+    trainer = make_trainer(kind, model, tmp_path, gradient_checkpointing=True)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    attach(trainer, tokens_per_micro=64)
+    trainer.train()
+    assert distance(recorder.gradient, wanted) < 1e-5
+
+
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                control.should_training_stop = True
+
+    def run(folder: Path, callbacks: list[TrainerCallback], resume: str | None = None) -> dict[str, Tensor]:
+        model = make_model("llama", attention_dropout=0.1)
+        options = {"learning_rate": 1e-3, "optim": "adamw_torch", "max_grad_norm": 1.0, "num_train_epochs": 3}
+        options |= {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2}
+        trainer = make_trainer("plain", model, folder, **options)
+        for one in callbacks:
+            trainer.add_callback(one)
+        attach(trainer, tokens_per_micro=64)
+        trainer.train(resume_from_checkpoint=resume)
+        assert (trainer.state.global_step == 5) == bool(callbacks)
+        assert trainer.state.epoch == (3 if not callbacks else pytest.approx(1.5, abs=0.4))
+        return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    whole = run(tmp_path / "whole", [])
+    run(tmp_path / "stopped", [Stop()])
+    resumed = run(tmp_path / "stopped", [], str(tmp_path / "stopped" / "checkpoint-5"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
+    class Mixed(UnpadMixin, SFTTrainer):
+        pass
+
+    gradients = []
+    for base in (Mixed, None):
+        trainer = make_trainer("sft", make_model("llama"), tmp_path, base, **({"tokens_per_micro": 64} if base else {}))
+        recorder = Recorder()
+        trainer.add_callback(recorder)
+        if base is None:
+            attach(trainer, tokens_per_micro=64)
+        trainer.train()
+        gradients.append(recorder.gradient)
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+def test_max_steps_runs_through_as_many_epochs_as_it_needs(tmp_path: Path) -> None:
+    trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=1, max_steps=20)
+    attach(trainer, tokens_per_micro=128)
+    orders: list[list[int]] = []
+    inner = trainer.training_step
+
+    def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
+        orders.append(inputs["input_ids"][0, :3].tolist())
+        return inner(model, inputs, count)
+
+    trainer.training_step = noted
+    trainer.train()
+    assert trainer.state.global_step == len(orders) == 20
+    num = len(trainer.get_train_dataloader())
+    assert orders[:num] != orders[num : 2 * num] != orders[2 * num : 3 * num]
+
+
+def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:
+    def squared(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+        assert outputs.logits.shape[1] == labels.shape[1]
+        return outputs.logits.square().mean()
+
+    trainer = make_trainer("plain", make_model("llama"), tmp_path, compute_loss_func=squared)
+    attach(trainer, tokens_per_micro=64)
+    trainer.train()
+
+
+def test_a_model_that_returns_a_mean_per_batch_is_divided_by_the_targets_of_the_step(tmp_path: Path) -> None:
+    model = make_model("llama")
+    _, wanted = truth(model, ROWS)
+    trainer = make_trainer("plain", model, tmp_path)
+    trainer.model_accepts_loss_kwargs = False  # as for models whose forward takes no num_items_in_batch
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    attach(trainer, tokens_per_micro=64)
+    trainer.train()
+    assert distance(recorder.gradient, wanted) < 1e-5
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("sft", {"packing": True, "max_length": 64}, "SFTConfig has packing=True"),
+        ("sft", {"padding_free": True}, "SFTConfig has padding_free=True"),
+        ("plain", {"train_sampling_strategy": "group_by_length"}, "the plan chooses the order"),
+    ],
+)
+def test_trainers_that_batch_by_themselves_are_refused(
+    kind: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    trainer = make_trainer(kind, make_model("llama"), tmp_path, **changes)
+    with pytest.raises(RecipeError, match=message):
+        attach(trainer)
+    assert not trainer.model._forward_pre_hooks
+
+
+def test_several_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("plain", make_model("llama"), tmp_path)
+    monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
+    with pytest.raises(RecipeError, match="in one process, and this run has 2"):
+        attach(trainer)
+
+
+def test_a_model_that_leaks_is_refused_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("plain", make_model("llama"), tmp_path)
+
+    def blind(self: Boundaries, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        return args, {name: value for name, value in kwargs.items() if name in ("input_ids", "labels", "use_cache")}
+
+    monkeypatch.setattr(Boundaries, "__call__", blind)
+    with pytest.raises(ProofError, match=r"LlamaForCausalLM in a flat batch is not itself.*another sequence moves"):
+        attach(trainer)
+
+
+def test_examples_that_the_trainer_may_have_cut_are_warned_of(tmp_path: Path) -> None:
+    trainer = make_trainer("sft", make_model("llama"), tmp_path, max_length=16)
+    with pytest.warns(UserWarning, match="examples have exactly max_length=16 tokens"):
+        attach(trainer)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,26 @@
+"""Loss of an evaluation as the mean over the targets of the whole set, however it is batched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass
+class MeanOverTargets:
+    """Sum of losses and number of targets; the mean of the batches' means would depend on the batches."""
+
+    total: float = 0.0
+    num_targets: int = 0
+
+    def add(self, mean: Tensor, num_targets: int) -> None:
+        """Add a batch whose loss is the mean over its targets."""
+        if num_targets:
+            self.total += float(mean) * num_targets
+            self.num_targets += num_targets
+
+    @property
+    def mean(self) -> float:
+        """In nats per target."""
+        return self.total / self.num_targets

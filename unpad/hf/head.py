@@ -1,0 +1,181 @@
+"""Loss at target positions alone: logits of tokens without a target never exist.
+
+Prompts and the last tokens of sequences have no target, and in conversations they are most of the tokens. A hook
+behind the backbone keeps the hidden states of targets, so that the head of the model, whatever it does, computes the
+logits of those. Where the head is one matrix product, the loss is computed in chunks, and their logits do not exist
+together either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from unpad.errors import is_memory_error
+from unpad.hf.loader import IGNORED
+from unpad.nn.losses import cross_entropy
+from unpad.proof.foreign.model import no_router_loss, untouched
+
+Mode = Literal["chunks", "targets", "all"]
+ROUNDINGS = 64  # of the loss and gradients, which may differ by so many between two ways of adding up
+LARGE = 1000.0  # factor of hidden states with which a cap on logits shows
+
+
+class TargetHead:
+    """Hooks of a model that compute its loss at target positions.
+
+    Args:
+        model: what is called; inner: the model of transformers in it.
+
+    Attributes:
+        mode: "chunks", the head is a matrix product and its loss is computed by us; "targets", the model's own head and
+            loss on the hidden states of targets; "all", logits of all tokens, since the others give another loss.
+        active: whether the model is called for its loss alone. Elsewhere all logits are computed.
+    """
+
+    def __init__(self, model: nn.Module, inner: PreTrainedModel) -> None:
+        self.mode: Mode = "all"
+        self.active = False
+        self.inner = inner
+        self.hidden: Tensor | None = None  # of all tokens, kept in the trial
+        self.amplify = 1.0
+        self.keep = False
+        self.places: Tensor | None = None  # cells of the batch with a target, (num_targets,) int64
+        self.targets: Tensor | None = None  # their target tokens, (num_targets,) int64
+        self.total: Tensor | None = None  # sum of their losses
+        self.original: Callable[..., Tensor] = inner.loss_function
+        model.register_forward_pre_hook(self._find_targets, with_kwargs=True)
+        inner.base_model.register_forward_hook(self._keep_targets)
+        inner.loss_function = self._loss
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Call the model for its loss alone inside."""
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def _find_targets(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self.places = self.targets = self.total = None
+        labels = kwargs.get("labels")
+        if not self.active or self.mode == "all" or labels is None or kwargs.get("shift_labels") is not None:
+            return None
+        following = F.pad(labels[:, 1:], (0, 1), value=IGNORED).flatten()
+        places = (following != IGNORED).nonzero().flatten()
+        if not len(places):
+            return None
+        self.places, self.targets = places, following[places]
+        if "fused_lm_head" in kwargs:  # the head that TRL adds reads labels itself
+            return args, {**kwargs, "shift_labels": self.targets[None]}
+        return None
+
+    def _keep_targets(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
+        hidden = out[0]  # of the tuple, or of the object of transformers, the first is the last layer's
+        if self.amplify != 1:
+            hidden = hidden * self.amplify
+        if self.keep:
+            self.hidden = hidden
+        if self.places is not None and self.targets is not None:
+            hidden = hidden.flatten(0, 1).index_select(0, self.places)
+            if self.mode == "chunks":
+                weight = self.inner.get_output_embeddings().weight
+                if torch.is_autocast_enabled(hidden.device.type):  # the head computes in this type there
+                    hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+                self.total = cross_entropy(hidden, weight, self.targets)[0]
+                hidden = hidden[:1].detach()
+            hidden = hidden[None]
+        if hidden is out[0]:
+            return None
+        if isinstance(out, tuple):
+            return (hidden, *out[1:])
+        out["last_hidden_state"] = hidden
+        return out
+
+    def _loss(
+        self, logits: Tensor, labels: Tensor, *args: Any, num_items_in_batch: Tensor | int | None = None, **kwargs: Any
+    ) -> Tensor:
+        """The loss function of the model: of the targets that the hooks kept, or as it was."""
+        if self.total is not None and self.targets is not None:
+            count = len(self.targets) if num_items_in_batch is None else num_items_in_batch
+            return self.total / (count.to(self.total.device) if isinstance(count, Tensor) else count)
+        if self.targets is not None:
+            kwargs["shift_labels"] = self.targets[None]
+        return self.original(logits, labels, *args, num_items_in_batch=num_items_in_batch, **kwargs)
+
+
+def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], *, trl: bool) -> TargetHead:
+    """Add the hooks in the first mode that gives the loss and gradients of all positions.
+
+    Args:
+        batch: of a few sequences with targets, on the model's device.
+        trl: whether the model has the head that TRL's SFTTrainer adds and calls.
+    """
+    head = TargetHead(model, inner)
+    batch = {**batch, **({"fused_lm_head": True} if trl else {})}
+    with untouched(model), no_router_loss(model):
+        model.eval()
+        wanted = _loss_and_gradients(head, model, inner, batch)
+        modes: tuple[Mode, ...] = ("targets",) if trl else ("chunks", "targets")
+        for mode in modes:
+            if mode == "chunks" and not _is_product(head, model, inner, batch):
+                continue
+            head.mode = mode
+            try:
+                with head.alone():
+                    found = _loss_and_gradients(head, model, inner, batch)
+            except Exception as error:
+                if is_memory_error(error):
+                    raise
+                continue
+            if all(map(_close, found, wanted)):
+                return head
+    head.mode = "all"
+    return head
+
+
+def _loss_and_gradients(
+    head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any]
+) -> tuple[Tensor, ...]:
+    """The loss, and its gradients with respect to the hidden states of all tokens and the head's weights that learn."""
+    head.keep = True
+    try:
+        loss = model(**batch).loss
+        assert head.hidden is not None
+        learning = [weight for weight in inner.get_output_embeddings().parameters() if weight.requires_grad]
+        leaves = [*([head.hidden] if head.hidden.requires_grad else []), *learning]
+        return (loss.detach(), *torch.autograd.grad(loss, leaves)) if leaves else (loss.detach(),)
+    finally:
+        head.keep, head.hidden = False, None
+
+
+@torch.no_grad()
+def _is_product(head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any]) -> bool:
+    """True if logits are the product of hidden states and the head's weights, with no factor, cap or bias."""
+    linear = inner.get_output_embeddings()
+    if type(linear) is not nn.Linear or linear.bias is not None:
+        return False
+    head.keep, head.amplify = True, LARGE
+    try:
+        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+        assert head.hidden is not None
+        return _close(logits, F.linear(head.hidden, linear.weight))
+    finally:
+        head.keep, head.amplify, head.hidden = False, 1.0, None
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    size = float(other.double().norm())
+    allowed = ROUNDINGS * torch.finfo(other.dtype).eps * size
+    return bool((one.double() - other.double()).norm() <= allowed)

@@ -1,0 +1,202 @@
+"""Our plan, flat batches and evaluation in Trainer of transformers and SFTTrainer of TRL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput
+
+from unpad.batching.ledger import Ledger
+from unpad.errors import RecipeError
+from unpad.hf.checks import certify, divide_by_targets, has_standard_loss, is_sft, refuse, sample, warn_of_cuts
+from unpad.hf.evaluation import MeanOverTargets
+from unpad.hf.head import TargetHead, add_target_head
+from unpad.hf.loader import IGNORED, Examples, PlannedBatches, Row, collate
+from unpad.hf.prepare import Prepared, prepare
+from unpad.proof.foreign.certificate import ForeignCertificate
+
+
+@dataclass
+class Attachment:
+    """State that `attach` gives to a trainer.
+
+    Args:
+        tokens_per_micro, tokens_per_eval: most tokens of a micro-batch in training and evaluation.
+        prepared: the model, and its isolated layers.
+        head: mode in which the loss is computed; see `TargetHead`.
+        certificate: the proof of the model on sequences of the training data; None if it was not asked for.
+    """
+
+    tokens_per_micro: int
+    tokens_per_eval: int
+    prepared: Prepared
+    head: TargetHead
+    certificate: ForeignCertificate | None
+    examples: dict[int, tuple[object, Examples]]
+    evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
+
+    def examples_of(self, data: Sequence[Row]) -> Examples:
+        """The examples of a dataset, whose lengths are read once."""
+        if id(data) not in self.examples:
+            self.examples[id(data)] = (data, Examples(data))
+        return self.examples[id(data)][1]
+
+    def ledger(self, data: Sequence[Row]) -> Ledger:
+        """The fate of every token of a dataset in one epoch."""
+        return PlannedBatches(self.examples_of(data), self.tokens_per_micro, epochs=1, seed=0).ledger
+
+
+class UnpadMixin(Trainer):
+    """Trainer with our plan, flat batches and exact evaluation; mix it into Trainer, SFTTrainer or a subclass.
+
+        class MyTrainer(UnpadMixin, SFTTrainer): ...
+        trainer = MyTrainer(model=model, args=args, train_dataset=data, tokens_per_micro=4096)
+
+    `attach` gives the same to a trainer that is there already. `per_device_train_batch_size` no longer says anything: a
+    micro-batch has up to `tokens_per_micro` tokens, and a step `gradient_accumulation_steps` of them.
+
+    Args:
+        tokens_per_micro, tokens_per_eval, prove: as in `attach`.
+    """
+
+    attachment: Attachment
+
+    def __init__(
+        self,
+        *args: Any,
+        tokens_per_micro: int = 4096,
+        tokens_per_eval: int | None = None,
+        prove: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        set_up(self, tokens_per_micro, tokens_per_eval, prove)
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Micro-batches of the plan of every epoch."""
+        examples = self.attachment.examples_of(self.train_dataset)
+        tokens, args = self.attachment.tokens_per_micro, self.args
+        epochs = math.ceil(args.num_train_epochs)
+        if args.max_steps > 0:  # the plan fills micro-batches, so that an epoch has at least so many
+            least = max(1, int(examples.lengths[examples.targets > 0].sum()) // tokens)
+            epochs = math.ceil(args.max_steps * args.gradient_accumulation_steps / least)
+        seed = args.seed if args.data_seed is None else args.data_seed
+        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=epochs, seed=seed))
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own."""
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            data = self.eval_dataset[eval_dataset]
+        if data is None:
+            raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
+        examples = self.attachment.examples_of(data)
+        sampler = PlannedBatches(examples, self.attachment.tokens_per_eval, epochs=1, seed=0)
+        return self._flat_batches(examples, sampler)
+
+    def _flat_batches(self, examples: Examples, sampler: PlannedBatches) -> DataLoader[Any]:
+        args = self.args
+        loader = DataLoader(
+            examples,
+            batch_sampler=sampler,
+            collate_fn=collate,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor,
+        )
+        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        return prepared
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """A micro-batch, forward and backward, with logits of targets alone."""
+        with self._targets_alone():
+            loss: Tensor = super().training_step(*args, **kwargs)
+        return loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """A batch of an evaluation, whose loss is counted by its targets."""
+        labels = inputs.get("labels")
+        num_targets = 0 if labels is None else int((labels[..., 1:] != IGNORED).sum())
+        with self._targets_alone() if prediction_loss_only else nullcontext():
+            loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
+        if loss is not None:
+            self.attachment.evaluated.add(loss, num_targets)
+        return loss, logits, given
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """An evaluation, whose loss is the mean over the targets of the whole set."""
+        evaluated = self.attachment.evaluated = MeanOverTargets()
+        out = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if evaluated.num_targets:
+            out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
+        return out
+
+    def _targets_alone(self) -> AbstractContextManager[None]:
+        """Compute the loss alone inside, unless a loss of the user's own reads logits."""
+        return self.attachment.head.alone() if has_standard_loss(self) else nullcontext()
+
+
+def attach(
+    trainer: Trainer, tokens_per_micro: int = 4096, *, tokens_per_eval: int | None = None, prove: bool = True
+) -> Attachment:
+    """Give a trainer our plan, flat batches without padding, and exact evaluation.
+
+    The trainer's class becomes a subclass of its own with `UnpadMixin`. The model is proved first, on a few sequences
+    of the training data: in one flat batch they are what they are one at a time.
+
+    Args:
+        trainer: a Trainer, or an SFTTrainer with `packing=False` and `padding_free=False`, before `train`.
+        tokens_per_micro: most tokens of a micro-batch; a longer example is a micro-batch of its own.
+        tokens_per_eval: the same in evaluation, whose result does not depend on it; by default as in training.
+        prove: False leaves the proof out, for a model that was proved before.
+
+    Raises:
+        RecipeError: the trainer batches by itself, or runs on several ranks.
+        SourceError: its dataset is streamed or not tokenized.
+        ProofError: the model does not keep the sequences of a flat batch apart.
+    """
+    if not isinstance(trainer, UnpadMixin):
+        trainer.__class__ = _with_mixin(type(trainer))
+    assert isinstance(trainer, UnpadMixin)
+    return set_up(trainer, tokens_per_micro, tokens_per_eval, prove)
+
+
+_mixed: dict[type[Trainer], type[UnpadMixin]] = {}
+
+
+def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
+    """The subclass of a trainer's class with `UnpadMixin`, the same one every time."""
+    if kind not in _mixed:
+        _mixed[kind] = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": kind.__module__})
+    return _mixed[kind]
+
+
+def set_up(trainer: UnpadMixin, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool) -> Attachment:
+    """Check the trainer, prove its model, and give it an attachment."""
+    refuse(trainer)
+    divide_by_targets(trainer)
+    if trainer.train_dataset is None:
+        raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
+    examples = Examples(trainer.train_dataset)
+    warn_of_cuts(trainer, examples)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    prepared = prepare(model)
+    rows = sample(examples, prepared)
+    certificate = certify(prepared, rows) if prove else None
+    device = next(model.parameters()).device
+    batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
+    head = add_target_head(model, prepared.inner, batch, trl=is_sft(trainer))
+    known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
+    attachment = Attachment(tokens_per_micro, tokens_per_eval or tokens_per_micro, prepared, head, certificate, known)
+    trainer.attachment = attachment
+    return attachment
