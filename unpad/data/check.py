@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from unpad.data.check_report import CheckReport, FileCheck
-from unpad.data.sources import chat, images
+from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow, Usable, count_bad
 from unpad.data.sources.files import TABLE_SUFFIXES, SourceFile, expand
@@ -152,7 +152,7 @@ def _check_recipe(path: Path, seen: set[int]) -> CheckReport:
     from unpad.data.near_check import near_duplicate_lines
 
     near = near_duplicate_lines(recipe)
-    if recipe.tokenizer.path is None or not (data.text or data.chat):
+    if recipe.tokenizer.path is None or not (data.text or data.converses):
         return CheckReport(report.files, report.bad, tuple(near))
     from unpad.data.tokens.corpus import open_corpus
 
@@ -230,7 +230,7 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
     """
     if kind is not None or file.path.is_dir():
         return kind or "images"
-    fields = (*chat.FIELDS, "image")
+    fields = (*chat.FIELDS, *pairs.FIELDS, "image")
     try:
         first = list(islice(rows(file, data, (*fields, "label")), PEEK_ROWS))
     except OSError:
@@ -248,4 +248,6 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
     with_image = [value for value in values if isinstance(value, dict) and "image" in value]
     if 2 * len(with_image) > len(values):
         return "images" if any("label" in value for value in with_image) else "vqa"
+    if 2 * sum(map(pairs.looks_like_pair, values)) > len(values):
+        return "pairs"
     return "chat" if 2 * sum(map(chat.looks_like_chat, values)) > len(values) else "text"

@@ -50,6 +50,8 @@ class SequenceTable:
         num_test: rows of the test part that the table leaves out.
         group: unit that is independent of others, such as a document group, a picture, or a patient; sequences of one
             number belong together, and confidence intervals are taken over these.
+        bundle: number of the sequences that one micro-batch must hold together, such as the two replies of a pair; -1
+            for a sequence by itself, and None where all are.
     """
 
     positions: np.ndarray
@@ -62,6 +64,7 @@ class SequenceTable:
     attended: np.ndarray | None
     num_test: int
     group: np.ndarray
+    bundle: np.ndarray | None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -79,6 +82,7 @@ def sequence_table(
     attended: np.ndarray | None = None,
     num_test: int = 0,
     group: np.ndarray | None = None,
+    bundle: np.ndarray | None = None,
 ) -> SequenceTable:
     """Build a table; by default every sequence has one target and is a group of its own, and all are of one kind and
     one source."""
@@ -94,6 +98,7 @@ def sequence_table(
         attended=attended,
         num_test=num_test,
         group=np.arange(num) if group is None else group,
+        bundle=bundle,
     )
 
 

@@ -29,7 +29,7 @@ def near_duplicate_lines(recipe: Recipe) -> list[str]:
     data, lines = recipe.data, list[str]()
     if data.events:
         check_near_duplicates(recipe, EventData)
-    if data.text or data.chat:
+    if data.text or data.converses:
         check_near_duplicates(recipe, TextData)
         lines += _of_texts(recipe)
     if data.images:

@@ -1,4 +1,4 @@
-"""Texts and conversations as sequences of tokens."""
+"""Texts, conversations and pairs of replies as sequences of tokens."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, Sample, SequenceTable, sequence_table
+from unpad.data.family import Data, Sample, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.near_duplicates import NearDuplicates, not_compared
-from unpad.data.sources.read import TEXT_KINDS
+from unpad.data.replies import Replies
+from unpad.data.sources.read import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
 from unpad.data.tokens.corpus_leaks import compare_new
 from unpad.data.tokens.corpus_sample import sample_corpus
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
-from unpad.recipes.recipe import Recipe
+from unpad.errors import RecipeError
+from unpad.recipes.recipe import Recipe, stages_of
 
 KINDS = TEXT_KINDS
 UNITS = ("sequences", "tokens")
@@ -35,6 +37,10 @@ class TextData(Data):
     """Encoded sequences of a run.
 
     A sequence of n tokens has n - 1 positions: the input of position i is token i, its label token i + 1.
+
+    Args:
+        tokens: documents; the sequences are these, unless some are pairs.
+        replies: sequences of data with pairs, of which each reply is one; None for other data.
     """
 
     table: SequenceTable
@@ -42,6 +48,7 @@ class TextData(Data):
     tokenizer: Tokenizer
     corpus: Corpus
     recipe: Recipe
+    replies: Replies | None
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "text"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -49,6 +56,10 @@ class TextData(Data):
     @property
     def report(self) -> CorpusReport:
         return self.corpus.report
+
+    @property
+    def _sequences(self) -> TokenSet | Replies:
+        return self.tokens if self.replies is None else self.replies
 
     @property
     def num_outputs(self) -> int:
@@ -59,19 +70,24 @@ class TextData(Data):
         return {TOKENIZER: self.tokenizer.to_bytes()}
 
     def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-        return self.tokens.count_targets(seq_ids, starts, stops)
+        return self._sequences.count_targets(seq_ids, starts, stops)
 
     def load(self, micro: Micro) -> RaggedBatch:
-        return load_micro(self.tokens, micro, self.tokenizer.pad_id)
+        batch = load_micro(self._sequences, micro, self.tokenizer.pad_id)
+        return batch if self.replies is None else self.replies.with_pairs(batch)
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
-        ids = self.tokens.tokens(seq_id)[start : stop + 1]
-        counts = self.tokens.loss_mask(seq_id)[start : stop + 1].copy()
+        replies = self.replies
+        document, first = (seq_id, 0) if replies is None else replies.place(seq_id)
+        span = slice(first + start, first + stop + 1)
+        ids, counts = self.tokens.tokens(document)[span], self.tokens.loss_mask(document)[span].copy()
         counts[: first_target - start + 1] = False
-        return from_sequences([ids.tolist()], [counts.tolist()])
+        if replies is None:
+            return from_sequences([ids.tolist()], [counts.tolist()])
+        return replies.with_pairs(from_sequences([ids.tolist()], [counts.tolist()], np.array([seq_id])))
 
     def where(self, seq_id: int) -> str:
-        return self.tokens.where(seq_id)
+        return self.tokens.where(seq_id) if self.replies is None else self.replies.where(seq_id)
 
     def fingerprint(self) -> str:
         return self.tokens.fingerprint()
@@ -89,7 +105,8 @@ class TextData(Data):
         assert isinstance(run, TextData), "data of one family"
         if run.report.characters > MOST_CHARACTERS:
             return not_compared("documents", f"{run.report.characters:,} characters of the run's data are too many")
-        leaks, places = compare_new(run.recipe, run.tokens, self.recipe, self.tokens, seq_ids)
+        documents = seq_ids if self.replies is None else np.unique(self.replies.document[seq_ids])
+        leaks, places = compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
         counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
         return NearDuplicates("documents", *counts, tuple(places), tuple(leaks.lines(places)))
 
@@ -112,7 +129,7 @@ def num_outputs(files: dict[str, bytes]) -> int:
 
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
-    return f"unpad chat {run}" if recipe.data.chat else f"unpad generate {run} --prompt TEXT"
+    return f"unpad chat {run}" if recipe.data.converses else f"unpad generate {run} --prompt TEXT"
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> TextData:
@@ -121,33 +138,61 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     Documents of the test part are always in the table, whose `split` sets them apart: a file is encoded as a whole.
 
     Raises:
-        SourceError, RecipeError: as `open_corpus`.
+        SourceError: as `open_corpus`.
+        RecipeError: likewise; or a stage mixes pairs with other data, or would join or cut them.
     """
+    _check_pairs(recipe)
     tokenizer = load_tokenizer(kept[TOKENIZER]) if kept is not None else None
     return _text_data(recipe, open_corpus(recipe, tokenizer=tokenizer, wanted=wanted), wanted)
 
 
 def open_sample(recipe: Recipe) -> Sample | None:
     """Encode some training documents of a large corpus that the cache does not know; None for any other, and where all
-    documents are joined to one sequence."""
-    sampled = None if recipe.plan.cross_documents else sample_corpus(recipe)
+    documents are joined to one sequence, or some are pairs."""
+    sampled = None if recipe.plan.cross_documents or recipe.data.pairs else sample_corpus(recipe)
     if sampled is None:
         return None
     note = ", with a vocabulary learned from them alone" if sampled.learned else ""
     return Sample(_text_data(recipe, sampled.corpus, Wanted.LEARNING), sampled.num_documents, "documents", note)
 
 
+def _check_pairs(recipe: Recipe) -> None:
+    """Refuse stages that mix pairs with other data, and plans that join documents of which some are pairs."""
+    given = [kind for kind in KINDS if recipe.data.sources(kind)]
+    if PAIRS not in given:
+        return
+    if recipe.plan.cross_documents:
+        what, fix = "the replies of pairs are never joined", "set plan.cross_documents=false"
+        raise RecipeError(what, where="plan.cross_documents", fix=fix)
+    for stage in stages_of(recipe):
+        used = [kind for kind in stage.use or given if kind in given]
+        if PAIRS in used and len(used) > 1:
+            others = " and ".join(kind for kind in used if kind != PAIRS)
+            raise RecipeError(
+                f"stage {stage.name} uses pairs with {others}, whose losses differ",
+                where="stages",
+                fix=f"give each a stage: use: [{used[0]}], and use: [pairs]; or leave data.{used[0]} out",
+            )
+
+
 def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
     tokens = corpus.tokens.joined() if recipe.plan.cross_documents else corpus.tokens
+    replies, num_targets = Replies.of(tokens), tokens.num_targets
+    lengths, document, bundle = tokens.lengths, np.arange(len(tokens)), None
+    if replies is not None:
+        lengths, document, bundle, num_targets = replies.lengths, replies.document, replies.pair, replies.num_targets
+        what = "a reply with its prompt has {} tokens"
+        refuse_cuts(recipe, int(lengths[bundle >= 0].max()) - 1, what, "pairs are never cut", "use ones of up to {}")
     table = sequence_table(
-        np.maximum(tokens.lengths - 1, 0),
-        tokens.split,
-        num_targets=tokens.num_targets,
-        kind=tokens.kind,
-        source=tokens.source,
+        np.maximum(lengths - 1, 0),
+        tokens.split[document],
+        num_targets=num_targets,
+        kind=tokens.kind[document],
+        source=tokens.source[document],
         weights=tokens.weights,
         file_hashes=tokens.file_hashes,
         num_test=int((tokens.split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
-        group=tokens.unit,
+        group=tokens.unit[document],
+        bundle=bundle,
     )
-    return TextData(table, tokens, corpus.tokenizer, corpus, recipe)
+    return TextData(table, tokens, corpus.tokenizer, corpus, recipe, replies)

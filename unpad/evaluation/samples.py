@@ -27,10 +27,10 @@ def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tupl
     draw, prompts = np.random.default_rng(recipe.train.seed), list[list[int]]()
     for kind in reversed(kinds):
         chosen = (tokens.split == Split.HOLDOUT) & (tokens.kind == data.kinds.index(kind)) & (tokens.copy == 0)
-        ids = np.flatnonzero(chosen & ((kind == "chat") | (tokens.lengths >= SHORTEST)))
+        ids = np.flatnonzero(chosen & ((kind != "text") | (tokens.lengths >= SHORTEST)))
         for index in draw.permutation(ids)[: NUM_SAMPLES - len(prompts)].tolist():
             opening = tokens.tokens(index)[: OPENING_TOKENS + 1].tolist()
-            prompts.append(question(tokens, index) if kind == "chat" else opening)
+            prompts.append(question(tokens, index) if kind != "text" else opening)
     room = model.config.longest // 2  # for the prompt, and for the reply
     prompts = [prompt for prompt in prompts if 0 < len(prompt) <= room]
     if not prompts:

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.data.once import every_micro, slots
+from unpad.data.sources.read import PAIRS
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
 from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
+from unpad.evaluation import preferences
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, Refused, interval, resample
+from unpad.evaluation.per_sequence import per_sequence
 from unpad.evaluation.replies import accuracy, answer, with_keywords
+from unpad.evaluation.start import put_reference
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
 from unpad.recipes.training import PlanSettings
@@ -31,6 +32,8 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
     "*bits_per_char": False,
     "*bits_per_byte": False,
     "keywords_*": True,
+    "*accuracy": True,
+    "*margin": True,
 }
 
 
@@ -55,7 +58,10 @@ class DocumentSums:
 def held_out(
     model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
 ) -> HeldOut:
-    """Loss per target and bits per character, which are refused where the tokenizer loses characters."""
+    """Loss per target and bits per character, which are refused where the tokenizer loses characters; of pairs as in
+    `preferences.py`."""
+    if is_of_pairs(data, seq_ids):
+        return preferences.held_out(model, data, seq_ids, settings, device)
     sums = document_nll(model, data, seq_ids, settings, device)
     loss, num_targets = sums.mean_nll(), int(sums.targets.sum())
     if why := sums.lost.why_no_bits():
@@ -65,7 +71,8 @@ def held_out(
 
 
 def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int) -> Evaluation:
-    """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both.
+    """`loss`, `perplexity`, `bits_per_char` and `bits_per_byte`; `text_` or `chat_` before them when there are both. Of
+    pairs `loss`, `accuracy` and `margin`, `pairs_` before them when there are others.
 
     `keywords_heldout` is the share of the questions whose reply holds every required word, `keywords_trained` that of
     the run's training questions.
@@ -77,15 +84,21 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
     metrics: dict[str, Metric] = {}
     lines = data.report.lost.lines() if data.report.lost.lost else []
     kinds = [kind for number, kind in enumerate(data.kinds) if (data.table.kind[seq_ids] == number).any()]
+    is_own = data.fingerprint() == run.fingerprint
     for kind in kinds:
         ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
-        sums = document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
-        measured = summarise(sums, groups=data.table.group[ids])
+        if kind == PAIRS:
+            put_reference(run, data, ids, is_own=is_own)
+            measured = preferences.metrics(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+        else:
+            sums = document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+            measured = summarise(sums, groups=data.table.group[ids])
         prefix = f"{kind}_" if len(kinds) > 1 else ""
         metrics |= {prefix + key: metric for key, metric in measured.items()}
-    is_own = data.fingerprint() == run.fingerprint
     trained = np.flatnonzero(data.table.split == Split.TRAIN) if is_own else np.zeros(0, np.int64)
     others = np.setdiff1d(seq_ids, trained)
+    if data.replies is not None:
+        trained, others = (ids[data.replies.pair[ids] < 0] for ids in (trained, others))
     for asked, label, part in ((trained, "trained", PARTS[Split.TRAIN]), (others, "heldout", None)):
         ids = with_keywords(data.tokens, asked, run.recipe.train.seed)
         if ids.size:
@@ -95,6 +108,11 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
     return Evaluation(metrics, lines)
+
+
+def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:
+    """True if sequences are replies of pairs; a stage has either these alone or none."""
+    return data.replies is not None and bool((data.replies.pair[seq_ids] >= 0).any())
 
 
 def check_new(data: TextData, path: Path) -> NewFacts:
@@ -131,15 +149,6 @@ def document_nll(
     num_bytes = tokens.target_bytes[seq_ids] - tokens.lost_target_bytes[seq_ids]
     count = LostCharacters(int(lost.sum(dtype=np.int64)), int(chars.sum(dtype=np.int64)))
     return DocumentSums(nll, targets, chars - lost, num_bytes, count)
-
-
-def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Add up (num_targets,) values by sequence; returns sums in fp64 and counts, each (num_seqs,)."""
-    assert isinstance(batch.layout, Layout)
-    bounds = batch.layout.cu_seqlens[1:].long()
-    sequence = torch.searchsorted(bounds, batch.target_index, right=True).numpy()
-    sums = np.bincount(sequence, weights=nll.double().numpy(), minlength=batch.num_seqs)
-    return sums, np.bincount(sequence, minlength=batch.num_seqs)
 
 
 def summarise(sums: DocumentSums, seed: int = 0, groups: np.ndarray | None = None) -> dict[str, Metric]:

@@ -14,7 +14,7 @@ from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import vqa_kept
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, interval, mean_of, resample
-from unpad.evaluation.text import per_sequence
+from unpad.evaluation.per_sequence import per_sequence
 from unpad.evaluation.vqa_accuracy import vqa_accuracy
 from unpad.evaluation.vqa_kept import kept_metrics, mode_metrics
 from unpad.inference.answers import answer, answer_counted, answer_shown

@@ -19,7 +19,7 @@ from unpad.inference.generate import complete, stream
 from unpad.inference.prompts import Prompt, Reply, count_system_turns, encode
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model
-from unpad.models.objective import Objective
+from unpad.models.objective import set_objective
 from unpad.nn.precision import Precision
 from unpad.nn.precision_choice import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
@@ -177,7 +177,8 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     recipe = run_recipe(folder, overrides)
     config, files = model_config(recipe.model), open_files(recipe, folder)
     model = build_model(config, family_of(recipe).num_outputs(files))
-    model.trained = Objective.of(model, stages_of(recipe)[-1].recipe.losses).weights
+    last = stages_of(recipe)[-1]
+    model.trained = set_objective(model, last.recipe, of_pairs=last.of_pairs).weights
     weights, state = run_weights(folder)
     put_weights(model, weights, str(folder))
     return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])

@@ -80,7 +80,7 @@ def encode(recipe: Recipe, tokenizer: Tokenizer, text: str, system: str = "") ->
 def reads_chat(recipe: Recipe, tokenizer: Tokenizer) -> bool:
     """True if prompts are messages of a conversation: of a run that was trained on some, or of an imported chat model
     that was trained on nothing else here."""
-    return bool(recipe.data.chat) or (tokenizer.chat is not None and not recipe.data.text)
+    return recipe.data.converses or (tokenizer.chat is not None and not recipe.data.text)
 
 
 def opening(recipe: Recipe, tokenizer: Tokenizer, system: str) -> list[Turn]:
@@ -104,7 +104,7 @@ def check_system(recipe: Recipe, tokenizer: Tokenizer, system: str) -> None:
     if system and reads_chat(recipe, tokenizer) and tokenizer.chat is not None:
         tokenizer.chat.prompted([Turn("system", system), Turn("user", "?")])
         return
-    if system and not recipe.data.chat:
+    if system and not recipe.data.converses:
         what, fix = "this run was trained on no conversations, so it reads no system text", "leave --system out"
         raise RecipeError(what, where="data.chat", fix=fix)
     if system and template.system in ("", template.user):
@@ -150,7 +150,7 @@ def prompt_warning(lost: LostCharacters) -> str:
 
 def plain_note(recipe: Recipe) -> str:
     """Remark for a conversation with a run of plain text; "" for a run that was trained on conversations."""
-    if recipe.data.chat or not recipe.data.text:
+    if recipe.data.converses or not recipe.data.text:
         return ""
     return "this run was trained on plain text: it continues the text rather than answering"
 

@@ -12,10 +12,27 @@ from dataclasses import dataclass
 from torch import nn
 
 from unpad.errors import RecipeError, nearest
-from unpad.models.contract import Model
+from unpad.models.contract import LearnsPreferences, Model
+from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import Ramp, Weight
 
 LAST = 10**9  # a step after every ramp
+
+
+def set_objective(model: Model, recipe: Recipe, *, of_pairs: bool) -> Objective:
+    """Prepare a model for what a stage trains.
+
+    Args:
+        recipe: of the stage.
+        of_pairs: whether it learns preferences, from pairs of replies.
+
+    Raises:
+        RecipeError: as `Objective.of`.
+    """
+    model.label_smoothing = recipe.train.label_smoothing
+    if isinstance(model, LearnsPreferences):
+        model.learn(recipe.train.beta if of_pairs else None)
+    return Objective.of(model, recipe.losses)
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,19 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, Side, concatenate
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.errors import ProofError
-from unpad.models.contract import ORIGIN, Model
+from unpad.models.contract import ORIGIN, LearnsPreferences, Model
 from unpad.models.objective import Objective
 from unpad.nn.attention import MATMUL
 from unpad.nn.kernel import as_weighted, by_definition, noted
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
+from unpad.nn.preference import PER_TOKEN
 from unpad.proof.claims import Case, Claims, claims_of
 from unpad.proof.line import Certificate, Line, Lines
 from unpad.proof.measure import (
     Subject,
     Variant,
+    bundles_at_a_time,
     equal_line,
     error_lines,
     in_own_precision,
@@ -37,7 +39,6 @@ from unpad.proof.measure import (
     made_and_equal,
     more_variants,
     native_lines,
-    one_at_a_time,
     per_sequence,
     target_lines,
     torch_lines,
@@ -114,7 +115,7 @@ def certify(
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
-        truth = lines.value("each sequence alone", lambda: one_at_a_time(exact, alone, weights, claims.outputs))
+        truth = lines.value("each sequence alone", lambda: bundles_at_a_time(exact, alone, weights, claims.outputs))
     lines.add(LABELS, lambda: _labels_line(alone, variants))
     base = lines.value("all sequences in one run", lambda: concatenate(alone))
     if base is not None:
@@ -168,18 +169,20 @@ def _add_own_precision_lines(
     would run kernels that the first lines did not.
     """
     first, against = len(lines.done), f"{precision} against fp64"
-    near = lines.add(against, lambda: error_lines(own, packed, precision))
+    # The loss of a pair depends on a small difference of large sums, whose rounding is not small against it.
+    terms = PER_TOKEN if isinstance(own.model, LearnsPreferences) and own.model.beta is not None else None
+    near = lines.add(against, lambda: error_lines(own, packed, precision, terms))
     if near:
         lines.add(f"{precision} native kernels", lambda: native_lines(own, packed, precision, near[-1]))
         lines.add(f"{precision} targets left out", lambda: target_lines(own, packed, precision))
     lines.add(f"{precision} isolation", lambda: isolation_line(own, packed, precision))
     if trained is not None and trained is not packed and set(expected) - _kernels(lines.done[first:]):
         on_plan = replace(own, prefix=f"{trained.name}: ")
-        lines.add(on_plan.prefix + against, lambda: error_lines(on_plan, trained, precision))
+        lines.add(on_plan.prefix + against, lambda: error_lines(on_plan, trained, precision, terms))
     if WEIGHTED & (set(expected) - _kernels(lines.done[first:])):
         weighted = replace(own, prefix="kernel of dropout: ")
         with as_weighted():
-            lines.add(weighted.prefix + against, lambda: error_lines(weighted, trained or packed, precision))
+            lines.add(weighted.prefix + against, lambda: error_lines(weighted, trained or packed, precision, terms))
     return _kernels(lines.done[first:])
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.batch import RaggedBatch, concatenate, from_padded
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.contract import Model
 from unpad.nn.kernel import Kernel, noted
@@ -115,6 +115,21 @@ def one_at_a_time(
     counts = {name: counts[name] for name in sums if counts[name]}
     means = {name: sums[name] / count for name, count in counts.items()}
     return Measurement([one.cpu() for one in hidden], means, counts, weights, gradients(model))
+
+
+def bundles_at_a_time(
+    model: Model, alone: Sequence[RaggedBatch], weights: dict[str, float], outputs: Outputs
+) -> Measurement:
+    """Measure each bundle of sequences as a batch of its own, such as the two replies of a pair; a sequence that is a
+    bundle is one. Outputs are in the order of `alone`."""
+    bundles = concatenate(alone).bundles
+    if len(bundles) == len(alone):
+        return one_at_a_time(model, alone, weights, outputs)
+    together = [concatenate([alone[seq] for seq in members]) for members in bundles]
+    found = one_at_a_time(model, together, weights, outputs)
+    order = [seq for members in bundles for seq in members]
+    by_seq = dict(zip(order, found.outputs, strict=True))
+    return replace(found, outputs=[by_seq[seq] for seq in range(len(alone))])
 
 
 def measure(subject: Subject, variant: Variant, precision: Precision) -> Measurement:
@@ -305,9 +320,10 @@ def more_variants(packed: RaggedBatch) -> dict[str, Callable[[], Variant]]:
     """Rectangles padded on either side and further than needed, and a split with an empty micro-batch in between."""
     whole = list(range(packed.num_seqs))
     longest = packed.layout.max_seqlen if isinstance(packed.layout, Layout) else 0
-    shuffled = whole[1::2] + whole[::2]
-    third = max(len(whole) // 3, 1)
-    parts = [shuffled[:third], [], shuffled[third:]]
+    bundles = packed.bundles
+    shuffled = bundles[1::2] + bundles[::2]
+    third = max(len(bundles) // 3, 1)
+    parts = [[seq for bundle in part for seq in bundle] for part in (shuffled[:third], [], shuffled[third:])]
     return {
         PADDED_RIGHT: lambda: Variant(PADDED_RIGHT, [packed.pad("right")], [whole]),
         PADDED_LEFT: lambda: Variant(PADDED_LEFT, [packed.pad("left")], [whole]),

@@ -11,9 +11,13 @@ import numpy as np
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.batching.plan import Micro, plan
+from unpad.data.text import TextData
 from unpad.errors import PlanError, needs_memory
+from unpad.evaluation.preferences import log_probabilities
 from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
+from unpad.models.contract import LearnsPreferences
+from unpad.models.objective import set_objective
 from unpad.nn.attention import reaches_all
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
@@ -46,8 +50,9 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
     setup = prepare_setup(recipe, Path(), None)
     draw_adapters(setup.model)
-    setup.model.label_smoothing = recipe.train.label_smoothing
+    set_objective(setup.model, recipe, of_pairs=setup.stages[-1].of_pairs)
     sample = _sample(setup)
+    _spread_margins(setup, sample)
     pieces, lines = _pieces(setup, sample), Lines()
     # Contents are read one sequence at a time, without `Data.load` or a plan.
     truth = lines.value("each sequence straight from the data", lambda: [setup.data.alone(*piece) for piece in pieces])
@@ -81,14 +86,14 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
 def _settings(setup: Setup, strategy: str) -> PlanSettings:
     """The last stage's plan with everything in one step, and micro-batches small enough that there are several."""
     recipe = _plan_of_run(setup)
-    longest = _longest(setup)
+    longest = _longest(setup) * (2 if setup.stages[-1].of_pairs else 1)  # of a bundle
     return recipe.model_copy(
         update={
             "strategy": strategy,
             "tokens_per_step": 1 << 30,
             "tokens_per_micro": min(recipe.tokens_per_micro, max(longest, 64)),
             "batch_size": min(recipe.batch_size, 4),
-            "row_tokens": max(min(recipe.row_tokens, longest), longest),
+            "row_tokens": longest,
             "drop_last": False,
         }
     )
@@ -105,7 +110,8 @@ def _longest(setup: Setup) -> int:
 
 def _sample(setup: Setup) -> np.ndarray:
     """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
-    ids = np.unique(np.concatenate([stage.train_ids for stage in setup.stages]))
+    of_pairs = setup.stages[-1].of_pairs
+    ids = np.unique(np.concatenate([stage.train_ids for stage in setup.stages if stage.of_pairs == of_pairs]))
     lengths = setup.data.table.positions[ids]
     usable = setup.data.table.num_targets[ids] > 0
     if _plan_of_run(setup).overflow == "drop":
@@ -124,7 +130,26 @@ def _sample(setup: Setup) -> np.ndarray:
     chosen = list(dict.fromkeys([*first, *order[: 4 * MAX_SEQUENCES].tolist()]))
     taken = np.cumsum(lengths[chosen])
     num = max(int(np.searchsorted(taken, budget, side="right")), 3)
-    return np.sort(ids[chosen[: min(num, MAX_SEQUENCES)]])
+    sample = np.sort(ids[chosen[: min(num, MAX_SEQUENCES)]])
+    bundle = setup.data.table.bundle if of_pairs else None
+    return sample if bundle is None else ids[np.isin(bundle[ids], bundle[sample])]
+
+
+def _spread_margins(setup: Setup, sample: np.ndarray) -> None:
+    """Give the replies of the sampled pairs references from which the weights differ. At the reference all margins are
+    0, and so all pairs have the same share in the gradient, whichever replies are compared."""
+    data, model, bundle = setup.data, setup.model, setup.data.table.bundle
+    if not setup.stages[-1].of_pairs or bundle is None:
+        return
+    assert isinstance(data, TextData), "pairs are texts"
+    assert data.replies is not None, "pairs have replies"
+    assert isinstance(model, LearnsPreferences), "set by set_objective"
+    assert model.beta is not None, "set by set_objective"
+    reference = log_probabilities(model, data, sample, _plan_of_run(setup), setup.device)
+    chosen = data.replies.is_chosen(sample)
+    rng, margins = np.random.default_rng(setup.recipe.train.seed), np.linspace(-1.5, 2.5, int(chosen.sum()))
+    reference[chosen] -= rng.permutation(margins) / model.beta
+    data.replies.reference[sample] = reference
 
 
 def _pieces(setup: Setup, sample: np.ndarray) -> list[Piece]:
@@ -146,6 +171,7 @@ def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
         context_field=setup.model.config.context_field,
         seq_ids=sample,
         targets=setup.data.count_targets,
+        bundles=setup.data.table.bundle if setup.stages[-1].of_pairs else None,
     )
     return [micro for step in range(planned.num_steps) for micro in planned.step(step)]
 

@@ -23,7 +23,8 @@ def alone(batch: RaggedBatch) -> list[RaggedBatch]:
         return [batch.select([i]) for i in range(batch.num_seqs)]
     bounds = batch.layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
-    return [from_sequences([[*ids[a:b], labels[b - 1]]], [[False, *counts[a:b]]]) for a, b in pairwise(bounds)]
+    made = [from_sequences([[*ids[a:b], labels[b - 1]]], [[False, *counts[a:b]]]) for a, b in pairwise(bounds)]
+    return [replace(one, parts=batch.select([i]).parts) for i, one in enumerate(made)] if batch.parts else made
 
 
 def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:

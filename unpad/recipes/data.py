@@ -188,6 +188,11 @@ class DataSettings(Section):
         description="Conversations: rows with `messages`, `conversations`, `instruction` and `output`, or `prompt` and "
         "`completion`; or strings.",
     )
+    pairs: Sources = Field(
+        [],
+        description="Pairs of replies, to learn from preferences (DPO): rows with `messages` or `prompt`, `chosen` and "
+        "`rejected`.",
+    )
     images: Sources = Field(
         [], description="A folder per class, a manifest in JSON lines or CSV, or parquet with bytes."
     )
@@ -221,6 +226,11 @@ class DataSettings(Section):
         "stop", description="stop: list all bad rows and end; quarantine: skip them, up to max_bad."
     )
     max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that may be quarantined.")
+
+    @property
+    def converses(self) -> bool:
+        """True if some of the data are conversations."""
+        return bool(self.chat or self.pairs)
 
     def sources(self, kind: str) -> list[Source | EventSource]:
         """The sources of one kind of data."""

@@ -27,7 +27,8 @@ from unpad.recipes.training import (
 )
 
 STAGE_TRAIN_KEYS = {
-    "max_epochs", "label_smoothing", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning", "weights",
+    "max_epochs", "label_smoothing", "beta", "freeze", "eval_every", "patience", "min_delta", "grad_norm_warning",
+    "weights",
 }  # fmt: skip
 
 # Sections whose fields a stage may change, and those fields of them that belong to the whole run.
@@ -148,6 +149,11 @@ class ResolvedStage:
     name: str
     use: tuple[str, ...] | None
     recipe: Recipe
+
+    @property
+    def of_pairs(self) -> bool:
+        """True if the stage learns from pairs of replies, which it then uses alone."""
+        return bool(self.recipe.data.pairs) and (self.use is None or "pairs" in self.use)
 
 
 def stages_of(recipe: Recipe) -> list[ResolvedStage]:

@@ -193,7 +193,17 @@ class TrainSettings(Section):
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
     init_from: str | None = Field(None, description="Run to load initial weights and the tokenizer from.")
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="Label smoothing of the training loss; reported losses have none."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Label smoothing of the training loss; reported losses have none. Of preferences: the share of "
+        "pairs that may be labelled the wrong way round, below 0.5.",
+    )
+    beta: float = Field(
+        0.1,
+        gt=0,
+        description="Of preferences: factor of a reply's implicit reward, its log-probability over that under the "
+        "weights that the stage starts from; smaller lets them go further from these.",
     )
     freeze: list[str] = Field([], description="Name patterns (fnmatch) of frozen parameters.")
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations; default: every epoch.")

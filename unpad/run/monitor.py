@@ -237,13 +237,15 @@ class Monitor:
         times["micros"] = record.micros
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
-        self._scalars("train", {name: row[name] for name in names} | rates | record.measures, record.step)
+        pairs = {name: record.terms[name] for name in ("accuracy", "margin") if name in record.terms}
+        self._scalars("train", {name: row[name] for name in names} | rates | record.measures | pairs, record.step)
         large = record.grad_norm > self._grad_norm_warning
         if large:
             self._warn_of_norm(record)
-        numbers = (
-            f"loss {record.loss:.3f}  ppl {row['perplexity']:.4g}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
-        )
+        measured = f"ppl {row['perplexity']:.4g}"
+        if "preference" in record.terms:
+            measured = f"accuracy {record.terms['accuracy']:.1%}  margin {record.terms['margin']:.3f}"
+        numbers = f"loss {record.loss:.3f}  {measured}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
         recent_seconds, recent_waited = (sum(column) for column in zip(*self._recent, strict=True))
         usage = f"pad {row['pad_share']:.1%}  wait {recent_waited / max(recent_seconds, 1e-9):.1%}"
         usage += f"  mem {memory_bytes / 1e9:.2f} GB, peak {self._peak / 1e9:.2f}" + (

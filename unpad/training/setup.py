@@ -16,7 +16,7 @@ from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
-from unpad.models.objective import Objective
+from unpad.models.objective import set_objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
@@ -162,7 +162,13 @@ def check_stages(setup: Setup) -> None:
         if stage.train_ids.size == 0 or recipe.train.max_epochs == 0:
             continue
         freeze(setup.model, recipe.train.freeze)
-        Objective.of(setup.model, recipe.losses)
+        set_objective(setup.model, recipe, of_pairs=stage.of_pairs)
+        if stage.of_pairs and recipe.train.init_from is None and before == 0:
+            raise RecipeError(
+                f"stage {stage.name} compares replies under the weights it starts from, and these are random",
+                where="train.init_from",
+                fix="set train.init_from=RUN, a run that has learned to answer, or add a stage before it",
+            )
         with needs_memory("the optimizer", OPTIMIZER_FIX):
             make_optimizer(setup.model, recipe.optim)
         if recipe.train.patience is not None and stage.held_out_ids.size == 0:

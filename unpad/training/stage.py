@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from unpad.batching.bundles import bundled
 from unpad.batching.mix import draw_sequences
 from unpad.batching.plan import Plan, plan
-from unpad.data.family import Data
+from unpad.data.family import Data, SequenceTable
 from unpad.data.sources.split import Split
 from unpad.models import model_config
 from unpad.recipes.recipe import Recipe, ResolvedStage
@@ -36,6 +39,11 @@ class StageSetup:
     held_out_ids: np.ndarray
     longest: int
     steps_of: dict[int, int] = field(init=False, default_factory=dict)  # steps of the epochs planned so far
+
+    @property
+    def of_pairs(self) -> bool:
+        """True if the stage learns from pairs of replies."""
+        return bool(self.recipe.data.pairs) and "pairs" in self.kinds
 
     @property
     def keeps_best(self) -> bool:
@@ -86,7 +94,8 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
     """Arguments of the planner for one epoch: positions per sequence, settings, and the others by name."""
     recipe, data, table, ids = stage.recipe, stage.data, stage.data.table, stage.train_ids
     if any(weight != 1 for weight in table.weights):
-        ids = ids[draw_sequences(table.source[ids], table.weights, recipe.train.seed, epoch)]
+        draw = partial(draw_sequences, weights=table.weights, seed=recipe.train.seed, epoch=epoch)
+        ids = ids[draw(table.source[ids])] if not stage.of_pairs else _drawn_pairs(table, ids, draw)
     settings = recipe.plan
     if recipe.profile == "low_power":
         settings = settings.model_copy(update={"tokens_per_micro": min(settings.tokens_per_micro, 512)})
@@ -99,8 +108,23 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
         "context_field": model_config(recipe.model).context_field,
         "seq_ids": ids,
         "targets": data.count_targets,
+        "bundles": table.bundle if stage.of_pairs else None,
     }
     return lengths, settings, known
+
+
+def _drawn_pairs(table: SequenceTable, ids: np.ndarray, draw: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """Draw pairs of replies: both of one, as often as it is drawn.
+
+    Args:
+        ids: (n,) sequences of pairs; draw: indices of drawn entries of an array of sources.
+    """
+    assert table.bundle is not None, "pairs are bundles"
+    order, offsets = bundled(table.bundle[ids])
+    drawn = draw(table.source[ids[order[offsets[:-1]]]])  # (num_drawn,) index into the pairs
+    members = [order[start:stop] for start, stop in zip(offsets[drawn], offsets[drawn + 1], strict=True)]
+    both: np.ndarray = ids[np.concatenate([np.zeros(0, np.int64), *members])]
+    return both
 
 
 def stage_epochs(stage: StageSetup, first: Plan) -> Epochs:

@@ -16,7 +16,7 @@ from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.errors import Stopped, needs_memory
 from unpad.evaluation.metrics import HeldOut, held_out
-from unpad.models.objective import Objective
+from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.run.checkpoint import State
@@ -27,6 +27,7 @@ from unpad.training.length import RunLength
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
 from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
+from unpad.training.reference import put_reference
 from unpad.training.setup import Setup
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -77,6 +78,10 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     before = progress.step - progress.stage_step
     last = last_step(setup, before, epochs)
     frozen = freeze(run.setup.model, recipe.train.freeze)
+    with run.timers("reference"):
+        message = put_reference(run.setup, setup, begins=progress.stage_step == 0)
+    if message:
+        run.monitor.log("reference", message=message)
     stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
@@ -112,11 +117,10 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
 def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: State | None) -> StageRun:
     """Prepare model and optimizer for a stage; `state` is the checkpoint that the run resumes from within it."""
     model, recipe, progress, tensors = run.setup.model, setup.recipe, run.progress, state.tensors if state else {}
-    model.label_smoothing = recipe.train.label_smoothing
+    objective = set_objective(model, recipe, of_pairs=setup.of_pairs)
     with run.timers("build"), needs_memory("the optimizer's state", OPTIMIZER_FIX):
         optimizer = make_optimizer(model, recipe.optim)
         load_optimizer_tensors(model, optimizer, tensors)
-    objective = Objective.of(model, recipe.losses)
     model.trained = objective.weights
     saved = SavedWatches(progress.step, progress.step - progress.stage_step, progress.watches, tensors)
     watches = start_watches(setup, model, saved, run.timers)

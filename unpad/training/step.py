@@ -58,7 +58,7 @@ class StepResult:
 
     Args:
         terms: mean of every term over the step's targets, in nats; 0 for a term without targets among others with them.
-        num_targets: labels that count, of all micro-batches.
+        num_targets: labels that count, of all micro-batches; of preferences, the pairs.
         grad_norm: global L2 norm before clipping.
         visual: of vision-language models, mean, least and most visual tokens of a sample by block, by name.
         updated: False if the step was left out because a loss or gradient was not finite; True for a step without
@@ -149,7 +149,8 @@ def train_step(
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
-    return StepResult(terms, sum(batch.num_targets for batch in micros), float(norm), updated, visual.values())
+    num_targets = counts["preference"] if "preference" in counts else sum(batch.num_targets for batch in micros)
+    return StepResult(terms, num_targets, float(norm), updated, visual.values())
 
 
 def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch]) -> OutOfMemoryError:

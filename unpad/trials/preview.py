@@ -17,9 +17,8 @@ from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.errors import RecipeError, needs_memory
 from unpad.models import lower_sizes
-from unpad.models.objective import Objective
+from unpad.models.objective import set_objective
 from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells, wrapped
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
@@ -123,7 +122,6 @@ def preview(
 
 def _tried(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
     """Plan every strategy for a stage, and try a step of each."""
-    recipe = stage.recipe
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
         seen = planned(stage)
@@ -133,18 +131,19 @@ def _tried(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
         if not row.refused:
             chosen = settings.model_copy(update={"strategy": row.name})
             with progress(f"trying a step of {row.name}"):
-                seen.trials[row.name] = _try(setup, recipe, plan(lengths, chosen, epoch=0, **known))
+                seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
             show(console, [trial_line(seen, row)])
     show(console, _notes(seen, setup))
     return seen
 
 
-def _try(setup: Setup, recipe: Recipe, made: Plan) -> Trial:
+def _try(setup: Setup, stage: StageSetup, made: Plan) -> Trial:
     """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
+    recipe = stage.recipe
     with needs_memory("a copy of the model for `unpad plan`", lower_sizes(setup.model.config)):
         model = copy.deepcopy(setup.model).train()
         optimizer = make_optimizer(model, recipe.optim)
-    weights = Objective.of(model, recipe.losses).final(model)
+    weights = set_objective(model, recipe, of_pairs=stage.of_pairs).final(model)
 
     def update(micros: list[Micro]) -> tuple[int, float]:
         batches = [setup.data.load(micro).to(setup.device) for micro in micros]

@@ -73,6 +73,7 @@ def compare(
     context_field: str = "model.context",
     targets: TargetCount | None = None,
     seq_ids: np.ndarray | None = None,
+    bundles: np.ndarray | None = None,
 ) -> list[StrategyRow]:
     """Plan epoch 0 with each strategy; arguments as in `plan`. A row that a strategy refuses names the reason."""
     result = []
@@ -88,6 +89,7 @@ def compare(
                 context_field=context_field,
                 seq_ids=seq_ids,
                 targets=targets,
+                bundles=bundles,
             )
         except PlanError as error:
             if name != "rows":  # only a row has a size of its own; what another strategy refuses, all refuse
@@ -107,6 +109,7 @@ def padding_spread(
     max_tokens: int | None = None,
     context_field: str = "model.context",
     targets: TargetCount | None = None,
+    bundles: np.ndarray | None = None,
 ) -> dict[str, float]:
     """Standard deviation of each strategy's pad share over random samples of the size of `seq_ids`, by name.
 
@@ -127,6 +130,7 @@ def padding_spread(
             context_field=context_field,
             targets=targets,
             seq_ids=drawn,
+            bundles=bundles,
         )
         for row in rows:
             if not row.refused:

@@ -37,6 +37,7 @@ def make_shard(num_rows: int = 3, dtype: str = "<u2") -> Shard:
         lost_target_chars=(rows % 2).astype(np.int32),
         lost_target_bytes=(rows % 2 * 3).astype(np.int32),
         num_system=rows.astype(np.int32),
+        num_chosen=(rows % 2).astype(np.int32),
         details=pack_details(
             *(column[:num_rows] for column in DETAILS), Counter(rare=1, 水=3) if num_rows else Counter()
         ),

@@ -64,11 +64,11 @@ def _turns_of_row(row: dict[str, Any], field: str | None) -> tuple[Turn, ...]:
     elif name is None and (field is not None or "text" not in row):
         raise missing((field,) if field else (*MESSAGES, *REQUESTS, "text"), list(row))
     else:
-        messages = _messages(row[name or "text"], f'"{name or "text"}"')
+        messages = messages_of(row[name or "text"], f'"{name or "text"}"')
     system = row.get("system")
-    if not _is_blank(system) and messages and messages[0].role != "system":
+    if not is_blank(system) and messages and messages[0].role != "system":
         messages = [Turn("system", require_text(system, '"system"')), *messages]
-    return _in_turns(messages, f'"{name or request or "text"}"')
+    return in_turns(messages, f'"{name or request or "text"}"')
 
 
 def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
@@ -77,10 +77,10 @@ def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
     if reply is None:
         raise missing(REPLIES, list(row))
     if type(row[request]) is list and type(row[reply]) is list:
-        return _messages(row[request], f'"{request}"') + _messages(row[reply], f'"{reply}"')
-    parts = [name for name in (request, "input") if not _is_blank(row.get(name))] or [request]
+        return messages_of(row[request], f'"{request}"') + messages_of(row[reply], f'"{reply}"')
+    parts = [name for name in (request, "input") if not is_blank(row.get(name))] or [request]
     text = "\n".join(require_text(row[name], f'"{name}"') for name in parts)
-    earlier = [] if _is_blank(row.get("history")) else row["history"]
+    earlier = [] if is_blank(row.get("history")) else row["history"]
     if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
         raise RowFault("E_TYPE", '"history" is not a list of requests with their replies')
     said = [
@@ -91,7 +91,7 @@ def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
     return [*said, Turn("user", text), Turn("assistant", require_text(row[reply], f'"{reply}"'))]
 
 
-def _is_blank(value: object) -> bool:
+def is_blank(value: object) -> bool:
     return value is None or value == [] or (type(value) is str and not value.strip())
 
 
@@ -104,17 +104,26 @@ def looks_like_chat(value: object) -> bool:
 
 
 def _turns(value: object, name: str) -> tuple[Turn, ...]:
-    return _in_turns(_messages(value, name), name)
+    return in_turns(messages_of(value, name), name)
 
 
-def _messages(value: object, name: str) -> list[Turn]:
+def messages_of(value: object, name: str) -> list[Turn]:
+    """Messages of a list of objects, or of a string with the names of the speakers.
+
+    Raises:
+        RowFault: it is neither.
+    """
     if type(value) is list:
         return [_message(message, name, index) for index, message in enumerate(value)]
     return _parse(require_text(value, name))
 
 
-def _in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
-    """Refuse messages that are not a conversation with a reply."""
+def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
+    """Refuse messages that are not a conversation with a reply.
+
+    Raises:
+        RowFault: with the turn.
+    """
     if not turns:
         raise RowFault("E_EMPTY", f"{name} has no messages")
     first = 1 if turns[0].role == "system" else 0

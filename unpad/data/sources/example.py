@@ -33,6 +33,7 @@ class Example:
         group: rows that share a non-empty group, such as phrasings of one fact, stay in one part unless they declare
             others; a group held out on purpose is declared, not leaked.
         keywords: words that a correct reply must contain; used by evaluation only.
+        rejected: of a pair, the reply that is worse than the last turn; None without one.
     """
 
     where: str
@@ -40,6 +41,12 @@ class Example:
     split: SplitName | None = None
     group: str = ""
     keywords: tuple[str, ...] = ()
+    rejected: Turn | None = None
+
+    @property
+    def every_turn(self) -> tuple[Turn, ...]:
+        """All messages, those of a pair with the rejected reply at the end."""
+        return self.turns if self.rejected is None else (*self.turns, self.rejected)
 
 
 @dataclass(frozen=True, slots=True)

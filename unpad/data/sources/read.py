@@ -1,4 +1,4 @@
-"""Files of texts and conversations, read by the module of this folder that is named after their kind."""
+"""Files of texts, conversations and pairs of replies, read by the module of this folder that their kind names."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -9,7 +9,8 @@ from unpad.data.sources.files import SourceFile
 from unpad.data.sources.rows import collect
 from unpad.recipes.data import DataSettings
 
-TEXT_KINDS = ("text", "chat")  # sections of a recipe's `data` that become tokens
+TEXT_KINDS = ("text", "chat", "pairs")  # sections of a recipe's `data` that become tokens
+PAIRS = "pairs"  # the one of them whose documents are two sequences each
 
 
 class TextReader(Protocol):

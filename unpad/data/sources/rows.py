@@ -64,7 +64,7 @@ def usable(item: Example | BadRow) -> Usable | BadRow:
     """Return the length and the hash of an example."""
     if isinstance(item, BadRow):
         return item
-    return Usable(sum(len(turn.content) for turn in item.turns), content_key(item))
+    return Usable(sum(len(turn.content) for turn in item.every_turn), content_key(item))
 
 
 def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadRow]]:

@@ -83,7 +83,7 @@ def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str
 
 def content_key(example: Example) -> int:
     """64-bit hash of an example's roles and contents."""
-    content = "\0".join(part for turn in example.turns for part in (turn.role, turn.content))
+    content = "\0".join(part for turn in example.every_turn for part in (turn.role, turn.content))
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 

@@ -45,7 +45,7 @@ MAP_FROM = 256 << 10
 DTYPES = {
     "offsets": "<i8", "loss_mask": "|b1", "content_key": "<u8", "declared": "|i1", "copy": "|u1", "num_targets": "<i4",
     "target_chars": "<i4", "target_bytes": "<i4", "num_chars": "<i4", "lost_chars": "<i4", "lost_target_chars": "<i4",
-    "lost_target_bytes": "<i4", "num_system": "<i4", "details": "|u1", "bad": "|u1",
+    "lost_target_bytes": "<i4", "num_system": "<i4", "num_chosen": "<i4", "details": "|u1", "bad": "|u1",
 }  # fmt: skip
 TOKEN_DTYPES = ("<u2", "<u4")
 
@@ -125,6 +125,8 @@ class Shard:
         lost_chars: (rows,) int32, those of them that the tokenizer lost; lost_target_chars, lost_target_bytes: of the
             text that carries loss.
         num_system: (rows,) int32, system turns.
+        num_chosen: (rows,) int32, of a pair the tokens of its chosen reply with the prompt, which those of its rejected
+            reply with the prompt follow; 0 for others.
         details, bad: (bytes,) uint8, JSON that is parsed at its first use.
     """
 
@@ -142,6 +144,7 @@ class Shard:
     lost_target_chars: np.ndarray
     lost_target_bytes: np.ndarray
     num_system: np.ndarray
+    num_chosen: np.ndarray
     details: np.ndarray
     bad: np.ndarray
 

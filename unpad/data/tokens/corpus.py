@@ -16,7 +16,7 @@ import numpy as np
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.leaks import near_pairs
 from unpad.data.sources.places import resolve_path
-from unpad.data.sources.read import TEXT_KINDS
+from unpad.data.sources.read import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import (
@@ -35,6 +35,7 @@ from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, refuse_leaks
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
+from unpad.data.tokens.pair_rows import both_replies, keep_last_reply
 from unpad.data.tokens.token_set import Part, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.data.tokens.words import segment
@@ -152,7 +153,7 @@ def report_of(work: Work, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int
     characters = sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts)
     lost = sum(int(part.shard.lost_chars.sum(dtype=np.int64)) for part in tokens.parts)
     counts = sum((Counter(part.shard.lost_counts) for part in tokens.parts), Counter[str]())
-    may_lose, has_chat = tokenizer.kind == "file", any(file.kind == "chat" for file in work.files)
+    may_lose, has_chat = tokenizer.kind == "file", any(file.kind != "text" for file in work.files)
     num_system = rows_of([part.shard.num_system for part in tokens.parts], np.int64)
     return CorpusReport(
         rows_read=rows_used + count_bad(bad),
@@ -260,7 +261,7 @@ def _build_tokenizer(work: Work) -> Tokenizer:
         for index in range(len(work.files))
         for example, side in zip(work.rows(index).examples, work.sides[index].tolist(), strict=True)
         if side == Split.TRAIN
-        for turn in example.turns
+        for turn in example.every_turn
     )
     told = counted(texts, "building the vocabulary", unit="texts")
     tokenizer = train_tokenizer(work.recipe.tokenizer, told, reserved_texts(work.recipe.data.template))
@@ -297,7 +298,7 @@ def _originals(work: Work, tokenizer: Tokenizer) -> list[Part]:
 
 
 def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
-    """Build augmented copies of the training originals; held-out documents never have copies."""
+    """Build augmented copies of the training originals; held-out documents and pairs never have copies."""
     augment, seed = work.recipe.augment, work.recipe.train.seed
     if not augment.multiplier:
         return []
@@ -306,6 +307,8 @@ def _copies(work: Work, tokenizer: Tokenizer) -> list[Part]:
     settings = [augment.model_dump(mode="json", exclude={"synonyms_file"}), sorted(synonyms.items()), seed]
     parts = []
     for index, file in enumerate(work.files):
+        if file.kind == PAIRS:
+            continue
         # A document's split may depend on other files, so the splits are part of the name.
         key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
         shard = _open(work, index, key)
@@ -349,29 +352,39 @@ def _store(work: Work, data_key: str, shard: Shard) -> Shard:
 
 
 def encode_rows(work: Work, index: int, rows: Rows, tokenizer: Tokenizer) -> Shard:
-    """Encode rows of a file."""
-    examples, path = rows.examples, str(work.files[index].file.path)
+    """Encode rows of a file; of a pair the chosen reply, and after it the rejected one."""
+    path, is_pair = str(work.files[index].file.path), work.files[index].kind == PAIRS
+    examples = both_replies(rows.examples) if is_pair else rows.examples
     tokens, loss_mask, offsets, lost = encode_examples(examples, tokenizer, work.recipe.data.template)
+    if is_pair:
+        keep_last_reply(examples, loss_mask, offsets)
     with_loss = ["".join(turn.content for turn in e.turns if turn.role in LOSS_ROLES) for e in examples]
+    each = 2 if is_pair else 1  # conversations of a row
+
+    def of_rows(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+        total: np.ndarray = np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32)
+        return total
+
     return Shard(
         tokens=tokens,
         loss_mask=loss_mask,
-        offsets=offsets,
+        offsets=offsets[::each],
         content_key=rows.content_key,
         declared=rows.declared,
         copy=rows.copy,
-        num_targets=np.add.reduceat(loss_mask, offsets[:-1], dtype=np.int32),
-        target_chars=np.array([len(text) for text in with_loss], np.int32),
-        target_bytes=np.array([len(text.encode()) for text in with_loss], np.int32),
-        num_chars=np.array([sum(len(turn.content) for turn in e.turns) for e in examples], np.int32),
-        lost_chars=lost.chars,
-        lost_target_chars=lost.target_chars,
-        lost_target_bytes=lost.target_bytes,
-        num_system=np.array([sum(turn.role == "system" for turn in e.turns) for e in examples], np.int32),
+        num_targets=np.add.reduceat(loss_mask, offsets[:-1:each], dtype=np.int32),
+        target_chars=of_rows([len(text) for text in with_loss]),
+        target_bytes=of_rows([len(text.encode()) for text in with_loss]),
+        num_chars=of_rows([sum(len(turn.content) for turn in e.turns) for e in examples]),
+        lost_chars=of_rows(lost.chars),
+        lost_target_chars=of_rows(lost.target_chars),
+        lost_target_bytes=of_rows(lost.target_bytes),
+        num_system=np.array([sum(turn.role == "system" for turn in e.turns) for e in rows.examples], np.int32),
+        num_chosen=np.diff(offsets)[::2].astype(np.int32) if is_pair else np.zeros(len(rows.examples), np.int32),
         details=pack_details(
-            (e.where.removeprefix(path) for e in examples),
-            (e.group for e in examples),
-            (e.keywords for e in examples),
+            (e.where.removeprefix(path) for e in rows.examples),
+            (e.group for e in rows.examples),
+            (e.keywords for e in rows.examples),
             lost.counts,
         ),
         bad=pack_bad_rows(rows.bad, path),

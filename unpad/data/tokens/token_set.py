@@ -49,6 +49,7 @@ class TokenSet:
         num_targets: tokens that carry loss.
         target_chars, target_bytes: characters and UTF-8 bytes of the text that carries loss.
         lost_target_chars, lost_target_bytes: those of them that the tokenizer lost.
+        num_chosen: of a pair, the tokens of its chosen reply, which those of its rejected one follow; 0 for others.
         weights: epochs of each source per epoch of the run: the recipe's texts, then its conversations.
         parts: the shards; their rows, one part after the other, are the documents.
         documents: (num_documents,) int64, documents in the order of the sequences.
@@ -68,6 +69,7 @@ class TokenSet:
     target_bytes: np.ndarray
     lost_target_chars: np.ndarray
     lost_target_bytes: np.ndarray
+    num_chosen: np.ndarray
     weights: list[float]
     parts: tuple[Part, ...]
     documents: np.ndarray
@@ -121,6 +123,7 @@ class TokenSet:
     def joined(self) -> TokenSet:
         """Join the documents of each kind, split and source to one long sequence, with BOS and EOS between them."""
         assert self.documents.size == len(self), "joined already"
+        assert not self.num_chosen.any(), "pairs are not joined"
         groups = np.stack([self.kind, self.split, self.source]).astype(np.int64)
         order = np.lexsort(groups[::-1])
         groups = groups[:, order]
@@ -143,6 +146,7 @@ class TokenSet:
             target_bytes=total(self.target_bytes),
             lost_target_chars=total(self.lost_target_chars),
             lost_target_bytes=total(self.lost_target_bytes),
+            num_chosen=total(self.num_chosen),
             documents=self.documents[order],
             first_document=np.append(first, order.size),
         )
@@ -264,6 +268,7 @@ def build_token_set(
         target_bytes=rows_of([shard.target_bytes for shard in shards], np.int32),
         lost_target_chars=rows_of([shard.lost_target_chars for shard in shards], np.int32),
         lost_target_bytes=rows_of([shard.lost_target_bytes for shard in shards], np.int32),
+        num_chosen=rows_of([shard.num_chosen for shard in shards], np.int32),
         weights=weights,
         parts=tuple(parts),
         documents=np.arange(total),

@@ -14,7 +14,7 @@ from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.models import lower_sizes
-from unpad.models.objective import Objective
+from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.recipes.file import load_recipe
@@ -36,7 +36,7 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     loaded = load_recipe(recipe, overrides)
     setup = prepare_setup(loaded, Path(), None)
     freeze(setup.model, loaded.train.freeze)
-    setup.model.label_smoothing = loaded.train.label_smoothing
+    set_objective(setup.model, loaded, of_pairs=setup.stages[-1].of_pairs)
     if not all_data(setup, loaded).train_ids.size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set the data that they use")
     return setup
@@ -83,8 +83,9 @@ def _variant(setup: Setup, name: str, **fields: Any) -> BenchVariant:
 
 
 def all_data(setup: Setup, recipe: Recipe) -> StageSetup:
-    """A stage of the data of all stages, with the settings of `recipe`."""
-    used = {kind for stage in setup.stages for kind in stage.kinds}
+    """A stage of the data of all stages that train as the last does, with the settings of `recipe`."""
+    of_pairs = setup.stages[-1].of_pairs
+    used = {kind for stage in setup.stages for kind in stage.kinds if stage.of_pairs == of_pairs}
     return make_stage(ResolvedStage("bench", tuple(used), recipe), setup.data, setup.model.config.longest)
 
 

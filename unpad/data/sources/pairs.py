@@ -1,0 +1,103 @@
+"""Pairs of replies to one prompt, for preferences: `messages` or `prompt`, with `chosen` and `rejected`.
+
+Each of the two is a reply as a string, a list of messages with one reply, or the whole conversation with it at the end,
+as public sets and trainers have them. Without a prompt of its own, it is what both conversations begin with.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+from unpad.data.sources.chat import REQUESTS, in_turns, is_blank, messages_of
+from unpad.data.sources.example import BadRow, Example, Turn, Usable
+from unpad.data.sources.files import SourceFile
+from unpad.data.sources.jsonlines import RowFault, missing
+from unpad.data.sources.rows import examples, optional_fields, require_text, usable
+from unpad.recipes.data import DataSettings
+
+PROMPTS = ("messages", *REQUESTS)
+CHOSEN, REJECTED = REPLIES = ("chosen", "rejected")
+FIELDS = (*REPLIES, *PROMPTS, "system")
+
+
+def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+    """Yield each row of a file as usable, or its bad row."""
+    return map(usable, read(file, data))
+
+
+def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+    """Yield each pair of a file, or its bad row.
+
+    `field` of the source names the prompt. Pairs of one prompt are a group, unless their rows name others, so that no
+    prompt is both in training and held out.
+    """
+
+    def convert(where: str, value: Any) -> Example:
+        if type(value) is not dict:
+            raise RowFault("E_TYPE", "the row is no object", 'write an object with "prompt", "chosen" and "rejected"')
+        prompt, replies = _pair_of_row(value, file.field)
+        turns = in_turns([*prompt, replies[CHOSEN]], "the pair")
+        split, group, keywords = optional_fields(value)
+        return Example(where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
+
+    return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert)
+
+
+def looks_like_pair(value: object) -> bool:
+    """Guess whether a row, well-formed or not, is meant as a pair."""
+    return isinstance(value, dict) and all(name in value for name in REPLIES)
+
+
+def _pair_of_row(row: dict[str, Any], field: str | None) -> tuple[list[Turn], dict[str, Turn]]:
+    """The messages of the prompt, and the two replies by name."""
+    for name in REPLIES:
+        if name not in row:
+            raise missing((name,), list(row))
+    named = field if field in row else next((name for name in PROMPTS if name in row), None) if not field else None
+    if field and named is None:
+        raise missing((field,), list(row))
+    given = {name: _messages(row[name], f'"{name}"', "assistant") for name in REPLIES}
+    prompt = _common(given) if named is None else _messages(row[named], f'"{named}"', "user")
+    if not prompt:
+        raise missing(PROMPTS, list(row))
+    replies = {name: _reply(turns, prompt, name) for name, turns in given.items()}
+    if replies[CHOSEN] == replies[REJECTED]:
+        raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")
+    system = row.get("system")
+    if not is_blank(system) and prompt[0].role != "system":
+        prompt = [Turn("system", require_text(system, '"system"')), *prompt]
+    return prompt, replies
+
+
+def _messages(value: object, name: str, role: str) -> list[Turn]:
+    """Messages of a list, or the one message of a string."""
+    if type(value) is list:
+        return messages_of(value, name)
+    return [Turn("user" if role == "user" else "assistant", require_text(value, name))]
+
+
+def _common(given: dict[str, list[Turn]]) -> list[Turn]:
+    """Messages that both conversations begin with, without their last ones."""
+    chosen, rejected = given.values()
+    most = min(len(chosen), len(rejected)) - 1
+    num = next((i for i in range(most) if chosen[i] != rejected[i]), max(most, 0))
+    return chosen[:num]
+
+
+def _reply(turns: list[Turn], prompt: list[Turn], name: str) -> Turn:
+    """The one reply of a list of messages, which may begin with the prompt."""
+    for start in (prompt, prompt[1:] if prompt[0].role == "system" else prompt):
+        if len(turns) > len(start) and turns[: len(start)] == start:
+            turns = turns[len(start) :]
+            break
+    if len(turns) != 1 or turns[0].role != "assistant":
+        roles = ", ".join(turn.role for turn in turns) or "nothing"
+        fix = f'let "{name}" be one reply of the assistant, or the whole conversation that begins with the prompt'
+        raise RowFault("E_ROLE", f'"{name}" holds {roles} after the prompt, expected one reply of the assistant', fix)
+    return turns[0]
+
+
+def _name(prompt: list[Turn]) -> str:
+    """Name of the group of the pairs of a prompt."""
+    content = "\0".join(part for turn in prompt for part in (turn.role, turn.content))
+    return f"prompt {blake2b(content.encode(), digest_size=8).hexdigest()}"

@@ -1,0 +1,73 @@
+"""Log-probabilities of a run's pairs under the weights that their stage started from, as the run and the cache keep
+them.
+
+A file has the sha256 of its content in front, then a line of JSON that names what the numbers are of, then the numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from unpad.data.tokens.cache import read_sealed, write_sealed
+from unpad.errors import CheckpointError
+
+REFERENCE = "reference.bin"  # in a run directory
+
+
+@dataclass(frozen=True)
+class Named:
+    """Origin of the numbers of a file: the weights and the data by their hashes, and the stage that learns."""
+
+    weights: str
+    data: str
+    stage: str
+
+
+def weights_fingerprint(model: nn.Module) -> str:
+    """sha256 of all parameters and buffers, with their names, shapes and dtypes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def write_reference(path: Path, named: Named, values: np.ndarray) -> None:
+    """Write (num_sequences,) float64 values, durably.
+
+    Raises:
+        DiskError: the file cannot be written.
+    """
+    write_sealed(path, json.dumps(asdict(named)).encode() + b"\n" + values.astype("<f8").tobytes())
+
+
+def find_reference(path: Path) -> tuple[Named, np.ndarray] | None:
+    """Read a file of `write_reference`; None where there is none, or a damaged one."""
+    content = read_sealed(path)[0]
+    if content is None:
+        return None
+    head, _, body = content.partition(b"\n")
+    return Named(**json.loads(head)), np.frombuffer(body, "<f8").astype(np.float64)
+
+
+def read_reference(folder: Path) -> tuple[Named, np.ndarray]:
+    """Read the values that a run keeps.
+
+    Raises:
+        CheckpointError: they are missing or damaged.
+    """
+    found = find_reference(folder / REFERENCE)
+    if found is None:
+        raise CheckpointError(
+            f"{REFERENCE}, the log-probabilities of its pairs under the weights it started from, is missing or damaged",
+            where=str(folder),
+            fix="put the file back, or train again",
+        )
+    return found

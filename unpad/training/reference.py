@@ -1,0 +1,78 @@
+"""Log-probabilities of pairs under the weights that a stage starts from, computed once before its first step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from unpad.data.sources.split import Split
+from unpad.data.text import TextData
+from unpad.data.tokens.cache import make_key
+from unpad.errors import ResumeError
+from unpad.evaluation.preferences import log_probabilities, whole_pairs
+from unpad.run.reference import (
+    REFERENCE,
+    Named,
+    find_reference,
+    read_reference,
+    weights_fingerprint,
+    write_reference,
+)
+from unpad.storage import cache_folder
+from unpad.training.progress import DECIDE_BITS
+from unpad.training.setup import Setup
+from unpad.training.stage import StageSetup
+
+
+def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
+    """Give the pairs of a stage their log-probabilities under the weights that it starts from.
+
+    Those of training pairs are computed in the precision of training, all others as evaluation computes, by the same
+    flat batches. The run keeps them, so that it resumes with equal ones; the cache keeps them for other runs from the
+    same weights.
+
+    Args:
+        begins: whether the model holds the weights that the stage starts from; else the run's file is read.
+
+    Returns:
+        A message for the log, "" for a stage without pairs.
+
+    Raises:
+        CheckpointError, ResumeError: the file of the run is missing, damaged, or of another stage.
+        DiskError: a file cannot be written.
+    """
+    data = setup.data
+    if not stage.of_pairs or not isinstance(data, TextData) or data.replies is None:
+        return ""
+    path = setup.folder / REFERENCE
+    if not begins:
+        named, values = read_reference(setup.folder)
+        if (named.stage, named.data) != (stage.name, data.fingerprint()) or len(values) != len(data.table):
+            fix = "start a new run with train.init_from"
+            raise ResumeError(f"{REFERENCE} is not of stage {stage.name} and its data", where=str(path), fix=fix)
+        data.replies.reference[:] = values
+        return f"{stage.name}: log-probabilities under the weights it started from, as the run keeps them"
+    named = Named(weights_fingerprint(setup.model), data.fingerprint(), stage.name)
+    bits = {key: setup.environment[key] for key in ("version", *DECIDE_BITS)}
+    cached = cache_folder() / "references" / f"{make_key('reference', named.weights, named.data, bits)}.bin"
+    found = find_reference(cached)
+    if found is not None and len(found[1]) == len(data.table):
+        values, how = found[1], "from the cache"
+    else:
+        values, how = _values(setup, stage, data), "computed once"
+        write_reference(cached, named, values)
+    write_reference(path, named, values)
+    data.replies.reference[:] = values
+    num = int((data.replies.pair >= 0).sum())
+    return f"{stage.name}: log-probabilities of {num:,} replies under the weights it starts from, {how}"
+
+
+def _values(setup: Setup, stage: StageSetup, data: TextData) -> np.ndarray:
+    """Log-probabilities of all replies of pairs, (num_sequences,) float64; 0 for all else and beyond the context."""
+    replies = whole_pairs(setup.model, data, np.arange(len(data.table)))
+    is_trained = data.table.split[replies] == Split.TRAIN
+    values = np.zeros(len(data.table))
+    trained, others = replies[is_trained], replies[~is_trained]
+    settings = stage.recipe.plan
+    values[trained] = log_probabilities(setup.model, data, trained, settings, setup.device, setup.precision)
+    values[others] = log_probabilities(setup.model, data, others, settings, setup.device)
+    return values
