@@ -17,14 +17,20 @@ CROSSING = "set the label of each sequence's first token to -100"
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything measured of an update, against its sequences one at a time."""
+    """Everything measured of an update, against its sequences one at a time.
+
+    Args:
+        scale: the reported loss over that of the sequences.
+        by_gradient: False if no weight learns.
+    """
 
     update: Update
     labels: Labels
     errors: Errors
     moves: Moves
     bounds: Errors
-    by_gradient: bool = True
+    scale: float
+    by_gradient: bool
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
@@ -49,10 +55,12 @@ def findings(model: nn.Module, measured: Measured) -> tuple[Finding, ...]:
     known = {finding.kind for finding in found if not finding.passed}
     add("logits", errors.logits, bounds.logits, _logits(update, known))
     known |= {finding.kind for finding in found if not finding.passed}
-    cause = "follows from the findings above" if known else "divide the sum over targets by the targets of the update"
-    add("loss", errors.loss, bounds.loss, cause)
+    explained = "follows from the findings above"
+    add("loss", errors.loss, bounds.loss, explained if known else _loss(update, measured.scale))
     if measured.by_gradient:
-        add("gradient", errors.gradient, bounds.gradient, cause)
+        wrong = known or errors.loss > bounds.loss
+        stopped = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
+        add("gradient", errors.gradient, bounds.gradient, explained if wrong else stopped)
     return tuple(found)
 
 
@@ -120,6 +128,16 @@ def _logits(update: Update, known: set[Kind]) -> str:
     if any(batch.rectangle("position_ids") is not None for batch in update.batches):
         return "position_ids are not those of the sequence alone; start them at 0"
     return "the model computes other logits in a batch than alone, though nothing leaks; are positions passed?"
+
+
+def _loss(update: Update, scale: float) -> str:
+    num = len(update.batches)
+    for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
+        if num > 1 and abs(scale / factor - 1) < 1e-3:
+            return f"the loss is {scale:.3g} times too large: it is {cause} by the {num} micro-batches"
+    return (
+        "divide the sum over targets by the targets of the update, not by those of a micro-batch (num_items_in_batch)"
+    )
 
 
 def _padded_left(update: Update, index: int) -> bool:

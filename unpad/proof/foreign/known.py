@@ -50,7 +50,8 @@ def labels_alone(collate: Callable[[], Collated], ids: list[int]) -> list[int]:
     try:
         batches = [read_batch(one) for one in listed(collate())]
     except Exception as error:
-        raise_memory(error)
+        if isinstance(error, OutOfMemoryError) or is_memory_error(error):
+            raise
         return labels_of_all(ids)
     update = read_update(batches, [Known(ids, labels_of_all(ids))])
     if len(update.pieces) != 1 or update.pieces[0].length != len(ids):
@@ -137,9 +138,3 @@ def example_of(known: Known, like: object) -> Example:
 
 def listed(collated: Collated) -> list[Batch]:
     return [collated] if isinstance(collated, Mapping) else list(collated)
-
-
-def raise_memory(error: Exception) -> None:
-    """Raise an exception for lack of memory: that says nothing about a batch."""
-    if isinstance(error, OutOfMemoryError) or is_memory_error(error):
-        raise error

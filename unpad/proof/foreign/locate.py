@@ -7,6 +7,7 @@ boundaries best; the rest of the cells then goes to the longest runs of the sequ
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -65,11 +66,14 @@ class Cells:
         return length
 
     def fit(self, row: int, start: int, length: int) -> int:
-        """Number of the ends of a run, 0 to 2, that lie at a boundary: of the row, of taken cells or of a hint."""
+        """Number of the ends of a run, 0 to 2, that lie at a boundary, less the boundaries inside of it.
+
+        Boundaries are ends of the row, taken cells, and hints.
+        """
         cells, end = self._rows[row], start + length
         first = start == 0 or cells[start - 1] is None or (row, start) in self._hints
         last = end == len(cells) or cells[end] is None or (row, end) in self._hints
-        return first + last
+        return first + last - sum((row, column) in self._hints for column in range(start + 1, end))
 
     def take(self, row: int, start: int, length: int) -> None:
         self._rows[row][start : start + length] = [None] * length
@@ -80,23 +84,27 @@ def locate(cells: Cells, sequences: Sequence[Sequence[int]]) -> list[Piece]:
 
     A sequence that is not there has no piece.
     """
-    pieces, left = [], []
-    for index in sorted(range(len(sequences)), key=lambda index: -len(sequences[index])):
-        place = _whole(cells, sequences[index])
-        if place is None:
-            left.append(index)
-        else:
-            pieces.append(Piece(index, 0, *place, len(sequences[index])))
-            cells.take(*place, len(sequences[index]))
+    pieces: list[Piece] = []
+    left = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
+    for least in (2, -math.inf):  # exactly between two boundaries, then anywhere
+        waiting, left = left, []
+        for index in waiting:
+            place = _whole(cells, sequences[index], least)
+            if place is None:
+                left.append(index)
+            else:
+                pieces.append(Piece(index, 0, *place, len(sequences[index])))
+                cells.take(*place, len(sequences[index]))
     for index in left:
         pieces += _torn(cells, index, sequences[index])
     return pieces
 
 
-def _whole(cells: Cells, tokens: Sequence[int]) -> tuple[int, int] | None:
-    """The best free place of a whole sequence, the first of equally good ones."""
+def _whole(cells: Cells, tokens: Sequence[int], least: float) -> tuple[int, int] | None:
+    """The best free place of a whole sequence that fits so well, the first of equally good ones."""
     found = [place for place in cells.candidates(tokens) if cells.run(tokens, *place) == len(tokens)]
-    return max(found, key=lambda place: cells.fit(place[0], place[1], len(tokens)), default=None)
+    best = max(found, key=lambda place: cells.fit(place[0], place[1], len(tokens)), default=None)
+    return None if best is None or cells.fit(*best, len(tokens)) < least else best
 
 
 def _torn(cells: Cells, index: int, tokens: Sequence[int]) -> list[Piece]:

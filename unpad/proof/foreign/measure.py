@@ -15,6 +15,7 @@ from unpad.proof.foreign.precision import Errors, relative
 from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
 
 MOST_COLUMNS = 1024  # of the vocabulary, evenly spaced, whose logits are kept and compared
+OWN = 1e-4  # least relative difference of a loss that is not the mean cross-entropy
 TRIED = 3  # sequences that tell if a model's own loss is the mean cross-entropy of its logits
 Forward = Callable[[Inputs], object]
 
@@ -69,7 +70,7 @@ class Objective:
 
 
 @torch.no_grad()
-def objective_of(model: nn.Module, update: Update, rounding: float) -> Objective:
+def objective_of(model: nn.Module, update: Update) -> Objective:
     """Find out by a few sequences."""
     if not accepts(model, "labels"):
         return Objective(returned=False, own=False)
@@ -84,7 +85,7 @@ def objective_of(model: nn.Module, update: Update, rounding: float) -> Objective
             return Objective(returned=False, own=False)
         expected = float(cross_entropy(logits_of(output)[0], target[0])) / max(sum(x != IGNORE for x in labels), 1)
         worst = max(worst, abs(float(returned) - expected) / max(abs(expected), 1e-30))
-    return Objective(returned=bool(tried), own=worst > rounding)
+    return Objective(returned=bool(tried), own=worst > OWN)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

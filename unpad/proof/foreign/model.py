@@ -54,13 +54,6 @@ class Routed(Protocol):
 
 
 @runtime_checkable
-class ExpertsByName(Protocol):
-    """A model whose experts can be computed in several ways, as those of transformers."""
-
-    def set_experts_implementation(self, name: str) -> None: ...
-
-
-@runtime_checkable
 class Cached(Protocol):
     """Configuration that says if a forward pass keeps keys and values."""
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from unpad.proof.foreign.model import base_of
+
 EXACT = 1e-10  # most error of a result in fp64
-MARGIN = 32.0  # most that batching may err, in errors of the same sequences alone
-LEAST_EPS = 16.0  # least bound, in roundings of the dtype
-NUDGE = 1e-11  # relative change of all weights that fp64 sees and fp32 does not
-# What fp64 makes of that change: a layer may damp or amplify it a hundredfold. A part in fp32 loses it or rounds it up.
-SEEN = (NUDGE / 100, NUDGE * 100)
-NAMES = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+MARGIN = 32.0  # most that batching may err in fp32, in errors of the same sequences alone
+EPS = torch.finfo(torch.float32).eps
+LEAST = 16 * EPS  # least bound in fp32
+NUDGE = 1e-8  # relative change of all weights that rounds to another fp32 number here and there
+CURVED = 1e-12  # most second difference of a smooth function by that change; roundings to fp32 make 1e-9
 T = TypeVar("T")
 
 
@@ -58,10 +59,9 @@ class Errors:
     loss: float
     gradient: float
 
-    def bounds(self, dtype: torch.dtype) -> Errors:
-        """Bounds for the same work in batches, from the errors of sequences alone."""
-        least = LEAST_EPS * torch.finfo(dtype).eps
-        return Errors(*(max(least, MARGIN * error) for error in (self.logits, self.loss, self.gradient)))
+    def bounds(self) -> Errors:
+        """Bounds for the same work in batches, in fp32, from the errors of sequences alone."""
+        return Errors(*(max(LEAST, MARGIN * error) for error in (self.logits, self.loss, self.gradient)))
 
 
 def relative(found: Tensor, truth: Tensor) -> float:
@@ -76,7 +76,10 @@ def relative(found: Tensor, truth: Tensor) -> float:
 
 
 def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
-    """A result with every weight changed by a random share of at most `size`; the weights are restored to the bit."""
+    """A result with every weight changed by a random share of at most `size`; the weights are restored to the bit.
+
+    The shares are always the same ones; a negative size turns them around.
+    """
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     kept = [parameter.data for parameter in weights]
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +93,73 @@ def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
             parameter.data = data
 
 
-def dtype_of(model: nn.Module) -> torch.dtype:
-    """The coarsest dtype of a model's floating-point parameters."""
-    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    return max(dtypes or {torch.float32}, key=lambda dtype: torch.finfo(dtype).eps)
+def is_smooth(model: nn.Module, compute: Callable[[], list[Tensor]]) -> bool:
+    """True if results bend under small changes of all weights as fp64 does, and not by steps, as parts in fp32 do."""
+    here, more, less = compute(), by_rounding(model, NUDGE, compute), by_rounding(model, -NUDGE, compute)
+    bends = [a.double() + b.double() - 2 * x.double() for x, a, b in zip(here, more, less, strict=True)]
+    bend = sum(float(one.square().sum()) for one in bends) ** 0.5
+    size = sum(float(one.double().square().sum()) for one in here) ** 0.5
+    return bool(bend <= CURVED * size)
+
+
+@contextmanager
+def in_fp64(model: nn.Module) -> Iterator[None]:
+    """Weights and buffers in fp64, and computation in it; the model has its own weights again afterwards."""
+    with _cast(model, (torch.float32, torch.bfloat16, torch.float16), torch.float64), wide():
+        yield
+
+
+@contextmanager
+def not_below_fp32(model: nn.Module) -> Iterator[None]:
+    """Weights and buffers of less than fp32 in fp32; the model has its own again afterwards."""
+    with _cast(model, (torch.bfloat16, torch.float16), torch.float32):
+        yield
+
+
+@contextmanager
+def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) -> Iterator[None]:
+    weights = [(parameter, parameter.data) for parameter in model.parameters() if parameter.dtype in dtypes]
+    buffers = [
+        (module, name, buffer)
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.dtype in dtypes
+    ]
+    try:
+        for parameter, data in weights:
+            parameter.data = data.to(to)
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer.to(to)
+        yield
+    finally:
+        for parameter, data in weights:
+            parameter.grad = None
+            parameter.data = data
+        for module, name, buffer in buffers:
+            module._buffers[name] = buffer
+
+
+@runtime_checkable
+class Experts(Protocol):
+    """A model whose experts can be computed in several ways, as those of transformers."""
+
+    def get_experts_implementation(self) -> dict[str, str | None]: ...
+
+    def set_experts_implementation(self, name: str | dict[str, str | None]) -> None: ...
+
+
+def has_experts(model: nn.Module) -> bool:
+    return isinstance(base_of(model), Experts)
+
+
+@contextmanager
+def eager_experts(model: nn.Module) -> Iterator[None]:
+    """Experts one by one."""
+    base = base_of(model)
+    assert isinstance(base, Experts)
+    before = base.get_experts_implementation()
+    base.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        base.set_experts_implementation(before)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.advice import Measured, findings
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
 from unpad.proof.foreign.known import (
     Batch,
     Collated,
@@ -26,6 +26,7 @@ from unpad.proof.foreign.known import (
     with_padding_token,
 )
 from unpad.proof.foreign.measure import (
+    OWN,
     Measurement,
     Objective,
     logits_in_batches,
@@ -35,11 +36,10 @@ from unpad.proof.foreign.measure import (
     take_gradient,
 )
 from unpad.proof.foreign.model import Inputs, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.pairs import NO_ROUTER_LOSS, OWN_LOSS, refusal
-from unpad.proof.foreign.precision import NAMES, by_rounding, dtype_of
+from unpad.proof.foreign.precision import EPS, Errors, by_rounding
 from unpad.proof.foreign.randomness import without_dropout
 from unpad.proof.foreign.undisturbed import Accelerator, undisturbed
-from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_labels, read_update
+from unpad.proof.foreign.update import IGNORE, LABELS, Known, Update, read_batch, read_update
 
 Collate = Callable[[list[object]], Collated]
 STOCK = ("transformers", "trl", "unpad")  # packages whose `compute_loss` is the mean over targets
@@ -134,18 +134,20 @@ def prove_trainer(
     sequences: Sequence[Sequence[int]] | None = None,
     *,
     loss_masks: Sequence[Sequence[bool]] | None = None,
+    precision: Precision = "auto",
 ) -> ForeignCertificate:
     """Prove that the first update of a trainer is, to its model, its sequences one at a time.
 
-    What is judged goes through the trainer's own loader, `get_batch_samples` and `training_step`, in the precision of
-    its weights and without dropout, a router's auxiliary loss and mixed precision. Nothing is updated, and nothing is
-    changed afterwards: weights, gradients, the optimizer, generators, modes, the trainer's state and order of data.
+    What is judged goes through the trainer's own loader, `get_batch_samples` and `training_step`, without dropout, a
+    router's auxiliary loss and mixed precision. Nothing is updated, and nothing is changed afterwards: weights,
+    gradients, the optimizer, generators, modes, the trainer's state and order of data.
 
     Args:
         trainer: a Trainer of transformers, SFTTrainer of TRL, or a subclass, built and not yet run.
         sequences: token ids of all sequences of the data; by default those that the trainer gives to its collator,
             which it may have cut before, taken apart where they say that they are packed.
         loss_masks: of `sequences`, True where a token is a target; by default all but the first.
+        precision: as of `prove_callable`.
 
     Raises:
         ProofError: another kind of trainer; several processes; batches without labels; rows that are packed and do not
@@ -171,8 +173,9 @@ def prove_trainer(
         notes = [NO_ROUTER_LOSS] if router else []
         if trainer.accelerator.mixed_precision != "no":
             notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
+        case = Case(trainer, model, _first_update(trainer), sequences, loss_masks)
         with without_dropout(model):
-            return _prove(trainer, model, sequences, loss_masks, notes)
+            return judge(model, precision, case.measure, notes)
 
 
 def _refuse_several(trainer: ForeignTrainer) -> None:
@@ -269,33 +272,45 @@ def _step(trainer: ForeignTrainer, batches: Sequence[Batch], num_items: Tensor |
     return Step(loss, take_gradient(trainer.model), inputs)
 
 
-def _prove(
-    trainer: ForeignTrainer,
-    model: nn.Module,
-    sequences: Sequence[Sequence[int]] | None,
-    loss_masks: Sequence[Sequence[bool]] | None,
-    notes: list[str],
-) -> ForeignCertificate:
-    dtype = dtype_of(model)
-    name, first = NAMES.get(dtype, "other"), _first_update(trainer)
-    try:
-        step = _step(trainer, first.batches, first.num_items)
-    except Exception as error:
-        return ForeignCertificate((), name, refusal(error), tuple(notes))
-    update = _read(trainer, first, step, sequences, loss_masks)
-    size = (len({piece.sequence for piece in update.pieces}), sum(p.length for p in update.pieces), update.num_wanted)
-    plain = Objective(returned=False, own=False)
-    truth = one_at_a_time(model, update, plain)
-    rounded = by_rounding(model, torch.finfo(dtype).eps, lambda: one_at_a_time(model, update, plain))
-    bounds = rounded.errors(truth).bounds(dtype)
-    if _has_own_loss(trainer) or objective_of(model, update, bounds.loss).own:
-        own = _alone_by_trainer(trainer, model, update, first, truth.logits)
-        if own.errors(truth).loss > bounds.loss:
-            truth, notes = own, [*notes, OWN_LOSS]
-    forward = partial(_forward, trainer.model)
-    found = Measurement(logits_in_batches(forward, update), step.loss, step.gradient)
-    measured = Measured(update, read_labels(update), found.errors(truth), moves(forward, update), bounds)
-    return ForeignCertificate(findings(model, measured), name, None, tuple(notes), *size)
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A trainer under proof with its first update."""
+
+    trainer: ForeignTrainer
+    model: nn.Module
+    first: FirstUpdate
+    sequences: Sequence[Sequence[int]] | None
+    loss_masks: Sequence[Sequence[bool]] | None
+
+    def measure(self, exact: bool) -> Outcome:
+        """Both ways to compute the update; `exact` changes nothing, the weights are already in their precision."""
+        try:
+            step = self._step()
+        except Exception as error:
+            raise refused(error) from error
+        update = _read(self.trainer, self.first, step, self.sequences, self.loss_masks)
+        truth = plain = self._truth(update)
+        notes: tuple[str, ...] = ()
+        if _has_own_loss(self.trainer) or objective_of(self.model, update).own:
+            own = _alone_by_trainer(self.trainer, update, self.first, truth.logits)
+            if own.errors(truth).loss > OWN:
+                truth, notes = own, (OWN_LOSS,)
+        forward = partial(_forward, self.trainer.model)
+        found = Measurement(logits_in_batches(forward, update), step.loss, step.gradient)
+
+        def rounding() -> Errors:
+            return by_rounding(self.model, EPS, lambda: self._truth(update)).errors(plain)
+
+        def again() -> list[Tensor]:
+            return [*logits_in_batches(forward, update), *self._step().gradient.values()]
+
+        return Outcome(update, truth, found, moves(forward, update), rounding, again, notes)
+
+    def _step(self) -> Step:
+        return _step(self.trainer, self.first.batches, self.first.num_items)
+
+    def _truth(self, update: Update) -> Measurement:
+        return one_at_a_time(self.model, update, Objective(returned=False, own=False))
 
 
 def _forward(model: nn.Module, inputs: Inputs) -> object:
@@ -336,9 +351,7 @@ def _has_own_loss(trainer: ForeignTrainer) -> bool:
     return named or trainer.compute_loss.__module__.partition(".")[0] not in STOCK
 
 
-def _alone_by_trainer(
-    trainer: ForeignTrainer, model: nn.Module, update: Update, first: FirstUpdate, logits: list[Tensor]
-) -> Measurement:
+def _alone_by_trainer(trainer: ForeignTrainer, update: Update, first: FirstUpdate, logits: list[Tensor]) -> Measurement:
     """The trainer's own loss of every sequence as an update of its own, each weighted by its targets."""
     loss, gradient = 0.0, dict[str, Tensor]()
     for piece in update.pieces:

@@ -1,0 +1,134 @@
+"""A proof in the best precision that a model allows, and its certificate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
+from unpad.proof.foreign.advice import Measured, findings
+from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate
+from unpad.proof.foreign.measure import Measurement, Moves
+from unpad.proof.foreign.precision import EXACT, Errors, eager_experts, has_experts, in_fp64, is_smooth, not_below_fp32
+from unpad.proof.foreign.update import Update, read_labels
+
+Precision = Literal["auto", "fp64", "fp32"]
+MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
+FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
+MOST_REFUSED = 300  # characters of an exception's message
+NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
+OWN_LOSS = "the loss is not the mean cross-entropy of the logits; it is compared with itself, one at a time"
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Results in one precision.
+
+    Args:
+        truth, found: of the sequences one at a time, and in the batches.
+        rounding: relative change of the truth by one rounding of all weights to fp32.
+        again: computes tensors of the batches again, to see if they are smooth functions of the weights.
+    """
+
+    update: Update
+    truth: Measurement
+    found: Measurement
+    moved: Moves
+    rounding: Callable[[], Errors]
+    again: Callable[[], list[Tensor]]
+    notes: tuple[str, ...] = ()
+
+
+class RefusedError(Exception):
+    """The model or the collator raised on a batch; the message is that of its exception."""
+
+
+def judge(
+    model: nn.Module, precision: Precision, measure: Callable[[bool], Outcome], notes: Sequence[str]
+) -> ForeignCertificate:
+    """Measure in fp64 where that works, else in fp32, and judge.
+
+    Args:
+        measure: called with True inside fp64, with False in the model's dtype, at least fp32.
+
+    Raises:
+        ProofError: the model cannot compute a sequence alone, or precision="fp64" and it does not compute in it.
+    """
+    num_weights = sum(parameter.numel() for parameter in model.parameters())
+    wants_exact = precision == "fp64" or (precision == "auto" and num_weights <= MOST_EXACT)
+    attempts = [(True, False), (True, True)] if wants_exact and has_experts(model) else [(True, False)] * wants_exact
+    for exact, eager in attempts:
+        with ExitStack() as stack:
+            try:
+                if eager:  # the grouped products of transformers' experts have no fp64
+                    stack.enter_context(eager_experts(model))
+                stack.enter_context(in_fp64(model))
+                outcome = measure(exact)
+            except Exception as error:
+                raise_memory(error)
+                continue
+            certificate = _certificate(model, outcome, "fp64", Errors(EXACT, EXACT, EXACT), notes)
+            if not _has_small_errors(certificate) or is_smooth(model, outcome.again):
+                return certificate
+    if precision == "fp64":
+        raise ProofError("the model does not compute in fp64, or a part of it in less", fix='use precision="auto"')
+    with not_below_fp32(model):
+        try:
+            outcome = measure(False)
+        except RefusedError as error:
+            return ForeignCertificate((), "fp32", str(error), tuple(notes))
+        except ProofError:
+            raise
+        except Exception as error:
+            raise_memory(error)
+            raise ProofError(
+                f"the model cannot compute a sequence alone: {describe(error)}", fix="prove a model of causal language"
+            ) from error
+        return _certificate(model, outcome, "fp32", outcome.rounding().bounds(), notes)
+
+
+def _certificate(
+    model: nn.Module, outcome: Outcome, name: str, bounds: Errors, notes: Sequence[str]
+) -> ForeignCertificate:
+    if not math.isfinite(outcome.truth.loss):
+        raise ProofError("the loss of the sequences alone is not finite", fix="prove a model with other weights")
+    if outcome.moved.itself == 0:
+        raise ProofError("the logits do not depend on the tokens", fix="prove a model with weights other than zero")
+    update = outcome.update
+    errors = outcome.found.errors(outcome.truth)
+    scale = outcome.found.loss / outcome.truth.loss if outcome.truth.loss else 1.0
+    measured = Measured(update, read_labels(update), errors, outcome.moved, bounds, scale, bool(outcome.truth.gradient))
+    sequences = {piece.sequence for piece in update.pieces}
+    size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
+    return ForeignCertificate(findings(model, measured), name, None, (*notes, *outcome.notes), *size)
+
+
+def _has_small_errors(certificate: ForeignCertificate) -> bool:
+    """True if an error failed that is so small that a part in fp32 may have made it."""
+    return any(one.kind not in COUNTED and one.measured < FP32_LIKE for one in certificate.failed)
+
+
+def describe(error: Exception) -> str:
+    """An exception's type and message on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:MOST_REFUSED]}".rstrip(": ")
+
+
+def refused(error: Exception) -> RefusedError:
+    """The exception of a batch as a refusal.
+
+    Raises:
+        Exception: the given one, if memory is lacking: that says nothing about a batch.
+    """
+    raise_memory(error)
+    return RefusedError(describe(error))
+
+
+def raise_memory(error: Exception) -> None:
+    """Raise an exception for lack of memory."""
+    if isinstance(error, OutOfMemoryError) or is_memory_error(error):
+        raise error
