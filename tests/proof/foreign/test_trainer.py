@@ -113,7 +113,7 @@ FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, par
     ),
     "a model that leaks": (
         lambda folder: sft(build("gpt_oss"), folder, padding_free=True, max_length=None),
-        "leaking", "isolation", "GptOssForCausalLM does not keep",
+        "leaking", "isolation", "the model does not keep",
     ),
     "a cache": (
         lambda folder: trainer(build("llama"), folder, collator=flatten, use_cache=True),
