@@ -119,7 +119,7 @@ def certify(prepared: Prepared, rows: Sequence[Mapping[str, Tensor]]) -> Foreign
         ]
         return collate([{"input_ids": ids, "labels": own} for ids, own in zip(sequences, labels, strict=True)])
 
-    certificate = prove_callable(prepared.model, flat, sequences, loss_masks=masks, precision="own")
+    certificate = prove_callable(prepared.model, flat, sequences, loss_masks=masks, precision="fp32")
     if not certificate.passed:
         reasons = [f"{one.claim} ({one.measured:.2g}, at most {one.bound:.0e})" for one in certificate.failed]
         reason = certificate.refused or "; ".join(reasons)
