@@ -17,6 +17,7 @@ from tests.helpers.toy import quiet, run, write_toy
 from unpad.errors import CheckpointError, RecipeError, SourceError, Stopped
 from unpad.evaluation.metrics import Metric
 from unpad.evaluation.run import evaluate_run
+from unpad.proof.recipe import prove_recipe
 from unpad.run.reference import REFERENCE, read_reference
 from unpad.training.loop import train
 
@@ -135,6 +136,28 @@ def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Pat
     write_rows(new, rows()[:4])
     found, _ = evaluate_run(str(place / "two_stages"), data=new)
     assert found["accuracy"].num == 4
+
+
+@pytest.mark.slow  # imports peft
+def test_adapters_learn_pairs_against_their_base(place: Path) -> None:
+    start, recipe, folder = f"train.init_from={place / 'start'}", place / "toy.yaml", place / "adapted"
+    tuning = [start, "lora.r=3", "train.max_epochs=2"]
+    with pytest.raises(Stopped):
+        train(str(recipe), folder, tuning, console=quiet(), after_evaluation=lambda *_: True)
+    shutil.rmtree(place / "cache" / "references", ignore_errors=True)
+    run(recipe, folder, *tuning, resume=True)
+    run(recipe, place / "adapted_at_once", *tuning)
+    assert (folder / "metrics.jsonl").read_bytes() == (place / "adapted_at_once" / "metrics.jsonl").read_bytes()
+    steps = metrics_of(folder, "train")
+    assert steps[0]["values"]["preference"] == pytest.approx(math.log(2), rel=1e-6)
+    assert steps[-1]["values"]["margin"] > 0.01
+    own, _ = evaluate_run(str(folder), part="test")
+    new = place / "new.jsonl"
+    write_rows(new, rows()[:4])
+    found, _ = evaluate_run(str(folder), data=new)
+    assert shown(found) == pytest.approx(shown(own), rel=1e-4)
+    certificate = prove_recipe(str(recipe), tuning)
+    assert certificate.passed, [line.name for line in certificate.lines if line.passed is False]
 
 
 def test_without_learned_weights_to_start_from_it_is_refused(place: Path) -> None:

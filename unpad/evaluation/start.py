@@ -17,8 +17,9 @@ from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model
 from unpad.recipes.recipe import stages_of
 from unpad.run import checkpoint
+from unpad.run.base import fingerprint, run_weights
 from unpad.run.folder import CHECKPOINTS, find_run
-from unpad.run.reference import read_reference, weights_fingerprint
+from unpad.run.reference import read_reference
 
 
 def put_reference(run: LoadedRun, data: TextData, seq_ids: np.ndarray, *, is_own: bool) -> None:
@@ -42,13 +43,13 @@ def put_reference(run: LoadedRun, data: TextData, seq_ids: np.ndarray, *, is_own
     data.replies.reference[ids] = log_probabilities(start, data, ids, run.recipe.plan, torch.device("cpu"))
 
 
-def _start(run: LoadedRun, fingerprint: str) -> Model:
+def _start(run: LoadedRun, wanted: str) -> Model:
     """The model with the weights that the run's last stage started from, found by their fingerprint."""
     model = copy.deepcopy(run.model)
     for weights in _candidates(run):
         with suppress(CheckpointError):
             checkpoint.put_weights(model, weights, str(run.folder), model.additions)
-            if weights_fingerprint(model) == fingerprint:
+            if fingerprint(model.state_dict()) == wanted:
                 return model
     raise SourceError(
         "new pairs are compared with the weights that training started from, and these are not at hand",
@@ -65,4 +66,4 @@ def _candidates(run: LoadedRun) -> Iterator[dict[str, Tensor]]:
             yield checkpoint.model_weights(state.tensors)
     if run.recipe.train.init_from:
         with suppress(CheckpointError, RecipeError):
-            yield checkpoint.newest_weights(find_run(run.recipe.train.init_from))[0]
+            yield run_weights(find_run(run.recipe.train.init_from))[0]

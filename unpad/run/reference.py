@@ -6,14 +6,11 @@ A file has the sha256 of its content in front, then a line of JSON that names wh
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
 
 from unpad.data.tokens.cache import read_sealed, write_sealed
 from unpad.errors import CheckpointError
@@ -28,15 +25,6 @@ class Named:
     weights: str
     data: str
     stage: str
-
-
-def weights_fingerprint(model: nn.Module) -> str:
-    """sha256 of all parameters and buffers, with their names, shapes and dtypes."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()))
-    return digest.hexdigest()
 
 
 def write_reference(path: Path, named: Named, values: np.ndarray) -> None:

@@ -9,14 +9,8 @@ from unpad.data.text import TextData
 from unpad.data.tokens.cache import make_key
 from unpad.errors import ResumeError
 from unpad.evaluation.preferences import log_probabilities, whole_pairs
-from unpad.run.reference import (
-    REFERENCE,
-    Named,
-    find_reference,
-    read_reference,
-    weights_fingerprint,
-    write_reference,
-)
+from unpad.run.base import fingerprint
+from unpad.run.reference import REFERENCE, Named, find_reference, read_reference, write_reference
 from unpad.storage import cache_folder
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
@@ -51,9 +45,12 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
             raise ResumeError(f"{REFERENCE} is not of stage {stage.name} and its data", where=str(path), fix=fix)
         data.replies.reference[:] = values
         return f"{stage.name}: log-probabilities under the weights it started from, as the run keeps them"
-    named = Named(weights_fingerprint(setup.model), data.fingerprint(), stage.name)
+    base = setup.base if stage is setup.stages[0] else None  # adapters change nothing before the first step
+    weights = fingerprint(setup.model.state_dict()) if base is None else base.sha256
+    named = Named(weights, data.fingerprint(), stage.name)
     bits = {key: setup.environment[key] for key in ("version", *DECIDE_BITS)}
-    cached = cache_folder() / "references" / f"{make_key('reference', named.weights, named.data, bits)}.bin"
+    lowered = setup.base.lowered if setup.base is not None else []
+    cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, lowered)}.bin"
     found = find_reference(cached)
     if found is not None and len(found[1]) == len(data.table):
         values, how = found[1], "from the cache"
