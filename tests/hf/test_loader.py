@@ -61,6 +61,14 @@ def test_a_dataset_of_the_package_datasets_reads_as_a_list_of_rows_does() -> Non
     assert set(table[3]) == {"input_ids", "labels"}
 
 
+def test_rows_that_are_packed_are_taken_apart() -> None:
+    packed = {"input_ids": [7, 8, 9, 4, 5], "labels": [7, 8, 9, IGNORED, 5], "seq_lengths": [3, 2]}
+    examples = Examples([packed, {**packed, "seq_lengths": [5]}])
+    assert examples.lengths.tolist() == [3, 2, 5]
+    assert examples.targets.tolist() == [2, 1, 3]
+    assert examples[1]["input_ids"].tolist() == [4, 5]
+
+
 def test_padding_that_is_in_the_data_is_left_out() -> None:
     padded = {"input_ids": [7, 8, 9, 0, 0], "attention_mask": [1, 1, 1, 0, 0]}
     examples = Examples([padded, {"input_ids": [4, 5]}])

@@ -23,6 +23,7 @@ with warnings.catch_warnings():
     from transformers import PreTrainedTokenizerFast, Trainer, TrainerCallback, TrainingArguments
     from trl import SFTConfig, SFTTrainer
 
+from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError
 from unpad.hf import UnpadMixin, attach
 from unpad.hf.mixers import Boundaries
@@ -111,10 +112,12 @@ def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
     model = make_model(family)
     wanted_loss, wanted = truth(model, ROWS)
     wanted_evaluation = held_out_loss(model)
-    trainer = make_trainer(kind, model, tmp_path)
+    options = {"packing": True, "max_length": 64} if family == "gpt_oss" and kind == "sft" else {}  # taken apart again
+    trainer = make_trainer(kind, model, tmp_path, **options)
     recorder = Recorder()
     trainer.add_callback(recorder)
     attachment = attach(trainer, tokens_per_micro=64)
+    assert prove_trainer(trainer).passed
     assert attachment.certificate is not None
     assert attachment.certificate.passed
     assert attachment.head.mode == mode
@@ -276,8 +279,7 @@ def test_a_model_that_returns_a_mean_per_batch_is_divided_by_the_targets_of_the_
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("sft", {"packing": True, "max_length": 64}, "SFTConfig has packing=True"),
-        ("sft", {"padding_free": True}, "SFTConfig has padding_free=True"),
+        ("sft", {"packing": True, "packing_strategy": "wrapped", "max_length": 64}, "rows do not say where"),
         ("plain", {"train_sampling_strategy": "group_by_length"}, "the plan chooses the order"),
     ],
 )

@@ -28,7 +28,7 @@ def refuse(trainer: Trainer) -> None:
     """Refuse settings that flat batches of our plan contradict.
 
     Raises:
-        RecipeError: several ranks or devices, packing, or a sampling strategy.
+        RecipeError: several ranks or devices, rows without boundaries, or a sampling strategy.
     """
     args = trainer.args
     if (ranks := max(args.world_size, trainer.accelerator.num_processes)) > 1:
@@ -47,9 +47,16 @@ def refuse(trainer: Trainer) -> None:
         )
     if is_sft(trainer):
         settings = args.to_dict()
-        for name in ("packing", "padding_free", "eval_packing"):
-            if settings[name]:
-                raise RecipeError(f"SFTConfig has {name}=True, and the plan packs", fix=f"set {name}=False")
+        if (settings["packing"] or settings["eval_packing"]) and settings["packing_strategy"] == "wrapped":
+            raise RecipeError(
+                "packing_strategy is wrapped: rows do not say where sequences begin", fix="set packing=False"
+            )
+
+
+def stop_packing(trainer: Trainer) -> None:
+    """Tell SFTTrainer that its rows are not packed any more, so that it packs no later evaluation set either."""
+    if is_sft(trainer):
+        trainer.args.packing, trainer.args.eval_packing = False, None
 
 
 def warn_of_cuts(trainer: Trainer, examples: Examples) -> None:

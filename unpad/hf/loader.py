@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,7 +18,8 @@ from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 
 IGNORED = -100  # label of a token that is no target
-COLUMNS = ("input_ids", "labels", "attention_mask")
+PACKED = "seq_lengths"  # column in which TRL writes the lengths of the sequences in a row
+COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 Row = Mapping[str, Sequence[int]]
 
 
@@ -34,9 +36,9 @@ class Examples(Dataset[dict[str, Tensor]]):
     """Tokenized examples, with the lengths and targets that a plan needs.
 
     Args:
-        data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens; and
-            `attention_mask`, whose zeros are padding that is left out. A list, a map-style dataset of torch, or a
-            dataset of the package datasets.
+        data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens;
+            `attention_mask`, whose zeros are padding that is left out; and `seq_lengths` of rows that are packed, which
+            are taken apart again. A list, a map-style dataset of torch, or a dataset of the package datasets.
 
     Attributes:
         lengths: tokens of each example, (num_examples,) int64.
@@ -55,37 +57,46 @@ class Examples(Dataset[dict[str, Tensor]]):
                 fix="pass a dataset that is not streamed",
             )
         self.data = data
-        sizes = [self._size(index) for index in range(len(data))]
+        self.places = [place for index in range(len(data)) for place in self._places(index)]
+        sizes = [self._size(index) for index in range(len(self.places))]
         self.lengths = np.array([length for length, _ in sizes], np.int64)
         self.targets = np.array([targets for _, targets in sizes], np.int64)
         if not self.targets.any():
-            raise SourceError(f"none of the {len(data)} examples has a target", fix="check the labels")
+            raise SourceError(f"none of the {len(self.places)} examples has a target", fix="check the labels")
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """`input_ids` and `labels` of an example, both (length,) int64; the first label is never a target."""
-        row = self.data[index]
-        if "input_ids" not in row:
-            raise SourceError(
-                f"a row has {', '.join(row) or 'no columns'} and no input_ids",
-                where=f"row {index}",
-                fix="tokenize the dataset first",
-            )
+        number, span = self.places[index]
+        row = self.data[number]
         ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
         labels = torch.as_tensor(row["labels"], dtype=torch.int64).clone() if "labels" in row else ids.clone()
         if labels.shape != ids.shape:
             raise SourceError(
                 f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
-                where=f"row {index}",
+                where=f"row {number}",
                 fix="give one label per token, -100 where there is no loss",
             )
+        ids, labels = ids[span], labels[span]
         if "attention_mask" in row:
-            real = torch.as_tensor(row["attention_mask"]).bool()
+            real = torch.as_tensor(row["attention_mask"])[span].bool()
             ids, labels = ids[real], labels[real]
         labels[:1] = IGNORED
         return {"input_ids": ids, "labels": labels}
+
+    def _places(self, number: int) -> Iterator[tuple[int, slice]]:
+        """The examples of a row: its number, and their tokens in it."""
+        row = self.data[number]
+        if "input_ids" not in row:
+            raise SourceError(
+                f"a row has {', '.join(row) or 'no columns'} and no input_ids",
+                where=f"row {number}",
+                fix="tokenize the dataset first",
+            )
+        ends = np.cumsum([0, *row[PACKED]]).tolist() if PACKED in row else [0, len(row["input_ids"])]
+        yield from ((number, slice(start, stop)) for start, stop in pairwise(ends))
 
     def _size(self, index: int) -> tuple[int, int]:
         row = self[index]

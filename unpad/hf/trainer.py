@@ -15,7 +15,16 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
-from unpad.hf.checks import certify, divide_by_targets, has_standard_loss, is_sft, refuse, sample, warn_of_cuts
+from unpad.hf.checks import (
+    certify,
+    divide_by_targets,
+    has_standard_loss,
+    is_sft,
+    refuse,
+    sample,
+    stop_packing,
+    warn_of_cuts,
+)
 from unpad.hf.evaluation import MeanOverTargets
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import IGNORED, Examples, PlannedBatches, Row, collate
@@ -155,7 +164,7 @@ def attach(
     of the training data: in one flat batch they are what they are one at a time.
 
     Args:
-        trainer: a Trainer, or an SFTTrainer with `packing=False` and `padding_free=False`, before `train`.
+        trainer: a Trainer or an SFTTrainer, before `train`. Rows that SFTTrainer packed are taken apart again.
         tokens_per_micro: most tokens of a micro-batch; a longer example is a micro-batch of its own.
         tokens_per_eval: the same in evaluation, whose result does not depend on it; by default as in training.
         prove: False leaves the proof out, for a model that was proved before.
@@ -185,6 +194,7 @@ def set_up(trainer: UnpadMixin, tokens_per_micro: int, tokens_per_eval: int | No
     """Check the trainer, prove its model, and give it an attachment."""
     refuse(trainer)
     divide_by_targets(trainer)
+    stop_packing(trainer)
     if trainer.train_dataset is None:
         raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
     examples = Examples(trainer.train_dataset)

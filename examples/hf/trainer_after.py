@@ -1,0 +1,37 @@
+"""Train a model on conversations with Trainer and our batches: python examples/hf/trainer_after.py FOLDER"""
+
+import sys
+
+from datasets import load_dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+)
+
+import unpad.hf
+
+folder = sys.argv[1]
+tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+model = AutoModelForCausalLM.from_pretrained(folder)
+
+
+def tokenize(row):
+    return tokenizer.apply_chat_template(row["messages"], return_dict=True)
+
+
+data = load_dataset("json", data_files=f"{folder}/conversations.jsonl", split="train")
+data = data.map(tokenize, remove_columns=data.column_names).train_test_split(0.1, seed=0)
+args = TrainingArguments(
+    output_dir=f"{folder}/trained", per_device_train_batch_size=8, gradient_accumulation_steps=2, num_train_epochs=1,
+    learning_rate=1e-3, report_to=[], save_strategy="no", logging_steps=10, dataloader_pin_memory=False,
+)  # fmt: skip
+trainer = Trainer(
+    model=model, args=args, train_dataset=data["train"], eval_dataset=data["test"],
+    data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+)  # fmt: skip
+unpad.hf.attach(trainer, tokens_per_micro=320)
+trainer.train()
+print(trainer.evaluate()["eval_loss"])
