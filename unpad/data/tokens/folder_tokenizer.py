@@ -1,0 +1,127 @@
+"""The tokenizer of a Hugging Face folder: tokenizer.json, its special tokens, its chat template and the ids that stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from unpad import storage
+from unpad.data.sources.files import unreadable
+from unpad.data.tokens.tokenizer import with_import
+from unpad.errors import SourceError
+
+TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+CHAT_TEMPLATE, OLDER_TEMPLATE = "chat_template.jinja", "chat_template.json"
+MODEL_CONFIGS = ("generation_config.json", "config.json")  # the first that names stops counts
+SAVE = 'save it there with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or set tokenizer.path to another'
+# Tokens that stand between documents, for models that know no BOS.
+BETWEEN = ("<|endoftext|>", "<|end_of_text|>")
+
+
+def folder_tokenizer(folder: Path, *, chat: bool = True) -> bytes:
+    """The tokenizer.json of a folder, with what its other files say of special tokens, for `load_tokenizer`.
+
+    Args:
+        chat: whether the chat template comes along.
+
+    Raises:
+        SourceError: a file is missing, damaged or says nothing of the token that ends a text.
+    """
+    where = str(folder / TOKENIZER)
+    data = _read(folder / TOKENIZER)
+    if data is None:
+        raise SourceError(f"there is no {TOKENIZER}", where=str(folder), fix=SAVE)
+    try:
+        ids = _token_ids(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SourceError(f"not a tokenizer.json: {error}"[:200], where=where, fix=SAVE) from None
+    names = _names(folder)
+    texts = {id: text for text, id in ids.items()}
+    stops = [texts[id] for id in _stop_ids(folder) if id in texts]
+    eos = names.get("eos_token") or next(iter(stops), None)
+    if eos is None or eos not in ids:
+        what = f"no token ends a text: eos_token is {eos!r}"
+        raise SourceError(what, where=str(folder / TOKENIZER_CONFIG), fix="name eos_token in tokenizer_config.json")
+    between = [name for name in BETWEEN if name in ids]
+    bos = names.get("bos_token") or next(iter(between), eos)
+    pad = names.get("pad_token") or next(iter(between), eos)
+    for name, value in (("bos_token", bos), ("pad_token", pad)):
+        if value not in ids:
+            what = f"{name} is {value!r}, which the tokenizer does not have"
+            raise SourceError(what, where=str(folder / TOKENIZER_CONFIG), fix=f"correct {name}")
+    imported = {
+        "pad": pad,
+        "bos": bos,
+        "eos": eos,
+        "stops": list(dict.fromkeys([eos, *stops])),
+        "chat_template": _chat_template(folder) if chat else None,
+        "names": names,
+    }
+    return with_import(data, imported)
+
+
+def _read(path: Path) -> bytes | None:
+    """Contents of a file of the folder; None if it does not exist."""
+    try:
+        return path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise unreadable(error, str(path)) from None
+
+
+def _fields(path: Path) -> dict[str, Any]:
+    """A JSON object of the folder; {} if there is no such file."""
+    data = _read(path)
+    fields = {} if data is None else storage.parse_json(data, path)
+    if not isinstance(fields, dict):
+        raise SourceError("not a JSON object", where=str(path), fix="use another copy")
+    return fields
+
+
+def _token_ids(fields: dict[str, Any]) -> dict[str, int]:
+    """All tokens of a tokenizer.json."""
+    vocabulary = fields["model"]["vocab"]
+    if isinstance(vocabulary, list):  # of a unigram model: token and score
+        vocabulary = {entry[0]: id for id, entry in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in fields.get("added_tokens") or []}
+    return {**vocabulary, **added}
+
+
+def _names(folder: Path) -> dict[str, str]:
+    """Special tokens by the names of transformers, such as bos_token."""
+    found: dict[str, str] = {}
+    for fields in (_fields(folder / SPECIAL_TOKENS), _fields(folder / TOKENIZER_CONFIG)):
+        for name, value in fields.items():
+            text = value.get("content") if isinstance(value, dict) else value
+            if name.endswith("_token") and isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _stop_ids(folder: Path) -> list[int]:
+    """Ids that end a reply, by the configuration of generation or else of the model."""
+    for name in MODEL_CONFIGS:
+        ids = _fields(folder / name).get("eos_token_id")
+        if ids is not None:
+            return [id for id in (ids if isinstance(ids, list) else [ids]) if isinstance(id, int)]
+    return []
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The chat template; the one called "default" of several."""
+    for found in _templates(folder):
+        if isinstance(found, list):
+            named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+            found = named.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _templates(folder: Path) -> Iterator[object]:
+    data = _read(folder / CHAT_TEMPLATE)
+    if data is not None:
+        yield data.decode(errors="replace")
+    yield _fields(folder / OLDER_TEMPLATE).get("chat_template")
+    yield _fields(folder / TOKENIZER_CONFIG).get("chat_template")

@@ -1,0 +1,140 @@
+"""The model that training starts from: a run, or a folder of Hugging Face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unpad.data.family import NAMES_KEY, family_name
+from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, folder_tokenizer
+from unpad.errors import CheckpointError, RecipeError
+from unpad.interchange.families import family_of
+from unpad.interchange.folder import CONFIG, JSON_FILES, load_model, read_bytes, read_config, read_json_files
+from unpad.recipes.file import load_recipe
+from unpad.recipes.recipe import Recipe, TokenizerSettings
+from unpad.run.checkpoint import newest_weights
+from unpad.run.folder import RECIPE, find_run, run_recipe
+from unpad.run.kept import open_files
+
+FROM = "from"  # field of a recipe's model section
+KEPT = "hf"  # folder of a run with the small files of the folder that it comes from
+TOKENIZER = "tokenizer.json"
+FILES = (*JSON_FILES, CHAT_TEMPLATE, "tokenizer.model", "merges.txt")
+
+
+def open_recipe(recipe: str, overrides: list[str]) -> Recipe:
+    """Load a recipe, and complete its model section by that of `model.from`.
+
+    Raises:
+        RecipeError, CheckpointError, SourceError: as `load_recipe` and `with_origin`.
+    """
+    return with_origin(load_recipe(recipe, overrides))
+
+
+def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
+    """Complete a recipe whose `model.from` names a run or a folder: its model section, which fields of the recipe
+    override, its tokenizer, and `train.init_from`.
+
+    Args:
+        known: recipe of a run that began from there, and goes on even if that is gone.
+
+    Raises:
+        RecipeError: `model.from` names nothing, or `train.init_from` another place.
+        CheckpointError, SourceError: the folder cannot be used.
+    """
+    given = dict(recipe.model)
+    name = given.pop(FROM, None)
+    if name is None:
+        return recipe
+    if not isinstance(name, str):
+        raise RecipeError(f"model.from is {name!r}", where="model.from", fix="name a run or a folder")
+    if recipe.train.init_from not in (None, name):
+        what = f"model.from is {name}, and train.init_from {recipe.train.init_from}"
+        raise RecipeError(what, where="train.init_from", fix="give one of them")
+    if is_folder(name):
+        section, path = _folder_section(Path(name)), str(Path(name).resolve())
+    elif known is not None and known.train.init_from == name and not (Path(name) / RECIPE).is_file():
+        section, path = known.model, known.tokenizer.path or ""
+    else:
+        folder = find_run(name)
+        section, path = run_recipe(folder).model, str((folder / TOKENIZER).resolve())
+    if given.get("kind", section["kind"]) != section["kind"]:
+        what = f"model.kind is {given['kind']}, and the model of {name} is of kind {section['kind']}"
+        raise RecipeError(what, where="model.kind", fix="leave model.kind out")
+    return recipe.model_copy(
+        update={
+            "model": _overridden(section, {key: value for key, value in given.items() if key != "preset"}),
+            "tokenizer": TokenizerSettings(kind="file", path=path) if path else recipe.tokenizer,
+            "train": recipe.train.model_copy(update={"init_from": name}),
+        }
+    )
+
+
+def _overridden(section: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """A section with some of its fields replaced, also inside its sections."""
+    both = {**section, **given}
+    for key, value in given.items():
+        if isinstance(value, dict) and isinstance(section.get(key), dict):
+            both[key] = _overridden(section[key], value)
+    return both
+
+
+def is_folder(name: str) -> bool:
+    """True if a name leads to a folder of Hugging Face rather than to a run."""
+    return (Path(name) / CONFIG).is_file() and not (Path(name) / RECIPE).is_file()
+
+
+def _folder_section(folder: Path) -> dict[str, Any]:
+    given = read_json_files(folder)[CONFIG]
+    return read_config(folder, family_of(given, folder / CONFIG), given)[0].model_dump(mode="json")
+
+
+def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
+    """The files of its data that a run keeps, by those of the model that it starts from.
+
+    Raises:
+        RecipeError, CheckpointError, SourceError: there is no such model, or its files cannot be used.
+    """
+    if not is_folder(name):
+        files = open_files(recipe, find_run(name))
+        files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
+        return files
+    family = family_name(recipe)
+    if family not in ("text", "vqa"):
+        what = f"{name} is a folder of a model of texts, and a model of kind {recipe.model['kind']} reads {family}"
+        raise RecipeError(what, where="train.init_from", fix="set model.from instead")
+    return {TOKENIZER: folder_tokenizer(Path(name), chat=family == "text")}
+
+
+def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
+    """Weights of the model that a run starts from, and their place.
+
+    Raises:
+        RecipeError, CheckpointError: there is no such model, or its weights cannot be used.
+    """
+    if not is_folder(name):
+        folder = find_run(name)
+        return newest_weights(folder)[0], str(folder)
+    given = read_json_files(Path(name))[CONFIG]
+    model = load_model(Path(name), family_of(given, Path(name) / CONFIG), given)
+    return dict(model.state_dict()), name
+
+
+def origin_files(name: str) -> dict[str, bytes]:
+    """Small files of the folder that a model comes from, for its export; {} for a model that comes from none."""
+    folder = Path(name) if is_folder(name) else find_run(name) / KEPT
+    return {file: read_bytes(folder / file) for file in FILES if (folder / file).is_file()}
+
+
+def folder_of(name: str) -> Path:
+    """The folder of Hugging Face of this name.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    if not is_folder(name):
+        fix = "name the folder that holds config.json and safetensors; a run is exported, not imported"
+        raise CheckpointError(f"{name} is no folder of Hugging Face", where=name, fix=fix)
+    return Path(name)

@@ -1,0 +1,168 @@
+"""`unpad import` and `unpad export`: a folder of Hugging Face as a run, and a run as a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from unpad import storage
+from unpad.data.family import family_of as data_family
+from unpad.data.tokens.folder_tokenizer import folder_tokenizer
+from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
+from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.interchange.families import FAMILIES, family_of
+from unpad.interchange.folder import CONFIG, Family, load_model, read_json_files, save_model
+from unpad.interchange.origin import KEPT, TOKENIZER, folder_of, origin_files
+from unpad.interchange.templates import prefix_template
+from unpad.models import build_model, model_config
+from unpad.models.contract import Model
+from unpad.recipes.recipe import Recipe, TokenizerSettings
+from unpad.recipes.training import TrainSettings
+from unpad.run import checkpoint
+from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, find_run, run_recipe
+from unpad.run.kept import open_files
+from unpad.run.report.history import LOG
+
+# Families in the order in which a model that comes from none of them is tried.
+TRIED = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "opt", "smollm3", "granite", "gemma", "gemma3_text", "llava")
+
+
+def import_folder(name: str, out: Path) -> list[str]:
+    """Write a run directory from a folder of Hugging Face, which all verbs read that read runs.
+
+    Returns:
+        Lines on what was read, and the commands that use it.
+
+    Raises:
+        CheckpointError: the folder is none, or holds a model that is not covered; names the field or tensor.
+        SourceError: its tokenizer cannot be used.
+        RecipeError: `out` holds a run.
+        DiskError: it cannot be written.
+    """
+    folder = folder_of(name)
+    if (out / RECIPE).is_file():
+        raise RecipeError("the directory holds a run already", where=str(out), fix="choose another --out")
+    given = read_json_files(folder)[CONFIG]
+    family = family_of(given, folder / CONFIG)
+    model = load_model(folder, family, given)
+    reads_images = model.config.kind != "decoder"
+    tokenizer = load_tokenizer(folder_tokenizer(folder, chat=not reads_images))
+    _check_vocabulary(tokenizer, model, folder)
+    recipe = Recipe(
+        model=model.config.model_dump(mode="json"),
+        tokenizer=TokenizerSettings(kind="file", path=str((out / TOKENIZER).resolve())),
+        train=TrainSettings(init_from=str(out)),
+    )
+    state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), {"data": "", "imported": str(folder)})
+    command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32"}
+    storage.make_folder(out.parent)
+    storage.make_folder(out)
+    with storage.RunLock(out):
+        checkpoint.save_named(out / CHECKPOINTS, "best", state)
+        storage.write_folder(out / KEPT, origin_files(name))
+        storage.write_atomic(out / TOKENIZER, tokenizer.to_bytes())
+        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        log = storage.LineLog(out / LOG)
+        log.append({"kind": "finished", "step": 0, "heldout_loss": None, "message": f"imported from {folder}"})
+        log.close()
+        storage.write_atomic(out / RECIPE, recipe.to_yaml())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    chat = "with its chat template" if tokenizer.chat is not None else "without a chat template"
+    data = "data.vqa" if reads_images else "data.chat" if tokenizer.chat is not None else "data.text"
+    use = f"unpad chat {out}" if tokenizer.chat is not None else f"unpad generate {out} --prompt TEXT"
+    return [
+        f"{family.architecture}: {parameters:,} parameters, context {model.config.longest:,}",
+        f"vocabulary {tokenizer.vocab_size:,}, {chat}",
+        "",
+        *([] if reads_images else [f"next:  {use}"]),
+        f"       unpad train {out / RECIPE} {data}=FILE",
+    ]
+
+
+def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
+    rows = model.config.model_dump().get("vocab_size")
+    if rows is not None and rows < tokenizer.vocab_size:
+        what = f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows}"
+        raise CheckpointError(what, where=str(folder / TOKENIZER), fix="use the tokenizer of the model")
+
+
+# --------------------------------------------------------------------------- out
+
+
+def export_run(name: str, out: Path, kind: str | None = None) -> list[str]:
+    """Write a run as a folder that transformers opens.
+
+    Args:
+        kind: `model_type` of the family to write; None is that of the folder which the run comes from, or else the
+            first that can hold the model.
+
+    Returns:
+        Lines on what was written, and on what the folder cannot hold.
+
+    Raises:
+        CheckpointError: no family holds the model; names the field of each.
+        RecipeError: there is no such run or family.
+        DiskError: the folder holds other contents.
+    """
+    folder = find_run(name)
+    recipe = run_recipe(folder)
+    files = open_files(recipe, folder)
+    model = build_model(model_config(recipe.model), data_family(recipe).num_outputs(files))
+    checkpoint.put_weights(model, checkpoint.newest_weights(folder)[0], str(folder))
+    kept = origin_files(name)
+    contents: dict[str, Any] = {**kept}
+    if CONFIG in kept:
+        contents[CONFIG] = storage.parse_json(kept[CONFIG], folder / KEPT / CONFIG)
+    family = _family(model, contents.get(CONFIG, {}), kind, name)
+    lines = [f"{family.architecture}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters"]
+    if not kept and TOKENIZER in files:
+        made, line = _tokenizer_files(load_tokenizer(files[TOKENIZER]), recipe)
+        contents, lines = contents | made, [*lines, line]
+    save_model(model, out, family, contents)
+    return [*lines, f"written to {out}"]
+
+
+def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) -> Family:
+    """The family to write.
+
+    Raises:
+        CheckpointError: none holds the model; names the field of each.
+        RecipeError: there is no such family.
+    """
+    if kind is not None and kind not in FAMILIES:
+        raise RecipeError(f'there is no family "{kind}"', where="--family", fix=nearest(kind, list(FAMILIES)))
+    if kind is None and given:
+        kind = str(given.get("model_type"))
+    reasons: dict[str, str] = {}
+    for one in [kind] if kind is not None else TRIED:
+        family = FAMILIES[one]
+        if family.holds(model.config.kind):
+            try:
+                family.fields(model, given)
+                return family
+            except CheckpointError as error:
+                reasons[one] = error.what
+        else:
+            reasons[one] = f"it holds no model of kind {model.config.kind}"
+    what = "no family holds this model: " + "; ".join(f"{one}: {reason}" for one, reason in reasons.items())
+    raise CheckpointError(what, where=name, fix="change the field that a family names, and train again")
+
+
+def _tokenizer_files(tokenizer: Tokenizer, recipe: Recipe) -> tuple[dict[str, Any], str]:
+    """Files of a tokenizer that was made here, and a line on them."""
+    if not isinstance(tokenizer, LibraryTokenizer):
+        return {}, (
+            f"no tokenizer: kind {tokenizer.kind} is unpad's own, and no tokenizer.json holds it; "
+            "train with tokenizer.kind=bpe for one that does"
+        )
+    names = tokenizer.special_names()
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    if recipe.data.chat:
+        config["chat_template"] = prefix_template(recipe.data.template)
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+    return {
+        TOKENIZER: tokenizer.plain_bytes(),
+        "tokenizer_config.json": config,
+        "generation_config.json": ids,
+    }, f"its tokenizer, of {tokenizer.vocab_size:,} ids" + (", and a chat template" if recipe.data.chat else "")
