@@ -27,6 +27,33 @@ def merge(
     print_lines(what_next(merge_run(run, out)))
 
 
+@verbs.command(name="import", epilog="Example: unpad import ./Qwen3-0.6B --out runs/qwen3")
+def import_(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder: config.json, safetensors.")],
+    out: Annotated[Path, typer.Option(help="Directory of the new run.")],
+    debug: Debug = False,
+) -> None:
+    """Read a model of Hugging Face into a run, with its tokenizer and its chat template."""
+    from unpad.interchange.runs import import_folder
+
+    print_lines(import_folder(folder, out))
+
+
+@verbs.command(epilog="Example: unpad export runs/tuned ./tuned")
+def export(
+    run: RunArgument,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write, new or empty.")],
+    family: Annotated[
+        str | None, typer.Option(help="model_type to write, such as llama; default that of the imported folder.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Write a run as a Hugging Face folder, which transformers opens with equal logits."""
+    from unpad.interchange.runs import export_run
+
+    print_lines(export_run(run, folder, family))
+
+
 @verbs.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
 def evaluate(
     run: RunArgument,

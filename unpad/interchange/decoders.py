@@ -92,6 +92,9 @@ class DecoderFamily:
 
     # ----------------------------------------------------------------------- config.json
 
+    def holds(self, kind: str) -> bool:
+        return kind == "decoder"
+
     def config(self, given: Fields) -> tuple[Config, int]:
         fields = with_defaults(self.defaults, given, "the file")
         rules = [("quantization_config", fields.get("quantization_config"), [None])]

@@ -94,6 +94,9 @@ class Family(Protocol):
     def architecture(self) -> str:
         """Class that reads such a folder in transformers."""
 
+    def holds(self, kind: str) -> bool:
+        """True if models of this `model.kind` may be of the family."""
+
     def config(self, given: Fields) -> tuple[ModelConfig, int]:
         """The model's config, and its vocabulary size.
 

@@ -122,6 +122,9 @@ class Llava:
     model_type = "llava"
     embedding = "decoder.embed.weight"
 
+    def holds(self, kind: str) -> bool:
+        return kind == "vision_language"
+
     def config(self, given: Fields) -> tuple[Config, int]:
         return _read_config(given)
 

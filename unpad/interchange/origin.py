@@ -1,36 +1,43 @@
-"""The model that training starts from: a run, or a folder of Hugging Face."""
+"""The model that training starts from: a run, or a folder of Hugging Face.
+
+Training imports this file, and it imports the readers of folders only for a folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name
 from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, folder_tokenizer
 from unpad.errors import CheckpointError, RecipeError
-from unpad.interchange.families import family_of
-from unpad.interchange.folder import CONFIG, JSON_FILES, load_model, read_bytes, read_config, read_json_files
+from unpad.recipes.data import TokenizerSettings
 from unpad.recipes.file import load_recipe
-from unpad.recipes.recipe import Recipe, TokenizerSettings
-from unpad.run.checkpoint import newest_weights
-from unpad.run.folder import RECIPE, find_run, run_recipe
+from unpad.recipes.recipe import Recipe
+from unpad.run.base import run_weights
+from unpad.run.folder import KEPT, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
 
 FROM = "from"  # field of a recipe's model section
-KEPT = "hf"  # folder of a run with the small files of the folder that it comes from
 TOKENIZER = "tokenizer.json"
-FILES = (*JSON_FILES, CHAT_TEMPLATE, "tokenizer.model", "merges.txt")
+CONFIG = "config.json"
+OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
 
 
-def open_recipe(recipe: str, overrides: list[str]) -> Recipe:
-    """Load a recipe, and complete its model section by that of `model.from`.
-
-    Raises:
-        RecipeError, CheckpointError, SourceError: as `load_recipe` and `with_origin`.
-    """
-    return with_origin(load_recipe(recipe, overrides))
+def open_recipe(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    earlier: Sequence[str] = (),
+    keep_packaged: bool = False,
+    known: Recipe | None = None,
+) -> Recipe:
+    """Load a recipe as `load_recipe` does, and complete it as `with_origin` does; arguments and errors as theirs."""
+    return with_origin(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=keep_packaged), known)
 
 
 def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
@@ -53,8 +60,11 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     if recipe.train.init_from not in (None, name):
         what = f"model.from is {name}, and train.init_from {recipe.train.init_from}"
         raise RecipeError(what, where="train.init_from", fix="give one of them")
+    if is_folder(name) and recipe.lora is not None:
+        what = "adapters are trained on the weights of a run, and this is a folder of Hugging Face"
+        raise RecipeError(what, where="model.from", fix=f"import it first: unpad import {name} --out RUN")
     if is_folder(name):
-        section, path = _folder_section(Path(name)), str(Path(name).resolve())
+        section, path = _folder_section(Path(name)), str((Path(name) / TOKENIZER).resolve())
     elif known is not None and known.train.init_from == name and not (Path(name) / RECIPE).is_file():
         section, path = known.model, known.tokenizer.path or ""
     else:
@@ -87,6 +97,9 @@ def is_folder(name: str) -> bool:
 
 
 def _folder_section(folder: Path) -> dict[str, Any]:
+    from unpad.interchange.families import family_of
+    from unpad.interchange.folder import read_config, read_json_files
+
     given = read_json_files(folder)[CONFIG]
     return read_config(folder, family_of(given, folder / CONFIG), given)[0].model_dump(mode="json")
 
@@ -116,7 +129,10 @@ def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
     """
     if not is_folder(name):
         folder = find_run(name)
-        return newest_weights(folder)[0], str(folder)
+        return run_weights(folder)[0], str(folder)
+    from unpad.interchange.families import family_of
+    from unpad.interchange.folder import load_model, read_json_files
+
     given = read_json_files(Path(name))[CONFIG]
     model = load_model(Path(name), family_of(given, Path(name) / CONFIG), given)
     return dict(model.state_dict()), name
@@ -124,8 +140,20 @@ def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
 
 def origin_files(name: str) -> dict[str, bytes]:
     """Small files of the folder that a model comes from, for its export; {} for a model that comes from none."""
+    from unpad.interchange.folder import JSON_FILES, read_bytes
+
     folder = Path(name) if is_folder(name) else find_run(name) / KEPT
-    return {file: read_bytes(folder / file) for file in FILES if (folder / file).is_file()}
+    return {file: read_bytes(folder / file) for file in (*JSON_FILES, *OTHERS) if (folder / file).is_file()}
+
+
+def keep_origin(name: str, run: Path) -> None:
+    """Copy these files into a run that starts from the model.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    if files := origin_files(name):
+        storage.replace_folder(run / KEPT, files)
 
 
 def folder_of(name: str) -> Path:

@@ -13,14 +13,16 @@ from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, load_tokeni
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.interchange.families import FAMILIES, family_of
 from unpad.interchange.folder import CONFIG, Family, load_model, read_json_files, save_model
-from unpad.interchange.origin import KEPT, TOKENIZER, folder_of, origin_files
+from unpad.interchange.origin import TOKENIZER, folder_of, origin_files
 from unpad.interchange.templates import prefix_template
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model
-from unpad.recipes.recipe import Recipe, TokenizerSettings
+from unpad.recipes.data import TokenizerSettings
+from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import TrainSettings
 from unpad.run import checkpoint
-from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE, find_run, run_recipe
+from unpad.run.base import run_weights
+from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
 
@@ -55,7 +57,7 @@ def import_folder(name: str, out: Path) -> list[str]:
         train=TrainSettings(init_from=str(out)),
     )
     state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), {"data": "", "imported": str(folder)})
-    command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32"}
+    command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32", MADE_BY: f"unpad import {folder}"}
     storage.make_folder(out.parent)
     storage.make_folder(out)
     with storage.RunLock(out):
@@ -109,7 +111,7 @@ def export_run(name: str, out: Path, kind: str | None = None) -> list[str]:
     recipe = run_recipe(folder)
     files = open_files(recipe, folder)
     model = build_model(model_config(recipe.model), data_family(recipe).num_outputs(files))
-    checkpoint.put_weights(model, checkpoint.newest_weights(folder)[0], str(folder))
+    checkpoint.put_weights(model, run_weights(folder)[0], str(folder))
     kept = origin_files(name)
     contents: dict[str, Any] = {**kept}
     if CONFIG in kept:

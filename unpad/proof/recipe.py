@@ -14,6 +14,7 @@ from unpad.batching.plan import Micro, plan
 from unpad.data.text import TextData
 from unpad.errors import PlanError, needs_memory
 from unpad.evaluation.preferences import log_probabilities
+from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
 from unpad.models.contract import LearnsPreferences
@@ -25,7 +26,6 @@ from unpad.nn.precision import DTYPES
 from unpad.proof.certificate import certify
 from unpad.proof.line import Certificate, Lines
 from unpad.proof.measure import Variant
-from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.terminal.progress import progress
 from unpad.training.setup import Setup, prepare_setup
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     """Prove a recipe on a sample of its own data that includes its longest and shortest sequence."""
-    recipe = load_recipe(name, overrides)
+    recipe = open_recipe(name, overrides)
     recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random augmentation has no truth to equal
     setup = prepare_setup(recipe, Path(), None)
     draw_adapters(setup.model)

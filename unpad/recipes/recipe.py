@@ -43,7 +43,9 @@ def stage_fields(section: str) -> list[str]:
     return [name for name in settings.model_fields if name not in RUN_ONLY.get(section, ())] if settings else []
 
 
-Model = Annotated[dict[str, Any], AfterValidator(lambda section: {"kind": "decoder", **section})]
+Model = Annotated[
+    dict[str, Any], AfterValidator(lambda section: section if "from" in section else {"kind": "decoder", **section})
+]
 
 
 class Stage(Section):
@@ -78,7 +80,9 @@ class Recipe(DataSections):
     """Everything that a run depends on."""
 
     model: Model = Field(
-        {"kind": "decoder"}, description="`kind` names the file in models/, which defines the other fields."
+        {"kind": "decoder"},
+        description="`kind` names the file in models/, which defines the other fields; `from` names a run or a Hugging "
+        "Face folder that section, weights and tokenizer come from, and other fields replace those of its section.",
     )
     lora: LoraSettings | None = Field(
         None, description="Adapters to train in place of the model's weights, which are those of train.init_from."

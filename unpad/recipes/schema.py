@@ -44,10 +44,12 @@ def _model(models: Mapping[str, dict[str, Any]], definitions: dict[str, Any]) ->
             assert definitions.setdefault(name, definition) == definition, f"two sections are called {name}"
         definitions[f"model_{kind}"] = {key: value for key, value in own.items() if key != "$defs"}
         required = [] if kind == DEFAULT_KIND else ["kind"]  # a section without a kind is of the default one
-        chosen = {"properties": {"kind": {"const": kind}}, "required": required}
+        # A model from elsewhere has a kind that the recipe need not name.
+        chosen = {"properties": {"kind": {"const": kind}}, "required": required, "not": {"required": ["from"]}}
         branches.append({"if": chosen, "then": {"$ref": f"#/$defs/model_{kind}"}})
     kinds = {"enum": list(models), "default": DEFAULT_KIND, "description": "Name of a file of models/."}
-    return {"type": "object", "properties": {"kind": kinds}, "allOf": branches}
+    start = {"type": "string", "description": "A run, or a Hugging Face folder, that the model comes from."}
+    return {"type": "object", "properties": {"kind": kinds, "from": start}, "allOf": branches}
 
 
 def _accept_exponents(node: Any) -> None:

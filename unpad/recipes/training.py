@@ -191,7 +191,9 @@ class TrainSettings(Section):
     max_steps: int | None = Field(None, ge=0, description="Maximum of steps of the run, all stages together.")
     max_epochs: int | None = Field(None, ge=0, description="Maximum of epochs per stage; 0 skips it.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
-    init_from: str | None = Field(None, description="Run to load initial weights and the tokenizer from.")
+    init_from: str | None = Field(
+        None, description="Run or Hugging Face folder to load initial weights and the tokenizer from."
+    )
     label_smoothing: float = Field(
         0.0,
         ge=0,

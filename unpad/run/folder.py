@@ -13,6 +13,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import earlier_versions
 
 RUNS = Path("runs")
+KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
 RECIPE, COMMAND, CHECKPOINTS = "recipe.yaml", "run.json", "checkpoints"
 MADE_BY = "made_by"  # in COMMAND: the command that made a run which was not trained, so that it cannot be resumed
 

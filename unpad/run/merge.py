@@ -11,7 +11,7 @@ from unpad.errors import RecipeError
 from unpad.run import checkpoint
 from unpad.run.base import KEY, run_weights
 from unpad.run.checkpoint import State, model_tensors
-from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, RECIPE, find_run, read_command, run_recipe
+from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, read_command, run_recipe
 
 LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html")  # files that are not copied
 
@@ -43,6 +43,8 @@ def merge_run(name: str | Path, out: Path) -> Path:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name not in LEFT:
             storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
+    if (folder / KEPT).is_dir():
+        storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
     values = {key: value for key, value in state.values.items() if key != KEY}
     checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(weights), values))
     command |= {MADE_BY: f"unpad merge {folder}"}

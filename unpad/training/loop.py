@@ -15,11 +15,10 @@ from unpad.data.text import TextData
 from unpad.errors import RecipeError, UnpadError
 from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
+from unpad.interchange.origin import keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Generates
-from unpad.recipes.file import load_recipe
-from unpad.run.base import run_weights
 from unpad.run.checkpoint import State, put_weights
-from unpad.run.folder import CHECKPOINTS, RECIPE, find_run
+from unpad.run.folder import CHECKPOINTS, RECIPE
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor
 from unpad.run.report.attention import keep_attention
@@ -84,7 +83,7 @@ def train(
             holds everything up to there.
     """
     timers, began = Timers(), time.perf_counter()
-    settings = resolved(load_recipe(recipe, overrides))
+    settings = resolved(open_recipe(recipe, overrides))
     with ExitStack() as stack:
         locked = folder.exists()  # a new one is made once the data has been read
         if locked:
@@ -103,9 +102,11 @@ def train(
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []
         if state is None and settings.train.init_from and setup.base is None:
-            notes.append(_start_from(setup, find_run(settings.train.init_from)))
+            notes.append(_start_from(setup, settings.train.init_from))
         with timers("save"):
             write_run_files(setup, recipe, overrides)
+            if not exists and settings.train.init_from:
+                keep_origin(settings.train.init_from, folder)
         monitor = Monitor(
             folder,
             log_every=settings.train.log_every,
@@ -152,11 +153,12 @@ def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool)
             storage.clean_leftovers(path)
 
 
-def _start_from(setup: Setup, start: Path) -> str:
-    """Load another run's weights and return a log message. Parameters that run lacks keep their initial values."""
-    missing = put_weights(setup.model, run_weights(start)[0], str(start), setup.model.additions)
+def _start_from(setup: Setup, start: str) -> str:
+    """Load another model's weights and return a log message. Parameters that it lacks keep their initial values."""
+    weights, where = starting_weights(start)
+    missing = put_weights(setup.model, weights, where, setup.model.additions)
     parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
-    return f"from the weights of {start}" + (f"; initialized, as that run lacks them: {parts}" if missing else "")
+    return f"from the weights of {where}" + (f"; initialized, as it lacks them: {parts}" if missing else "")
 
 
 def _log_start(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:

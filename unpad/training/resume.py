@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from unpad.errors import ResumeError, SourceError
+from unpad.interchange.origin import open_recipe
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.changes import differences, may_change_on_resume
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import earlier_versions
 from unpad.run.folder import MADE_BY, read_command, run_recipe
@@ -38,9 +38,11 @@ def resumed_recipe(recipe: str, overrides: Sequence[str], folder: Path) -> tuple
     given = {override.partition("=")[0] for override in overrides}
     earlier = [o for o in read_command(folder)["overrides"] if o.partition("=")[0] not in given]
     with earlier_versions():
-        settings = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier)), saved)
+        settings = _same_rule(resolved(open_recipe(recipe, overrides, earlier=earlier, known=saved)), saved)
         if settings.data != saved.data:  # an earlier version kept packaged sources beside given ones
-            older = _same_rule(resolved(load_recipe(recipe, overrides, earlier=earlier, keep_packaged=True)), saved)
+            older = _same_rule(
+                resolved(open_recipe(recipe, overrides, earlier=earlier, keep_packaged=True, known=saved)), saved
+            )
             settings = older if older.data == saved.data else settings
     changed = differences(saved, settings)
     refused = {key: values for key, values in changed.items() if not may_change_on_resume(key)}

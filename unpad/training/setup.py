@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from unpad.data.family import NAMES_KEY, Data, check_near_duplicates, open_data
+from unpad.data.family import Data, check_near_duplicates, open_data
 from unpad.data.notes import notes
 from unpad.data.sources.listing import source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
+from unpad.interchange.origin import starting_files
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
@@ -26,8 +27,6 @@ from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import find_run
-from unpad.run.kept import open_files
 from unpad.run.timers import Timers
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
@@ -80,8 +79,7 @@ def prepare_setup(
     allocator, allocator_reason = choose_allocator(recipe.train.allocator, may_keep=may_keep)
     is_new = files is None
     if recipe.train.init_from and files is None:
-        files = open_files(recipe, find_run(recipe.train.init_from))
-        files.pop(NAMES_KEY, None)  # names in one run's messages tell nothing about those of another
+        files = starting_files(recipe, recipe.train.init_from)
     with timers("read"):
         data = open_data(recipe, files, compare=compare)
     if is_new:  # runs of earlier versions may have a rule that was not followed

@@ -16,9 +16,9 @@ from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.errors import RecipeError, needs_memory
+from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
 from unpad.models.objective import set_objective
-from unpad.recipes.file import load_recipe
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells, wrapped
 from unpad.training.memory import available_memory, peak_memory, process_memory, restart_peak, return_freed_memory
@@ -99,7 +99,7 @@ def preview(
             planned, each trial as it is done, and last how much of the held-out data occurs in training.
     """
     console = console or Console(quiet=True)
-    loaded = load_recipe(recipe, overrides)
+    loaded = open_recipe(recipe, overrides)
     estimates = [] if console.quiet else estimates_of(loaded)
     for estimate in estimates:
         show_estimate(console, estimate)

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: tokenizer.json, its special tokens, its chat template and the ids that stop."""
+"""The tokenizer of a Hugging Face folder: its special tokens, its chat template and the ids that stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unpad.errors import SourceError
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 CHAT_TEMPLATE, OLDER_TEMPLATE = "chat_template.jinja", "chat_template.json"
 MODEL_CONFIGS = ("generation_config.json", "config.json")  # the first that names stops counts
-SAVE = 'save it there with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or set tokenizer.path to another'
+SAVE = "save it there with AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER), or set tokenizer.path to another"
 # Tokens that stand between documents, for models that know no BOS.
 BETWEEN = ("<|endoftext|>", "<|end_of_text|>")
 

@@ -136,6 +136,9 @@ def open_tokenizer_file(path: Path) -> Tokenizer:
         RecipeError: there is no such file.
         SourceError: the file is not a tokenizer, or not a sound one.
     """
+    if path.is_dir():
+        what = "tokenizer.path is a folder, and the file in it is wanted"
+        raise RecipeError(what, where=str(path), fix=f"name {path / 'tokenizer.json'}, or set model.from={path}")
     if not path.is_file():
         raise RecipeError("there is no such tokenizer file", where=str(path), fix="correct tokenizer.path")
     try:
@@ -316,6 +319,12 @@ class LibraryTokenizer:
             ids += item.ids
             places += [slice(start + first, start + last) for first, last in item.offsets]
         return ids, places
+
+    def special_names(self) -> dict[str, str]:
+        """Texts of BOS, EOS and PAD, by the names that transformers has for them."""
+        texts = {id: text for text, id in self._library.get_vocab(with_added_tokens=True).items()}
+        ids = {"bos_token": self.bos_id, "eos_token": self.eos_id, "pad_token": self.pad_id}
+        return {name: texts[id] for name, id in ids.items()}
 
     def refuse_special(self, texts: Iterable[str]) -> None:
         """Refuse messages that spell special tokens, where a template does not show which part of its text they are.

@@ -13,11 +13,11 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
 from unpad.errors import PlanError, RecipeError, needs_memory
+from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
 from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
-from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe, ResolvedStage
 from unpad.training.optim import freeze, make_optimizer
 from unpad.training.setup import Setup, prepare_setup
@@ -33,7 +33,7 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     Raises:
         RecipeError: no stage has data to train on.
     """
-    loaded = load_recipe(recipe, overrides)
+    loaded = open_recipe(recipe, overrides)
     setup = prepare_setup(loaded, Path(), None)
     freeze(setup.model, loaded.train.freeze)
     set_objective(setup.model, loaded, of_pairs=setup.stages[-1].of_pairs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unpad.errors import RecipeError
-from unpad.recipes.file import load_recipe
+from unpad.interchange.origin import open_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.training.setup import resolved
 
@@ -90,10 +90,10 @@ def check_space(recipe: str, fixed: Sequence[str], space: Space) -> Recipe:
     for key, of in space.items():
         for end in of.ends():
             try:
-                resolved(load_recipe(recipe, [*fixed, f"{key}={end}"]))
+                resolved(open_recipe(recipe, [*fixed, f"{key}={end}"]))
             except RecipeError as error:
                 raise RecipeError(f"{key}={end}: {error.what}", where=f"command line: {key}", fix=error.fix) from None
-    return resolved(load_recipe(recipe, list(fixed)))
+    return resolved(open_recipe(recipe, list(fixed)))
 
 
 def _range(key: str, found: re.Match[str]) -> Range:

@@ -1,0 +1,215 @@
+"""Folders of Hugging Face as runs: everything that reads a run reads them, and what is trained goes back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.helpers.chat_folder import CHATML, byte_level
+from tests.helpers.shell import Shell
+from unpad.batching.batch import from_sequences
+from unpad.errors import CheckpointError, RecipeError, SourceError
+from unpad.inference.loaded import load
+from unpad.interchange.runs import export_run, import_folder
+from unpad.training.loop import train
+
+pytestmark = pytest.mark.slow
+
+transformers = pytest.importorskip("transformers")
+
+TALKS = [(f"what is {i} and {i}?", f"it is {2 * i}.") for i in range(12)]
+SIZES = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3 with a byte-level tokenizer, ChatML, two stop ids and more rows than ids."""
+    folder = tmp_path_factory.mktemp("theirs")
+    library = byte_level([text for talk in TALKS for text in talk])
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=library, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder)
+    ids = {name: library.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")}
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(**SIZES, vocab_size=320, eos_token_id=ids["<|im_end|>"], bos_token_id=None)
+    model = transformers.Qwen3ForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model.generation_config.eos_token_id = list(ids.values())
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def theirs(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "theirs")
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    rows = [{"messages": [{"role": "user", "content": a}, {"role": "assistant", "content": b}]} for a, b in TALKS]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def their_reply(folder: Path, question: str, max_new_tokens: int = 12) -> list[int]:
+    """Ids of a greedy reply by transformers, without those that stop."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )["input_ids"]
+    # Rows that are no token are never said here.
+    banned = [[id] for id in range(len(tokenizer), model.config.vocab_size)]
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_new_tokens, bad_words_ids=banned
+    )
+    stops = set(model.generation_config.eos_token_id)
+    return [id for id in out[0, ids.shape[1] :].tolist() if id not in stops]
+
+
+def text_of(folder: Path, ids: list[int]) -> str:
+    return str(transformers.AutoTokenizer.from_pretrained(folder).decode(ids, skip_special_tokens=True))
+
+
+def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(theirs: Path, unpad: Shell) -> None:
+    assert "with its chat template" in unpad("import", str(theirs), "--out", "runs/qwen").out
+    for question in ("what is 1 and 1?", "你好", "<|im_end|>"):
+        expected = text_of(theirs, their_reply(theirs, question)) if "<" not in question else None
+        said = load("qwen").generate([question], max_new_tokens=12, precision="fp32")[0]
+        assert expected in (None, said)
+    assert "qwen" in unpad("runs").out
+    assert unpad("chat", "qwen", stdin="what is 1 and 1?\n").code == 0
+    unpad("export", "qwen", "out")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (Path("out") / name).exists() == (theirs / name).exists()
+    assert their_reply(Path("out"), "what is 2 and 2?") == their_reply(theirs, "what is 2 and 2?")
+
+
+def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Path, talks: Path, unpad: Shell) -> None:
+    Path("tune.yaml").write_text(yaml.safe_dump({
+        "data": {"chat": str(talks), "holdout": 0.2}, "model": {"from": str(theirs), "dropout": 0.1},
+        "plan": {"tokens_per_step": 128}, "train": {"max_epochs": 2}, "precision": "fp32",
+    }))  # fmt: skip
+    unpad("import", str(theirs), "--out", "runs/qwen")
+    assert "vocabulary 300" in unpad("plan", "tune.yaml").out
+    assert json.loads(unpad("prove", "tune.yaml", "--json").out)["passed"]
+    unpad("train", "tune.yaml", "--out", "runs/one")
+    unpad("train", "tune.yaml", "model.from=qwen", "--out", "runs/two")
+    unpad("train", "runs/qwen/recipe.yaml", f"data.chat={talks}", "model.dropout=0.1", "data.holdout=0.2",
+          "plan.tokens_per_step=128", "train.max_epochs=2", "precision=fp32", "--out", "runs/three")  # fmt: skip
+    weights = [load(name).model.state_dict() for name in ("one", "two", "three")]
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name])
+        assert torch.equal(value, weights[2][name])
+    assert "loss" in unpad("eval", "one").out
+    assert "loss" in unpad("eval", "qwen", "--data", str(talks)).out
+    assert unpad("report", "one").out
+    shutil.rmtree(theirs)  # a run goes on without the folder that it began from
+    unpad("train", "tune.yaml", "train.max_epochs=3", "--out", "runs/one", "--resume")
+    unpad("export", "one", "tuned")
+    assert (
+        text_of(Path("tuned"), their_reply(Path("tuned"), "what is 3 and 3?"))
+        == load("one").generate(["what is 3 and 3?"], max_new_tokens=12, precision="fp32")[0]
+    )
+
+
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"model": {"from": "nowhere"}}, RecipeError, 'there is no run "nowhere"'),
+    ({"model": {"from": 3}}, RecipeError, "model.from is 3"),
+    ({"model": {"from": "FOLDER", "kind": "vit"}}, RecipeError, "is of kind decoder"),
+    ({"model": {"from": "FOLDER"}, "train": {"init_from": "x"}}, RecipeError, "train.init_from x"),
+    ({"model": {"from": "FOLDER"}, "lora": {"r": 2}}, RecipeError, "adapters are trained on the weights of a run"),
+    ({"model": {"from": "FOLDER", "width": 36}}, RecipeError, "parameter|width"),
+]
+
+
+@pytest.mark.parametrize(("sections", "error", "message"), REFUSED)
+def test_a_start_that_cannot_be_is_refused(
+    sections: dict[str, Any], error: type[Exception], message: str, theirs: Path, talks: Path, tmp_path: Path
+) -> None:
+    sections = json.loads(json.dumps(sections).replace("FOLDER", str(theirs)))
+    recipe = {"data": {"chat": str(talks)}, **sections, "train": {"max_steps": 1, **sections.get("train", {})}}
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises((error, CheckpointError), match=message):
+        train(str(tmp_path / "bad.yaml"), tmp_path / "run")
+
+
+def test_a_folder_without_a_usable_tokenizer_is_refused(theirs: Path, tmp_path: Path) -> None:
+    (theirs / "tokenizer.json").rename(theirs / "away.json")
+    with pytest.raises(SourceError, match=r"there is no tokenizer.json"):
+        import_folder(str(theirs), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(CheckpointError, match="is no folder of Hugging Face"):
+        import_folder(str(tmp_path), tmp_path / "run")
+
+
+def test_an_imported_run_is_not_resumed_but_started_from(theirs: Path, talks: Path, unpad: Shell) -> None:
+    unpad("import", str(theirs), "--out", "runs/qwen")
+    done = unpad("train", "runs/qwen/recipe.yaml", f"data.chat={talks}", "--out", "runs/qwen", "--resume")
+    assert done.code == 9
+    assert "no training to continue" in done.err
+    again = unpad("import", str(theirs), "--out", "runs/qwen")
+    assert again.code == 2
+    assert "holds a run already" in again.err
+
+
+# --------------------------------------------------------------------------- runs that were trained here
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "kind"),
+    [
+        ("zh_chat", ["model.width=32", "model.hidden=48", "data.text=unpad:examples/zh/facts.jsonl"], "gpt2"),
+        (
+            "llm",
+            ["model.width=32", "model.hidden=48", "model.heads=4", "model.blocks=2", "tokenizer.vocab_size=300"],
+            "llama",
+        ),
+    ],
+)
+def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(
+    recipe: str, overrides: list[str], kind: str, unpad: Shell
+) -> None:
+    small = ["model.width=32", "model.hidden=48", "model.blocks=2", "train.max_steps=2"]
+    unpad("train", recipe, *small, *overrides, "--out", "runs/own")
+    said = unpad("export", "own", "out").out
+    config = json.loads((Path("out") / "config.json").read_text())
+    assert config["model_type"] == kind
+    assert ("no tokenizer: kind words is unpad's own" in said) == (recipe == "zh_chat")
+    ours, theirs = load("own"), transformers.AutoModelForCausalLM.from_pretrained("out").eval()
+    ids = ours.prompt_ids("李白写了什么？")
+    with torch.no_grad():
+        got = ours.generator.logits(ours.model(from_sequences([[*ids, 0]])))
+        expected = theirs(input_ids=torch.tensor([ids])).logits[0]
+    assert float((got - expected).norm() / expected.norm()) < 1e-5
+    if recipe == "llm":
+        other = transformers.AutoTokenizer.from_pretrained("out")
+        assert other("李白写了什么？", add_special_tokens=False)["input_ids"] == ids[1:]
+        assert (other.bos_token_id, other.eos_token_id) == (ours.tokenizer.bos_id, ours.tokenizer.eos_id)
+
+
+def test_a_run_that_no_family_holds_says_why_of_each(unpad: Shell) -> None:
+    small = ["model.width=32", "model.hidden=48", "model.heads=4", "model.blocks=1", "tokenizer.vocab_size=300"]
+    unpad("train", "llm", *small, "model.norm=layernorm", "train.max_steps=1", "--out", "runs/own")
+    with pytest.raises(CheckpointError) as caught:
+        export_run("own", Path("out"))
+    for kind in ("llama: norm is 'layernorm'", "opt: ", "llava: it holds no model of kind decoder"):
+        assert kind in caught.value.what
+    for kind, code, message in (("llama", 4, "norm is 'layernorm'"), ("lama", 2, 'there is no family "lama"')):
+        done = unpad("export", "own", "out", "--family", kind)
+        assert done.code == code
+        assert message in done.err
