@@ -160,11 +160,11 @@ def _tokenizer_files(tokenizer: Tokenizer, recipe: Recipe) -> tuple[dict[str, An
         )
     names = tokenizer.special_names()
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
-    if recipe.data.chat:
+    if recipe.data.converses:
         config["chat_template"] = prefix_template(recipe.data.template)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
     return {
         TOKENIZER: tokenizer.plain_bytes(),
         "tokenizer_config.json": config,
         "generation_config.json": ids,
-    }, f"its tokenizer, of {tokenizer.vocab_size:,} ids" + (", and a chat template" if recipe.data.chat else "")
+    }, f"its tokenizer, of {tokenizer.vocab_size:,} ids" + (", and a chat template" if recipe.data.converses else "")
