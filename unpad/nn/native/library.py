@@ -54,6 +54,11 @@ class Kernels(NamedTuple):
     library: ctypes.CDLL  # held, so that the code stays loaded
 
 
+def file() -> Path:
+    """File of the compiled kernels, which need not exist."""
+    return Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
+
+
 @lru_cache(maxsize=1)
 def _load() -> tuple[Kernels | None, str]:
     """The kernels, or None, and the reason."""
@@ -63,13 +68,12 @@ def _load() -> tuple[Kernels | None, str]:
     if asked not in ("1", *TARGETS):
         fix = f"unset it for the best kernels, or set it to 0 for none or to a target: {', '.join(TARGETS)}"
         raise RecipeError(f"{SWITCH} is {asked!r}", where="environment", fix=fix)
-    file = Path(__file__).with_name("_kernels" + sysconfig.get_config_var("EXT_SUFFIX"))
-    if not file.exists():
+    if not file().exists():
         return None, "not compiled: installed without gcc, from a wheel without kernels, or not on Linux, x86-64 or ARM"
     try:
-        library = ctypes.CDLL(str(file))
+        library = ctypes.CDLL(str(file()))
     except OSError as error:
-        return None, f"{file.name} cannot be loaded: {error}"
+        return None, f"{file().name} cannot be loaded: {error}"
     if library.unpad_interface() != INTERFACE:
         return None, "compiled from other sources: install again"
     if len(_openmp_runtimes()) > 1:  # two pools of threads would wait for each other's cores

@@ -48,10 +48,10 @@ inline uint32_t dropout_threshold(double dropout) { return (uint32_t)(dropout * 
 /* The mask of a whole vector: a type, so that whole vectors are loaded and stored without one. */
 struct Whole {};
 
-/* Floats of a register. The target's file says it: g++ before 13 does not tell the preprocessor of the instructions that
- * `#pragma GCC target` switches on. */
+/* The target's file says how many floats a register has: g++ before 13 does not tell the preprocessor of the
+ * instructions that `#pragma GCC target` switches on. */
 #ifndef UNPAD_FLOATS
-#define UNPAD_FLOATS 4
+#error "define UNPAD_FLOATS, the floats of a register of the target, before this file is included"
 #endif
 #if UNPAD_FLOATS == 16 || defined(__aarch64__)
 constexpr bool MANY_REGISTERS = true; /* 32, not 16 */
