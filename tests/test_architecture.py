@@ -78,3 +78,10 @@ def test_shared_layers_name_no_family_of_data() -> None:
             names = [getattr(node, "name", getattr(node, "arg", "")) or "" for node in nodes]
             names += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
             assert not re.findall(r"(?<![a-z])(?:text|images|vqa|patients|events)", " ".join([module, *names]).lower())
+
+
+def test_lines_of_kernels_are_as_short_as_those_of_python() -> None:
+    paths = [*(ROOT / "unpad/nn/native").glob("*.h"), *(ROOT / "unpad/nn/native").glob("*.cpp")]
+    assert len(paths) > 10
+    lines = [(path.name, line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [place for place in lines if len(place[1]) > 120] == []

@@ -1,17 +1,18 @@
 /* Attention within each sequence of a flat run of tokens, forward and backward.
  *
- * A task is one sequence and one key head with all the query heads that it serves, so that one task writes each number
- * and the order in which gradients of keys are summed is fixed. A task packs its keys and values once, then takes QUERY_ROWS
- * queries at a time against KEY_BLOCK keys at a time: scores of a tile stay in registers until they are weights, and
- * only weights are stored, in the type of activations. Memory is linear in the length of the longest sequence.
+ * A task is one sequence and one key head with all the query heads that it serves, so that one task writes each
+ * number and the order in which gradients of keys are summed is fixed. A task packs its keys and values once, then
+ * takes QUERY_ROWS queries at a time against KEY_BLOCK keys at a time: scores of a tile stay in registers until
+ * they are weights, and only weights are stored, in the type of activations. Memory is linear in the length of the
+ * longest sequence.
  *
  * The code is written once over `Math<T>` (pairs.h), which gives vectors, the product of pairs, and the two ways of
  * packing.
  *
  * Two packed forms, both of pairs (M::depth neighbours, which one instruction multiplies and adds; one or two):
- *   columns  [panel][channel / depth][PANEL keys]: pairs of channels, keys side by side; scores are made from it;
- *   pairs    [row / depth][channel]: pairs of rows, channels side by side; sums over rows are made from it.
- * Rows past the end of a sequence are zero in both.
+ * columns  [panel][channel / depth][PANEL keys]: pairs of channels, keys side by side; scores are made from it;
+ * pairs    [row / depth][channel]: pairs of rows, channels side by side; sums over rows are made from it. Rows past
+ * the end of a sequence are zero in both.
  */
 #ifndef UNPAD_ATTENTION_H
 #define UNPAD_ATTENTION_H
@@ -180,7 +181,8 @@ void interleave_rows(
     const typename M::Element* rows, int64_t stride, int64_t num_rows, int64_t head_dim, typename M::Pair* pairs) {
     for (int64_t row = 0; row < num_rows; row += M::depth)
         for (int64_t d = 0; d < head_dim; d += M::lanes)
-            M::interleave(rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / M::depth * head_dim + d);
+            M::interleave(
+                rows + row * stride + d, rows + (row + 1) * stride + d, pairs + row / M::depth * head_dim + d);
 }
 
 /* Largest sum of squares of a row. A NaN may be lost here; it shows again in the scores. */
@@ -610,7 +612,8 @@ class Task {
 
     /* Weights and gradients of two rows: both as pairs, gradients also row by row. */
     UNPAD_INLINE void store_cells(int64_t row, int64_t in_block, Vec even, Vec odd, Vec even_grad, Vec odd_grad) {
-        const int64_t at = in_block / PANEL * PANEL * (QUERY_ROWS / M::depth) + row / M::depth * PANEL + in_block % PANEL;
+        const int64_t panel = in_block / PANEL * PANEL * (QUERY_ROWS / M::depth);
+        const int64_t at = panel + row / M::depth * PANEL + in_block % PANEL;
         M::store_pairs(work_->weight_pairs.data() + at, nullptr, 0, even, odd);
         Element* rows = work_->grad_scores.data() + row * KEY_BLOCK + in_block;
         M::store_pairs(work_->grad_score_pairs.data() + at, rows, KEY_BLOCK, even_grad, odd_grad);
@@ -642,8 +645,8 @@ class Task {
             const int64_t num_keys = std::min(KEY_BLOCK, seen_by(row + rows) - block);
             if (num_keys > 0)
                 sum_rows<M, rows>(
-                    (const Pair*)(grad_scores + row * KEY_BLOCK), KEY_BLOCK / M::depth, 1, key_pairs, pairs_of(num_keys),
-                    query_grad + row * head_dim_, head_dim_, block > 0);
+                    (const Pair*)(grad_scores + row * KEY_BLOCK), KEY_BLOCK / M::depth, 1, key_pairs,
+                    pairs_of(num_keys), query_grad + row * head_dim_, head_dim_, block > 0);
         });
     }
 
@@ -667,8 +670,8 @@ class Task {
     Vec totals_[QUERY_ROWS];
 };
 
-/* Order in which sequences are started, (num_seqs): by descending power of two of their length, so that no thread is left with a
- * long one at the end. */
+/* Order in which sequences are started, (num_seqs): by descending power of two of their length, so that no thread
+ * is left with a long one at the end. */
 void long_first(const int32_t* cu_seqlens, int64_t num_seqs, int32_t* order) {
     int64_t starts[34] = {};
     auto place = [&](int64_t seq) {

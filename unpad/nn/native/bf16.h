@@ -53,24 +53,17 @@ struct Bf16 {
     static float sum(Vec v) { return _mm512_reduce_add_ps(v); }
     static float largest(Vec v) { return _mm512_reduce_max_ps(v); }
 
-    /* 2^x to 2e-7 relative; NaN stays NaN, anything below -126 gives 0 or close to it. */
+    /* As Fp32's, in fewer instructions: scalef gives infinity from 128 on, and keeps NaN. */
     static Vec exp2(Vec x) {
         x = _mm512_max_ps(_mm512_set1_ps(-126.9f), x);
-        Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        Vec f = x - n; /* |f| <= 1/2; coefficients ln(2)^k / k! */
-        Vec r = set(1.5403530e-4f);
-        r = fma(r, f, set(1.3333558e-3f));
-        r = fma(r, f, set(9.6181291e-3f));
-        r = fma(r, f, set(5.5504109e-2f));
-        r = fma(r, f, set(2.4022651e-1f));
-        r = fma(r, f, set(6.9314718e-1f));
-        r = fma(r, f, set(1.0f));
-        return _mm512_scalef_ps(r, n);
+        const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+        return _mm512_scalef_ps(Fp32::exp2_near_0(x - n), n);
     }
     static Vec exp(Vec x) { return exp2(x * set(1.44269504f)); }
 
     /* erf to 6e-7 absolute, as x times a polynomial of degree 12 in x^2; |x| is cut at 3.6, where erf is 1 - 4e-7. The
-     * polynomial is the least-squares fit at Chebyshev nodes of t = 2 x^2 / 3.6^2 - 1. */
+     * polynomial is the least-squares fit at Chebyshev nodes of t = 2 x^2 / 3.6^2 - 1. Fp32's has four terms more and
+     * takes 1.3 times as long in gelu. */
     static Vec erf(Vec x) {
         x = _mm512_min_ps(set(3.6f), _mm512_max_ps(set(-3.6f), x));
         Vec t = fma(x * x, set(2.0f / (3.6f * 3.6f)), set(-1.0f));
@@ -90,18 +83,8 @@ struct Bf16 {
         return p * x;
     }
 
-    /* Which of columns c to c + 15 dropout keeps. */
     static Mask keep(uint32_t row_bits, uint32_t column, uint32_t threshold) {
-        const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        __m512i x = _mm512_mullo_epi32(
-            _mm512_add_epi32(_mm512_set1_epi32((int)column), lane), _mm512_set1_epi32((int)0x9e3779b9u));
-        x = _mm512_xor_si512(x, _mm512_set1_epi32((int)row_bits));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
-        x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)0x85ebca6bu));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 13));
-        x = _mm512_mullo_epi32(x, _mm512_set1_epi32((int)0xc2b2ae35u));
-        x = _mm512_xor_si512(x, _mm512_srli_epi32(x, 16));
-        return _mm512_cmpge_epu32_mask(x, _mm512_set1_epi32((int)threshold));
+        return _mm512_movepi32_mask((__m512i)Fp32::keep(row_bits, column, threshold));
     }
 };
 

@@ -1,5 +1,5 @@
-/* Memory of the kernels. std::vector's functions are shared by all files that are linked, and one of a better target would
- * then run in all: what is used of the standard library must be inlined or compiled by it. */
+/* Memory of the kernels. std::vector's functions are shared by all files that are linked, and one of a better
+ * target would then run in all: what is used of the standard library must be inlined or compiled by it. */
 #ifndef UNPAD_BUFFER_H
 #define UNPAD_BUFFER_H
 

@@ -31,8 +31,8 @@ struct Sums {
     typename T::Wide logits;
 };
 
-/* Columns that are summed apart before they join the row's sum: next to a likely token, thousands of unlikely ones would
- * each be rounded away. */
+/* Columns that are summed apart before they join the row's sum: next to a likely token, thousands of unlikely ones
+ * would each be rounded away. */
 constexpr int64_t SUM_COLUMNS = 512;
 
 /* Where `kept`, the exponentials take the logits' place, unless rounding to T's element would lose digits of them. */
@@ -95,7 +95,8 @@ void score_row(
 
 template <class T>
 void cross_entropy(
-    int64_t num_rows, int64_t vocab_size, double smoothing, bool want_grad, int num_threads, void* all_logits, const int64_t* labels, void* loss, void* nll) {
+    int64_t num_rows, int64_t vocab_size, double smoothing, bool want_grad, int num_threads, void* all_logits,
+    const int64_t* labels, void* loss, void* nll) {
     using Wide = typename T::Wide;
     const auto score = smoothing != 0 ? (want_grad ? score_row<T, true, true> : score_row<T, true, false>)
                                       : (want_grad ? score_row<T, false, true> : score_row<T, false, false>);

@@ -1,10 +1,11 @@
 /* The C interface of the native kernels: plain pointers and sizes, no header of torch.
  *
- * The kernels are compiled for several targets, sets of instructions; `unpad_kernels_for` gives the functions of one.
- * Every function takes `dtype`, the type of activations: UNPAD_FP32, UNPAD_BF16 (on the target avx512_bf16 alone) or
- * UNPAD_DOUBLE (the same code, one number at a time, which the proof runs). "Wide" below is the type sums are kept in:
- * double for double, float for the others. Arrays are contiguous unless a stride is given; nothing is kept between calls. Results depend on
- * the arguments alone: no atomics, no sum in an order that a scheduler decides.
+ * The kernels are compiled for several targets, sets of instructions; `unpad_kernels_for` gives the functions of
+ * one. Every function takes `dtype`, the type of activations: UNPAD_FP32, UNPAD_BF16 (on the target avx512_bf16
+ * alone) or UNPAD_DOUBLE (the same code, one number at a time, which the proof runs). "Wide" below is the type sums
+ * are kept in: double for double, float for the others. Arrays are contiguous unless a stride is given; nothing is
+ * kept between calls. Results depend on the arguments alone: no atomics, no sum in an order that a scheduler
+ * decides.
  */
 #ifndef UNPAD_KERNELS_H
 #define UNPAD_KERNELS_H
@@ -50,16 +51,16 @@ enum { UNPAD_RELU = 0, UNPAD_GELU = 1, UNPAD_GEGLU = 2, UNPAD_SWIGLU = 3 };
 
 struct unpad_kernels {
     /* cu_seqlens (num_seqs + 1) int32; qkv (total_tokens, heads + 2 * kv_heads, head_dim): queries, keys, values;
-     * cos, sin (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is turned by
-     * its token's angle first; both NULL for none. key_bias (total_tokens) wide or NULL is added to the scores of a key
-     * and may be -inf as long as each query sees a key that is finite.
-     * Writes out (total_tokens, heads, head_dim) and log_z (heads, total_tokens) wide, the log of each softmax's sum. */
+     * cos, sin (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is
+     * turned by its token's angle first; both NULL for none. key_bias (total_tokens) wide or NULL is added to the
+     * scores of a key and may be -inf as long as each query sees a key that is finite. Writes out (total_tokens,
+     * heads, head_dim) and log_z (heads, total_tokens) wide, the log of each softmax's sum. */
     void (*attention_forward)(
         int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
         const void* sin, const void* key_bias, void* out, void* log_z);
 
-    /* Writes grad_qkv like qkv, and grad_key_bias (kv_heads, total_tokens) wide where it is not NULL: the caller adds up
-     * the heads. */
+    /* Writes grad_qkv like qkv, and grad_key_bias (kv_heads, total_tokens) wide where it is not NULL: the caller
+     * adds up the heads. */
     void (*attention_backward)(
         int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
         const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
@@ -79,18 +80,21 @@ struct unpad_kernels {
         int dtype, int64_t num_rows, int64_t in, int64_t out, int num_threads, const void* x, const void* weight,
         const void* bias, void* y);
 
-    /* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width) wide;
-     * delta (total_tokens, width) or NULL for nothing to add, and then sum is not written; weight, bias (width) wide, bias
-     * NULL for none; y (total_tokens, width); stats (total_tokens, 2) wide: mean and 1 / root of each token. */
+    /* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width)
+     * wide; delta (total_tokens, width) or NULL for nothing to add, and then sum is not written; weight, bias
+     * (width) wide, bias NULL for none; y (total_tokens, width); stats (total_tokens, 2) wide: mean and 1 / root of
+     * each token. */
     void (*add_norm_forward)(
         int dtype, const struct unpad_norm* sizes, const void* residual, const void* delta, const void* weight,
         const void* bias, void* sum, void* y, void* stats);
 
-    /* grad_residual (total_tokens, width) wide = grad_sum + gradient through the norm, grad_sum NULL for none; grad_delta
-     * (total_tokens, width) the same through dropout, NULL when there was no delta; grad_weight, grad_bias (width) wide. */
+    /* grad_residual (total_tokens, width) wide = grad_sum + gradient through the norm, grad_sum NULL for none;
+     * grad_delta (total_tokens, width) the same through dropout, NULL when there was no delta; grad_weight,
+     * grad_bias (width) wide. */
     void (*add_norm_backward)(
         int dtype, const struct unpad_norm* sizes, const void* grad_y, const void* grad_sum, const void* sum,
-        const void* stats, const void* weight, void* grad_residual, void* grad_delta, void* grad_weight, void* grad_bias);
+        const void* stats, const void* weight, void* grad_residual, void* grad_delta, void* grad_weight,
+        void* grad_bias);
 
     /* x (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, the gate
      * first; y (total_tokens, hidden). */
@@ -101,15 +105,17 @@ struct unpad_kernels {
         int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
         void* grad_x);
 
-    /* Cross-entropy (cross_entropy.h). logits (num_rows, vocab_size) are overwritten with the gradient of the smoothed
-     * sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide: each
-     * row's smoothed and plain negative log-likelihood, in nats. Returns the number of labels outside the vocabulary; if
-     * there is any, nothing is written. */
+    /* Cross-entropy (cross_entropy.h). logits (num_rows, vocab_size) are overwritten with the gradient of the
+     * smoothed sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide:
+     * each row's smoothed and plain negative log-likelihood, in nats. Returns the number of labels outside the
+     * vocabulary; if there is any, nothing is written. */
     int64_t (*cross_entropy)(
-        int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits, const int64_t* labels, void* loss, void* nll);
+        int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits,
+        const int64_t* labels, void* loss, void* nll);
 };
 
-/* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16" - or NULL where the processor cannot run them. */
+/* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16" - or NULL where the processor cannot run
+ * them. */
 const struct unpad_kernels* unpad_kernels_for(const char* target);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* Products and packing of attention's tiles: `Math<T>` multiplies `depth` neighbouring numbers per lane and instruction.
+/* Products and packing of attention's tiles: `Math<T>` multiplies `depth` neighbouring numbers per lane and
+ * instruction.
  *
  * A "pair" is `depth` numbers: one here, two in bf16.h.
  */

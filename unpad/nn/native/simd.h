@@ -1,11 +1,11 @@
 /* Vector types of the kernels, which are templates over them.
  *
- * `Fp32` is as wide as the target's registers, written with the compiler's vector extensions; `Double` is one number,
- * so that the proof runs in double the code that trains in float. bf16.h adds `Bf16` where the processor multiplies it.
- * A type gives `Element`, a number in memory, and `Wide`, what sums are kept in. Vec has + - * /.
+ * `Fp32` is as wide as the target's registers, written with the compiler's vector extensions; `Double` is one
+ * number, so that the proof runs in double the code that trains in float. bf16.h adds `Bf16` where the processor
+ * multiplies it. A type gives `Element`, a number in memory, and `Wide`, what sums are kept in. Vec has + - * /.
  *
- * Included once per target (target_*.cpp), after the target's instructions are switched on; everything is in a namespace
- * without a name, so that the linker does not mix targets.
+ * Included once per target (target_*.cpp), after the target's instructions are switched on; everything is in a
+ * namespace without a name, so that the linker does not mix targets.
  */
 #ifndef UNPAD_SIMD_H
 #define UNPAD_SIMD_H
@@ -133,20 +133,24 @@ struct Fp32 {
         return most;
     }
 
+    /* 2^x for |x| <= 1/2; coefficients ln(2)^k / k!. */
+    static Vec exp2_near_0(Vec x) {
+        Vec r = set(1.5403530e-4f);
+        r = fma(r, x, set(1.3333558e-3f));
+        r = fma(r, x, set(9.6181291e-3f));
+        r = fma(r, x, set(5.5504109e-2f));
+        r = fma(r, x, set(2.4022651e-1f));
+        r = fma(r, x, set(6.9314718e-1f));
+        return fma(r, x, set(1.0f));
+    }
+
     /* 2^x to 2e-7 relative; NaN stays NaN, anything below -126 gives 0 or close to it, 128 and above infinity. */
     static Vec exp2(Vec x) {
         const Vec high = set(128), low = set(-126.9f), magic = set(12582912.0f); /* 1.5 * 2^23 */
         x = x > high ? high : x;
         x = low > x ? low : x;
         const Vec shifted = x + magic; /* its low bits are the nearest whole number */
-        const Vec f = x - (shifted - magic); /* |f| <= 1/2; coefficients ln(2)^k / k! */
-        Vec r = set(1.5403530e-4f);
-        r = fma(r, f, set(1.3333558e-3f));
-        r = fma(r, f, set(9.6181291e-3f));
-        r = fma(r, f, set(5.5504109e-2f));
-        r = fma(r, f, set(2.4022651e-1f));
-        r = fma(r, f, set(6.9314718e-1f));
-        r = fma(r, f, set(1.0f));
+        const Vec r = exp2_near_0(x - (shifted - magic));
         const Vec scaled = (Vec)((Bits)r + ((Bits)shifted << 23));
         return x == x ? scaled : x;
     }
