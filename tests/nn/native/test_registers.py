@@ -34,11 +34,10 @@ def registers(file: Path) -> dict[str, Counter[str]]:
     for line in printed("objdump", "--disassemble", "--no-show-raw-insn", str(file)):
         if begins := re.match(r"([0-9a-f]+) <.*>:", line):
             source = owner.get(int(begins[1], 16), "")
-        elif (code := re.match(r"\s+[0-9a-f]+:\s+(\w+)\s+(.*)", line)) and source.startswith("target_"):
-            if widths := re.findall(r"%([xyz]mm)", code[2]):
-                target = source.removeprefix("target_").removesuffix(".cpp")
-                found[target][max(widths)] += 1
-                found[target][f"{max(widths)} ps"] += bool(ARITHMETIC.fullmatch(code[1]))
+        elif source.startswith("target_") and (code := re.match(r"\s+[0-9a-f]+:\s+(\w+)\s+(.*%[xyz]mm.*)", line)):
+            target, widest = source.removeprefix("target_").removesuffix(".cpp"), max(re.findall("[xyz]mm", code[2]))
+            found[target][widest] += 1
+            found[target][f"{widest} ps"] += bool(ARITHMETIC.fullmatch(code[1]))
     return found
 
 
