@@ -28,8 +28,8 @@ from unpad.models.adapters import (
 )
 from unpad.models.contract import Model
 from unpad.nn import linear
-from unpad.nn.linear import Linear
 from unpad.proof.certificate import prove
+from unpad.proof.measure import Subject, in_own_precision, one_at_a_time
 from unpad.recipes.adapters import LoraSettings
 
 VARIANTS = [LoraSettings(r=3, alpha=6), LoraSettings(r=3, alpha=5, rslora=True), LoraSettings(r=3, dora=True)]
@@ -165,11 +165,9 @@ def test_an_adapted_model_is_proved_and_an_adapter_that_mixes_tokens_is_not(prec
     model, batch = adapted(tiny_model(torch.float32), LoraSettings(r=2)), random_batch([9, 4, 12])
     lower_base(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
     assert prove(model, batch, precision=precision).passed
-    for module in model.modules():
-        if isinstance(module, Linear):
-            continue
-        if hasattr(module, "lora_A") and "default" in module.lora_A:
-            module.lora_A["default"].register_forward_pre_hook(lambda _, args: (args[0].roll(1, 0),))
+    for name, module in model.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_pre_hook(lambda _, given: (given[0].roll(1, 0),))
     assert not prove(model, batch, precision=precision).passed
 
 
@@ -182,3 +180,13 @@ def test_kept_weights_are_loaded_back_and_leave_the_base() -> None:
     assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
     with pytest.raises(AssertionError, match="has no"):
         load_kept(second, {"blocks.9.weight": torch.zeros(1)})
+
+
+def test_the_proof_in_the_own_precision_computes_on_the_base_as_it_is_held() -> None:
+    model, batch = adapted(tiny_model(torch.float32), LoraSettings(r=2)), random_batch([9, 4])
+    lowered = lower_base(model, torch.bfloat16)
+    exact = copy.deepcopy(model).double()
+    truth = one_at_a_time(exact, [batch], {"cross_entropy": 1.0}, lambda model, batch: [model(batch)])
+    own = in_own_precision(Subject(exact, truth, torch.device("cpu"), lambda *_: None), model).model
+    assert {name: p.dtype for name, p in own.named_parameters()} == {n: p.dtype for n, p in model.named_parameters()}
+    assert lowered

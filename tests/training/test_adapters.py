@@ -13,8 +13,11 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
 from unpad.errors import CheckpointError, RecipeError, ResumeError
 from unpad.inference.loaded import load
-from unpad.models.adapters import ADAPTER
+from unpad.models.adapters import ADAPTER, adapt, adapter_names
+from unpad.models.contract import Model
+from unpad.proof import certificate
 from unpad.proof.recipe import prove_recipe
+from unpad.recipes.adapters import LoraSettings
 from unpad.run import checkpoint
 from unpad.run.merge import merge_run
 from unpad.run.summary import summarize
@@ -100,9 +103,30 @@ def test_the_screen_says_what_trains_and_in_which_precision(made: Path, tmp_path
     assert "its base in bf16, adapters and optimizer in fp32" in lines[1]
 
 
-def test_the_recipe_with_adapters_is_proved(made: Path) -> None:
-    certificate = prove_recipe(str(made / "toy.yaml"), tuning(made, END))
-    assert certificate.passed, certificate.lines
+def test_the_recipe_with_adapters_is_proved_with_adapters_that_have_an_effect(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proved = []
+    certify = certificate.certify
+    monkeypatch.setattr(
+        "unpad.proof.recipe.certify",
+        lambda model, *args, **named: proved.append(model) or certify(model, *args, **named),
+    )
+    found = prove_recipe(str(made / "toy.yaml"), tuning(made, END))
+    assert found.passed, found.lines
+    [model] = proved
+    assert all(bool(model.get_parameter(name).any()) for name in adapter_names(model))
+
+
+def test_adapters_that_mix_tokens_fail_the_proof_of_the_recipe(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def adapt_wrongly(model: Model, settings: LoraSettings) -> None:
+        adapt(model, settings)
+        for name, module in model.named_modules():
+            if name.endswith("lora_A.default"):
+                module.register_forward_pre_hook(lambda _, given: (given[0].roll(1, 0),))
+
+    monkeypatch.setattr("unpad.training.setup.adapt", adapt_wrongly)
+    assert not prove_recipe(str(made / "toy.yaml"), tuning(made, END)).passed
 
 
 def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it(
