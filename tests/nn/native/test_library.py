@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,17 @@ def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_anoth
     for asked, target in {"": able[0], "1": able[0], **{name: name for name in able}}.items():
         shown = run(ROOT, sys.executable, "-c", code, UNPAD_NATIVE=asked).stdout
         assert shown == f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}\n"
+
+
+def test_the_table_of_kernels_is_the_same_in_all_three_files() -> None:
+    header, every = (Path(library.__file__).with_name(name).read_text() for name in ("kernels.h", "all.h"))
+    declared = re.findall(
+        r"^    \w+ \(\*(\w+)\)\(", header.split("struct unpad_kernels {")[1].split("\n};")[0], re.MULTILINE
+    )
+    filled = re.findall(r"\w+", every.split("unpad_kernels table = {")[1].split("}")[0])
+    assert len(declared) >= 9
+    assert declared == filled == [name for name, _ in library._Table._fields_]
+    assert f"#define UNPAD_INTERFACE {library.INTERFACE}\n" in header
 
 
 @pytest.mark.skipif(shutil.which("g++") is None or shutil.which("nm") is None, reason="no g++ or no nm")
