@@ -221,6 +221,7 @@ def _pool(update: Update) -> Tensor:
     ends = (Counter(ids[0] for ids in whole), Counter(ids[-1] for ids in whole))
     marks = {token for counts in ends for token, count in counts.items() if 2 * count > len(whole)}
     tokens = {token for ids in whole for token in ids}
+    tokens |= {int(tokens == {0})} if len(tokens) == 1 else set()  # a second one: 0 or 1
     device = update.batches[0].ids.device
     return torch.tensor(sorted(tokens - marks if len(tokens - marks) > 1 else tokens), device=device)
 

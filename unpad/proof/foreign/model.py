@@ -92,10 +92,11 @@ def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
         output = output.get("logits")
     elif isinstance(output, HasLogits):
         output = output.logits
+    elif isinstance(output, tuple):  # (loss, logits, ...) or (logits, ...)
+        output = next((one for one in output if isinstance(one, Tensor) and one.dim() > 1), None)
     if not isinstance(output, Tensor):
-        raise ProofError(
-            "the model's output has no logits", fix="return a tensor of logits, or an object or mapping with logits"
-        )
+        fix = "return logits as a tensor, in a tuple, or as `logits` of an object or mapping"
+        raise ProofError("the model's output has no logits", fix=fix)
     if batch is None:
         return output
     if output.shape[:-1].numel() != batch.ids.numel():
@@ -112,6 +113,8 @@ def loss_of(output: object) -> Tensor | None:
         output = output.get("loss")
     elif isinstance(output, HasLoss):
         output = output.loss
+    elif isinstance(output, tuple) and output:
+        output = output[0]
     else:
         return None
     return output if isinstance(output, Tensor) and output.numel() == 1 else None

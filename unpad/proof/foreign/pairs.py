@@ -36,8 +36,8 @@ def prove_callable(
     positions or cache, and the mean of the cross-entropy over all targets. Nothing of the model changes.
 
     Args:
-        model: any torch module; `model(**batch)` returns logits of every token, (rows, width, vocabulary), as a tensor
-            or as `logits` of an object or mapping, and a `loss` if its `forward` has a parameter `labels`.
+        model: any torch module; `model(**batch)` returns logits of every token, (rows, width, vocabulary), as a tensor,
+            in a tuple, or as `logits` of an object or mapping, and a `loss` if its `forward` has a parameter `labels`.
         collate: `collate(sequences)`, or `collate(sequences, loss_masks)` where those are given, returns a batch or a
             list of them: `input_ids`, `labels` (the token itself at each target, -100 elsewhere) or `shift_labels`,
             and whatever else the model reads.
