@@ -42,7 +42,7 @@ from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
 from unpad.models import model_config
-from unpad.models.contract import PatchConfig
+from unpad.models.contract import MarksImages, ModelConfig, PatchConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
@@ -99,6 +99,7 @@ class VqaData(Data):
         shared_groups: groups with rows both in training and held out.
         pictures: images of every part, to compare with others.
         seen: what the run trained on, if it keeps that.
+        placeholder: id in the place of every patch.
     """
 
     table: SequenceTable
@@ -115,6 +116,7 @@ class VqaData(Data):
     cache: PixelCache
     pictures: Pictures
     seen: SeenPictures | None
+    placeholder: int
     compares: ClassVar[bool] = True
     family: ClassVar[str] = "vqa"
     kinds: ClassVar[tuple[str, ...]] = KINDS
@@ -235,7 +237,7 @@ class VqaData(Data):
             begin = int(np.argmax(counts))  # of the answer
             ids, counts = ids[:begin], counts[:begin]
         place, size = self.rows.place, int(self.num_patches[seq])
-        placeholders = np.full(size, self.tokenizer.pad_id, np.int64)
+        placeholders = np.full(size, self.placeholder, np.int64)
         return (
             np.concatenate([ids[:place], placeholders, ids[place:]]),
             np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
@@ -320,6 +322,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         cache=PixelCache(settings.cache_mib << 20),
         pictures=pictures,
         seen=seen_pictures(kept),
+        placeholder=_placeholder(config, tokenizer),
     )
 
 
@@ -356,6 +359,7 @@ def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExam
         cache=PixelCache(0),
         pictures=pictures_of(recipe, examples, images, {}),
         seen=None,
+        placeholder=_placeholder(config, tokenizer),
     )
 
 
@@ -370,6 +374,12 @@ def _read(recipe: Recipe) -> tuple[list[VqaExample], list[ImageExample], list[in
         examples, images, bad = examples + shifted, images + pictures, bad + faults
         source += [file.source] * len(rows)
     return examples, images, source, bad, [one.weight for one in recipe.data.vqa]
+
+
+def _placeholder(config: ModelConfig, tokenizer: Tokenizer) -> int:
+    """Id in the place of every patch: that of the model if it has one, such as an imported model."""
+    own = config.image_id if isinstance(config, MarksImages) else None
+    return tokenizer.pad_id if own is None else own
 
 
 def _turns(example: VqaExample) -> tuple[Turn, ...]:

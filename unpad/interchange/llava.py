@@ -277,6 +277,7 @@ def _read_config(given: Fields) -> tuple[Config, int]:
             context=text["max_position_embeddings"],
             rope_theta=_rope_theta(text),
             tied=bool(top["tie_word_embeddings"] or text["tie_word_embeddings"]),
+            vocab_size=text["vocab_size"],
         )
         config = Config(
             vision=tower,

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name
 from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, folder_tokenizer
 from unpad.errors import CheckpointError, RecipeError
-from unpad.recipes.data import TokenizerSettings
+from unpad.recipes.data import ImageSettings, TokenizerSettings
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
+from unpad.recipes.section import first_fault
 from unpad.run.base import run_weights
 from unpad.run.folder import KEPT, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
@@ -42,7 +44,7 @@ def open_recipe(
 
 def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     """Complete a recipe whose `model.from` names a run or a folder: its model section, which fields of the recipe
-    override, its tokenizer, and `train.init_from`.
+    override, its tokenizer, its section on images if the recipe has none, and `train.init_from`.
 
     Args:
         known: recipe of a run that began from there, and goes on even if that is gone.
@@ -64,12 +66,13 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
         what = "adapters are trained on the weights of a run, and this is a folder of Hugging Face"
         raise RecipeError(what, where="model.from", fix=f"import it first: unpad import {name} --out RUN")
     if is_folder(name):
-        section, path = _folder_section(Path(name)), str((Path(name) / TOKENIZER).resolve())
+        start, path = folder_recipe(Path(name)), str((Path(name) / TOKENIZER).resolve())
     elif known is not None and known.train.init_from == name and not (Path(name) / RECIPE).is_file():
-        section, path = known.model, known.tokenizer.path or ""
+        start, path = known, known.tokenizer.path or ""
     else:
         folder = find_run(name)
-        section, path = run_recipe(folder).model, str((folder / TOKENIZER).resolve())
+        start, path = run_recipe(folder), str((folder / TOKENIZER).resolve())
+    section = start.model
     if given.get("kind", section["kind"]) != section["kind"]:
         what = f"model.kind is {given['kind']}, and the model of {name} is of kind {section['kind']}"
         raise RecipeError(what, where="model.kind", fix="leave model.kind out")
@@ -77,6 +80,7 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
         update={
             "model": _overridden(section, {key: value for key, value in given.items() if key != "preset"}),
             "tokenizer": TokenizerSettings(kind="file", path=path) if path else recipe.tokenizer,
+            "images": start.images if recipe.images == ImageSettings() else recipe.images,
             "train": recipe.train.model_copy(update={"init_from": name}),
         }
     )
@@ -96,12 +100,32 @@ def is_folder(name: str) -> bool:
     return (Path(name) / CONFIG).is_file() and not (Path(name) / RECIPE).is_file()
 
 
-def _folder_section(folder: Path) -> dict[str, Any]:
+def folder_recipe(folder: Path) -> Recipe:
+    """The model of a folder as sections of a recipe: `model`, and `images` where it reads them.
+
+    Raises:
+        CheckpointError: the folder holds no model, or one that is not covered.
+    """
     from unpad.interchange.families import family_of
     from unpad.interchange.folder import read_config, read_json_files
+    from unpad.models.vision_language import model as vision_language
 
-    given = read_json_files(folder)[CONFIG]
-    return read_config(folder, family_of(given, folder / CONFIG), given)[0].model_dump(mode="json")
+    files = read_json_files(folder)
+    given = files[CONFIG]
+    config = read_config(folder, family_of(given, folder / CONFIG), given)[0]
+    images = ImageSettings()
+    if isinstance(config, vision_language.Config):
+        side = config.vision.side * config.vision.patch
+        colours = files.get("preprocessor_config.json", {})
+        given_colours = {name: colours[f"image_{name}"] for name in ("mean", "std") if f"image_{name}" in colours}
+        try:
+            images = ImageSettings(size="square", square=side, **given_colours)
+        except ValidationError as error:
+            fault = first_fault(error)
+            what = f"{fault.name}: {fault.message}"
+            where = str(folder / "preprocessor_config.json")
+            raise CheckpointError(what, where=where, fix="correct this field") from None
+    return Recipe(model=config.model_dump(mode="json"), images=images)
 
 
 def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, load_tokeni
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.interchange.families import FAMILIES, family_of
 from unpad.interchange.folder import CONFIG, Family, load_model, read_json_files, save_model
-from unpad.interchange.origin import TOKENIZER, folder_of, origin_files
+from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin_files
 from unpad.interchange.templates import prefix_template
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model
@@ -51,10 +51,11 @@ def import_folder(name: str, out: Path) -> list[str]:
     reads_images = model.config.kind != "decoder"
     tokenizer = load_tokenizer(folder_tokenizer(folder, chat=not reads_images))
     _check_vocabulary(tokenizer, model, folder)
-    recipe = Recipe(
-        model=model.config.model_dump(mode="json"),
-        tokenizer=TokenizerSettings(kind="file", path=str((out / TOKENIZER).resolve())),
-        train=TrainSettings(init_from=str(out)),
+    recipe = folder_recipe(folder).model_copy(
+        update={
+            "tokenizer": TokenizerSettings(kind="file", path=str((out / TOKENIZER).resolve())),
+            "train": TrainSettings(init_from=str(out)),
+        }
     )
     state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), {"data": "", "imported": str(folder)})
     command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32", MADE_BY: f"unpad import {folder}"}

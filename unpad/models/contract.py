@@ -67,6 +67,16 @@ class PixelConfig(PatchConfig, Protocol):
         ...
 
 
+@runtime_checkable
+class MarksImages(Protocol):
+    """Config of a model that reads images inside a text."""
+
+    @property
+    def image_id(self) -> int | None:
+        """Id in the place of every visual token; None for any."""
+        ...
+
+
 # --------------------------------------------------------------------------- models
 
 

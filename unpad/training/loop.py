@@ -15,7 +15,7 @@ from unpad.data.text import TextData
 from unpad.errors import RecipeError, UnpadError
 from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
-from unpad.interchange.origin import keep_origin, open_recipe, starting_weights
+from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Generates
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE
@@ -158,7 +158,8 @@ def _start_from(setup: Setup, start: str) -> str:
     weights, where = starting_weights(start)
     missing = put_weights(setup.model, weights, where, setup.model.additions)
     parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
-    return f"from the weights of {where}" + (f"; initialized, as it lacks them: {parts}" if missing else "")
+    lacking = f"as that {'folder' if is_folder(start) else 'run'} lacks them"
+    return f"from the weights of {where}" + (f"; initialized, {lacking}: {parts}" if missing else "")
 
 
 def _log_start(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:
