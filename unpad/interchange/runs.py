@@ -19,12 +19,15 @@ from unpad.models import build_model, model_config
 from unpad.models.contract import Model
 from unpad.recipes.data import TokenizerSettings
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.training import TrainSettings
+from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.run import checkpoint
 from unpad.run.base import run_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
+
+# Of the imported run's recipe, with which a trained model is tuned further: far below the peak of training anew.
+TUNING_LR, TUNING_EPOCHS = 2e-5, 3
 
 # Families in the order in which a model that comes from none of them is tried.
 TRIED = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "opt", "smollm3", "granite", "gemma", "gemma3_text", "llava")
@@ -54,7 +57,8 @@ def import_folder(name: str, out: Path) -> list[str]:
     recipe = folder_recipe(folder).model_copy(
         update={
             "tokenizer": TokenizerSettings(kind="file", path=str((out / TOKENIZER).resolve())),
-            "train": TrainSettings(init_from=str(out)),
+            "optim": OptimSettings(lr=TUNING_LR),
+            "train": TrainSettings(init_from=str(out), max_epochs=TUNING_EPOCHS),
         }
     )
     state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), {"data": "", "imported": str(folder)})
@@ -79,7 +83,7 @@ def import_folder(name: str, out: Path) -> list[str]:
         f"vocabulary {tokenizer.vocab_size:,}, {chat}",
         "",
         *([] if reads_images else [f"next:  {use}"]),
-        f"       unpad train {out / RECIPE} {data}=FILE",
+        f"       unpad train {out / RECIPE} {data}=FILE --out runs/tuned",
     ]
 
 
