@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -78,24 +79,10 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         qkv, key_bias, cu_seqlens, cos, sin, out, log_z = ctx.saved_tensors
-        heads, kv_heads, causal, scale, dropout, seed = ctx.settings
+        before, after = ctx.settings[:4], ctx.settings[4:]
         wants_bias = bool(ctx.needs_input_grad[1])
         grad_qkv, grad_bias = _backward(
-            grads[0],
-            out,
-            log_z,
-            qkv,
-            key_bias,
-            cu_seqlens,
-            heads,
-            kv_heads,
-            causal,
-            scale,
-            cos,
-            sin,
-            dropout,
-            seed,
-            wants_bias,
+            grads[0], out, log_z, qkv, key_bias, cu_seqlens, *before, cos, sin, *after, wants_bias
         )
         return grad_qkv, grad_bias.sum(0).to(key_bias.dtype) if wants_bias else None, *[None] * 9
 
@@ -143,104 +130,85 @@ def _functions() -> tuple[Any, Any]:
     )
 
 
-def attention_forward(
-    qkv: Tensor,
-    key_bias: Tensor | None,
-    cu_seqlens: Tensor,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    scale: float,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    dropout: float,
-    seed: int,
-) -> tuple[Tensor, Tensor]:
+class _Inputs(NamedTuple):
+    """Inputs that forward and backward share, in the order of `_SETTINGS`."""
+
+    qkv: Tensor
+    key_bias: Tensor | None
+    cu_seqlens: Tensor
+    heads: int
+    kv_heads: int
+    causal: bool
+    scale: float
+    cos: Tensor | None
+    sin: Tensor | None
+    dropout: float
+    seed: int
+
+    def readable(self) -> _Inputs:
+        """The same as kernels read it: contiguous, and tables wide."""
+        wide = wide_dtype(self.qkv.dtype)
+        key_bias, cos, sin = (
+            None if x is None else x.to(wide).contiguous() for x in (self.key_bias, self.cos, self.sin)
+        )
+        return self._replace(
+            qkv=self.qkv.contiguous(), cu_seqlens=self.cu_seqlens.contiguous(), key_bias=key_bias, cos=cos, sin=sin
+        )
+
+    def sizes(self) -> AttentionSizes:
+        total, rows, head_dim = self.qkv.shape
+        assert self.heads % self.kv_heads == 0, (self.heads, self.kv_heads)
+        assert rows == self.heads + 2 * self.kv_heads, (tuple(self.qkv.shape), self.heads, self.kv_heads)
+        assert _fits(self.qkv.dtype, head_dim), (self.qkv.dtype, head_dim)
+        assert self.cu_seqlens.dtype == torch.int32, self.cu_seqlens.dtype
+        end = int(self.cu_seqlens[-1])
+        assert end == total, f"the layout ends at {end}, the run at {total}"
+        assert 0 <= self.dropout < 1, self.dropout
+        return AttentionSizes(
+            num_seqs=len(self.cu_seqlens) - 1,
+            total_tokens=total,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=head_dim,
+            scale=self.scale,
+            dropout=self.dropout,
+            seed=self.seed,
+            causal=self.causal,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def call(self, compiled: Callable[..., None], *results: Tensor | None) -> None:
+        """Call a compiled function on these inputs and its own arrays."""
+        tensors = self.cu_seqlens, self.qkv, self.cos, self.sin, self.key_bias, *results
+        compiled(code(self.qkv.dtype), ctypes.byref(self.sizes()), *map(pointer, tensors))
+
+
+def attention_forward(*given: Any) -> tuple[Tensor, Tensor]:
     """Out (total_tokens, heads, head_dim), and log_z (heads, total_tokens) wide, the log of each softmax's sum."""
-    qkv, cu_seqlens = qkv.contiguous(), cu_seqlens.contiguous()
-    total, _, head_dim = qkv.shape
-    wide = wide_dtype(qkv.dtype)
-    sizes = _sizes(qkv, cu_seqlens, heads, kv_heads, causal, scale, dropout, seed)
-    tables = _wide(cos, wide), _wide(sin, wide), _wide(key_bias, wide)
-    out = qkv.new_empty((total, heads, head_dim))
-    log_z = qkv.new_empty((heads, total), dtype=wide)
-    _functions()[0](
-        code(qkv.dtype),
-        ctypes.byref(sizes),
-        pointer(cu_seqlens),
-        pointer(qkv),
-        *map(pointer, tables),
-        pointer(out),
-        pointer(log_z),
-    )
+    inputs = _Inputs(*given).readable()
+    out, log_z = _empty_forward(*inputs)
+    inputs.call(_functions()[0], out, log_z)
     return out, log_z
 
 
-def attention_backward(
-    grad_out: Tensor,
-    out: Tensor,
-    log_z: Tensor,
-    qkv: Tensor,
-    key_bias: Tensor | None,
-    cu_seqlens: Tensor,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    scale: float,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    dropout: float,
-    seed: int,
-    wants_bias: bool,
-) -> tuple[Tensor, Tensor]:
+def attention_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     """Gradient of qkv, and of key_bias per key head, (kv_heads, total_tokens) wide, or (0,) if unwanted."""
-    qkv, cu_seqlens, grad_out = qkv.contiguous(), cu_seqlens.contiguous(), grad_out.contiguous()
-    wide = wide_dtype(qkv.dtype)
-    sizes = _sizes(qkv, cu_seqlens, heads, kv_heads, causal, scale, dropout, seed)
-    tables = _wide(cos, wide), _wide(sin, wide), _wide(key_bias, wide)
-    grad_qkv = torch.empty_like(qkv)
-    grad_bias = qkv.new_empty((kv_heads, len(qkv)) if wants_bias else (0,), dtype=wide)
-    _functions()[1](
-        code(qkv.dtype),
-        ctypes.byref(sizes),
-        pointer(cu_seqlens),
-        pointer(qkv),
-        *map(pointer, tables),
-        pointer(out),
-        pointer(log_z),
-        pointer(grad_out),
-        pointer(grad_qkv),
-        pointer(grad_bias) if wants_bias else None,
-    )
+    *shared, wants_bias = given
+    inputs, grad_out = _Inputs(*shared).readable(), grad_out.contiguous()
+    grad_qkv, grad_bias = _empty_backward(grad_out, out, log_z, *inputs, wants_bias)
+    inputs.call(_functions()[1], out, log_z, grad_out, grad_qkv, grad_bias if wants_bias else None)
     return grad_qkv, grad_bias
 
 
-def _sizes(
-    qkv: Tensor, cu_seqlens: Tensor, heads: int, kv_heads: int, causal: bool, scale: float, dropout: float, seed: int
-) -> AttentionSizes:
-    total, rows, head_dim = qkv.shape
-    assert heads % kv_heads == 0, (heads, kv_heads)
-    assert rows == heads + 2 * kv_heads, (tuple(qkv.shape), heads, kv_heads)
-    assert _fits(qkv.dtype, head_dim), (qkv.dtype, head_dim)
-    assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
-    assert int(cu_seqlens[-1]) == total, f"the layout ends at {int(cu_seqlens[-1])}, the run at {total}"
-    assert 0 <= dropout < 1, dropout
-    return AttentionSizes(
-        len(cu_seqlens) - 1, total, heads, kv_heads, head_dim, scale, dropout, seed, causal, torch.get_num_threads()
-    )
-
-
-def _wide(x: Tensor | None, wide: torch.dtype) -> Tensor | None:
-    return None if x is None else x.to(wide).contiguous()
-
-
-def _no_forward(qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _empty_forward(qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    """Empty results of the forward pass."""
     total, _, head_dim = qkv.shape
     heads = settings[2]
     return qkv.new_empty((total, heads, head_dim)), qkv.new_empty((heads, total), dtype=wide_dtype(qkv.dtype))
 
 
-def _no_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+def _empty_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
+    """Empty results of the backward pass."""
     kv_heads, wants_bias = settings[3], settings[-1]
     shape = (kv_heads, len(qkv)) if wants_bias else (0,)
     return torch.empty_like(qkv), qkv.new_empty(shape, dtype=wide_dtype(qkv.dtype))
@@ -248,5 +216,5 @@ def _no_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *set
 
 _OPS.impl("ragged_attention", attention_forward, "CPU")
 _OPS.impl("ragged_attention_backward", attention_backward, "CPU")
-torch.library.register_fake("unpad::ragged_attention", _no_forward, lib=_OPS)
-torch.library.register_fake("unpad::ragged_attention_backward", _no_backward, lib=_OPS)
+torch.library.register_fake("unpad::ragged_attention", _empty_forward, lib=_OPS)
+torch.library.register_fake("unpad::ragged_attention_backward", _empty_backward, lib=_OPS)
