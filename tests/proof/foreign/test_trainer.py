@@ -30,6 +30,7 @@ from tests.proof.foreign.hugging_face import (
 )
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -73,6 +74,7 @@ SOUND: dict[str, Make] = {
     "checkpointing and dropout": lambda folder: sft(build("llama", **DROPOUT), folder, gradient_checkpointing=True),
     "adapters": lambda folder: sft(adapted(), folder),
     "experts with a router loss": lambda folder: trainer(build("mixtral", output_router_logits=True), folder),
+    "noise in the router": lambda folder: trainer(build("mixtral", router_jitter_noise=0.3), folder),
     "a loss of one's own": lambda folder: trainer(build("llama"), folder, kind=OwnLoss),
     "label smoothing": lambda folder: trainer(build("llama"), folder, label_smoothing_factor=0.1),
     "data without labels": lambda folder: trainer(
@@ -87,6 +89,8 @@ def test_a_sound_trainer_passes(name: str, tmp_path: Path) -> None:
     made = SOUND[name](tmp_path)
     certificate = unpad.prove_trainer(made)
     assert certificate.passed, str(certificate)
+    assert (OWN_LOSS in certificate.notes) == (name in ("a loss of one's own", "label smoothing"))
+    assert (NO_ROUTER_LOSS in certificate.notes) == (name == "experts with a router loss")
     # TRL's head computes in fp32.
     assert certificate.precision == ("fp32" if isinstance(made, SFTTrainer) else "fp64")
 
@@ -171,8 +175,9 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
     [
         lambda folder: trainer(build("gpt2"), folder, num_train_epochs=2, dataloader_num_workers=0),
         lambda folder: sft(adapted(), folder, packing=True),
+        lambda folder: sft(build("mixtral", output_router_logits=True), folder, bf16=True),
     ],
-    ids=["dropout", "adapters"],
+    ids=["dropout", "adapters", "experts"],
 )
 def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, tmp_path: Path) -> None:
     plain, _ = trained(make, tmp_path / "plain", prove=False)
@@ -186,10 +191,24 @@ def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, t
 def test_known_sequences_tell_what_was_cut_before(tmp_path: Path) -> None:
     rows = dataset(sequences(), prompts=False)
     short = sft(build("llama"), tmp_path, rows, max_length=9)
-    assert unpad.prove_trainer(short).passed
+    prepared = unpad.prove_trainer(short)
+    assert prepared.passed
+    assert prepared.notes[-1].startswith("3 sequences have exactly max_length = 9 tokens: the trainer may have cut")
     certificate = unpad.prove_trainer(short, sequences())
     assert certificate.verdict == "cut"
     assert [finding.kind for finding in certificate.failed] == ["cut"]
+
+
+class Noisy(Trainer):
+    """A loss with random weights."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return super().compute_loss(model, inputs, num_items_in_batch=num_items_in_batch) * torch.rand(())
+
+
+def test_a_random_step_is_not_judged(tmp_path: Path) -> None:
+    with pytest.raises(ProofError, match="draws random numbers"):
+        unpad.prove_trainer(trainer(build("llama"), tmp_path, kind=Noisy))
 
 
 def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:

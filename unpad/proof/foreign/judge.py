@@ -14,11 +14,21 @@ from unpad.errors import OutOfMemoryError, ProofError, is_memory_error
 from unpad.proof.foreign.advice import Measured, findings
 from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate
 from unpad.proof.foreign.measure import Measurement, Moves
-from unpad.proof.foreign.precision import EXACT, Errors, eager_experts, has_experts, in_fp64, is_smooth, not_below_fp32
+from unpad.proof.foreign.precision import (
+    EXACT,
+    Errors,
+    eager_experts,
+    has_experts,
+    in_fp64,
+    is_smooth,
+    not_below_fp32,
+    relative,
+)
 from unpad.proof.foreign.update import Update, read_labels
 
 Precision = Literal["auto", "fp64", "fp32"]
 MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
+RANDOM = 1e-4  # difference of two runs of the same batches that no order of sums makes
 FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
 MOST_REFUSED = 300  # characters of an exception's message
 NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
@@ -73,6 +83,7 @@ def judge(
                 raise_memory(error)
                 continue
             certificate = _certificate(model, outcome, "fp64", Errors(EXACT, EXACT, EXACT), notes)
+            _refuse_random(certificate, outcome)
             if not _has_small_errors(certificate) or is_smooth(model, outcome.again):
                 return certificate
     if precision == "fp64":
@@ -89,7 +100,9 @@ def judge(
             raise ProofError(
                 f"the model cannot compute a sequence alone: {describe(error)}", fix="prove a model of causal language"
             ) from error
-        return _certificate(model, outcome, "fp32", outcome.rounding().bounds(), notes)
+        certificate = _certificate(model, outcome, "fp32", outcome.rounding().bounds(), notes)
+        _refuse_random(certificate, outcome)
+        return certificate
 
 
 def _certificate(
@@ -106,6 +119,22 @@ def _certificate(
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
     return ForeignCertificate(findings(model, measured), name, None, (*notes, *outcome.notes), *size)
+
+
+def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:
+    """Refuse a model that draws random numbers, where that shows.
+
+    Raises:
+        ProofError: errors failed, and the same batches twice differ by more than a rounding.
+    """
+    if not all(finding.kind in COUNTED for finding in certificate.failed):
+        once, twice = outcome.again(), outcome.again()
+        differences = [relative(one, other) for one, other in zip(once, twice, strict=True)]
+        if max(differences, default=0.0) > RANDOM:
+            raise ProofError(
+                "the same batches give other results each time: the model or the step draws random numbers",
+                fix="set its noise to 0 for the proof",
+            )
 
 
 def _has_small_errors(certificate: ForeignCertificate) -> bool:

@@ -181,14 +181,14 @@ def _plain(value: object) -> bool:
 def no_router_loss(model: nn.Module) -> Iterator[bool]:
     """Leave out the auxiliary loss of a router, a mean over a micro-batch; yields True if there was one."""
     config = config_of(model)
-    configs = [one for one in (config, _text_config(config)) if isinstance(one, Routed) and one.output_router_logits]
-    for one in configs:
+    before = [(one, one.output_router_logits) for one in (config, _text_config(config)) if isinstance(one, Routed)]
+    for one, _ in before:
         one.output_router_logits = False
     try:
-        yield bool(configs)
+        yield any(value for _, value in before)
     finally:
-        for one in configs:
-            one.output_router_logits = True
+        for one, value in before:
+            one.output_router_logits = value
 
 
 @runtime_checkable

@@ -1,7 +1,8 @@
-"""Training mode without dropout."""
+"""Training mode without dropout and noise."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ DROPOUTS: tuple[Callable[..., object], ...] = (
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
 )
+RANDOM = re.compile("drop|jitter|noise")
 PROBABILITY = 4  # place of attention's dropout among its arguments
 
 
@@ -40,16 +42,16 @@ class WithoutDropout(TorchFunctionMode):
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """No dropout in training mode.
+    """No dropout and no noise in training mode.
 
-    Probabilities that modules hold under a name with "drop", and those of dropout modules, are 0 inside: they also
-    reach what backward computes again for checkpointing, where no mode does.
+    Probabilities and sizes that modules hold under a name with "drop", "jitter" or "noise", and those of dropout
+    modules, are 0 inside: they also reach what backward computes again for checkpointing, where no mode does.
     """
     held = [
         (module, name, value)
         for module in model.modules()
         for name, value in vars(module).items()
-        if isinstance(value, float) and ("drop" in name or isinstance(module, nn.modules.dropout._DropoutNd))
+        if isinstance(value, float) and (RANDOM.search(name) or isinstance(module, nn.modules.dropout._DropoutNd))
     ]
     try:
         for module, name, _ in held:

@@ -93,6 +93,13 @@ class Packing(Protocol):
 
 
 @runtime_checkable
+class Cutting(Protocol):
+    """Arguments with a longest length, as those of TRL."""
+
+    max_length: int | None
+
+
+@runtime_checkable
 class Processing(Protocol):
     """A trainer with a tokenizer."""
 
@@ -140,7 +147,8 @@ def prove_trainer(
 
     What is judged goes through the trainer's own loader, `get_batch_samples` and `training_step`, without dropout, a
     router's auxiliary loss and mixed precision. Nothing is updated, and nothing is changed afterwards: weights,
-    gradients, the optimizer, generators, modes, the trainer's state and order of data.
+    gradients, the optimizer, generators, modes, the trainer's state and order of data; only a stream of data that
+    cannot be started again is read ahead.
 
     Args:
         trainer: a Trainer of transformers, SFTTrainer of TRL, or a subclass, built and not yet run.
@@ -304,6 +312,7 @@ class Case:
         def again() -> list[Tensor]:
             return [*logits_in_batches(forward, update), *self._step().gradient.values()]
 
+        notes = (*notes, *_perhaps_cut(self.trainer, update)) if self.sequences is None else notes
         return Outcome(update, truth, found, moves(forward, update), rounding, again, notes)
 
     def _step(self) -> Step:
@@ -341,6 +350,14 @@ def _read(
     if update.num_wanted == 0:
         raise ProofError("no sequence of the first update has a target", fix="look at the labels of the data")
     return update
+
+
+def _perhaps_cut(trainer: ForeignTrainer, update: Update) -> list[str]:
+    """A note about sequences as long as the longest that the trainer lets pass."""
+    longest = trainer.args.max_length if isinstance(trainer.args, Cutting) else None
+    num = sum(len(one.ids) == longest for one in update.known)
+    note = f"{num} sequences have exactly max_length = {longest} tokens: the trainer may have cut them before; pass the"
+    return [f"{note} whole ones as sequences= to see"] if num else []
 
 
 def _has_own_loss(trainer: ForeignTrainer) -> bool:
