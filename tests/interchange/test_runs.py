@@ -127,6 +127,26 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
     )
 
 
+def test_a_model_is_tuned_by_adapters_stopped_resumed_merged_and_replies_alike_outside(
+    theirs: Path, talks: Path, unpad: Shell
+) -> None:
+    unpad("import", str(theirs), "--out", "runs/qwen")
+    tune = ["runs/qwen/recipe.yaml", f"data.chat={talks}", "lora.r=4", "optim.lr=0.02", "plan.tokens_per_step=128",
+            "precision=fp32", "checkpoint.every=2"]  # fmt: skip
+    assert unpad("train", *tune, "train.max_epochs=3", "--out", "runs/whole").code == 0
+    assert unpad("train", *tune, "train.max_epochs=3", "train.max_steps=3", "--out", "runs/tuned").code == 0
+    assert (
+        unpad("train", *tune, "train.max_epochs=3", "train.max_steps=null", "--out", "runs/tuned", "--resume").code == 0
+    )
+    assert unpad("merge", "tuned", "--out", "runs/merged").code == 0
+    question = "what is 4 and 4?"
+    said = load("tuned").generate([question], max_new_tokens=12, precision="fp32")[0]
+    assert said != load("qwen").generate([question], max_new_tokens=12, precision="fp32")[0]
+    for run in ("tuned", "merged"):
+        assert unpad("export", run, f"out-{run}").code == 0
+        assert text_of(Path(f"out-{run}"), their_reply(Path(f"out-{run}"), question)) == said
+
+
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"model": {"from": "nowhere"}}, RecipeError, 'there is no run "nowhere"'),
     ({"model": {"from": 3}}, RecipeError, "model.from is 3"),

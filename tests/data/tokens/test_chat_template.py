@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -10,7 +11,7 @@ from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, THINKING, byte_
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, with_import
-from unpad.errors import SourceError
+from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import Template
 
 transformers = pytest.importorskip("transformers")
@@ -120,6 +121,18 @@ def test_what_a_template_leaves_open_is_refused_with_the_place_of_the_row(fault:
         encoded(tokenizer_with(source), turns_of(TALKS[0]))
     assert caught.value.where == "x:1"
     assert caught.value.fix
+
+
+def test_a_recipe_with_a_template_of_its_own_is_refused() -> None:
+    with pytest.raises(RecipeError, match="has a chat template, and the recipe another one"):
+        encode_examples([Example("x:1", turns_of(TALKS[0]))], tokenizer_with(CHATML), Template(user="Q: "))
+
+
+def test_without_jinja_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(RecipeError, match="needs jinja2") as caught:
+        encoded(tokenizer_with(CHATML), turns_of(TALKS[0]))
+    assert caught.value.fix == "pip install unpad[hf]"
 
 
 def test_a_text_is_encoded_without_the_template() -> None:

@@ -29,7 +29,7 @@ import numpy as np
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.chat_encode import encode_chat, encode_chat_prompt
 from unpad.data.tokens.tokenizer import Tokenizer
-from unpad.errors import OutOfMemoryError
+from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.recipes.data import Template
 from unpad.terminal.progress import progress
 
@@ -95,7 +95,14 @@ def encode_examples(
     Returns:
         tokens (num_tokens,) uint16 or uint32; loss_mask (num_tokens,) bool, True where predicting this token counts;
         offsets (num_examples + 1,) int64; what the tokenizer lost of the messages.
+
+    Raises:
+        RecipeError: the tokenizer has a chat template, and `template` is not the default.
+        SourceError: a text is not valid Unicode, or the chat template refuses a conversation; names its place.
     """
+    if tokenizer.chat is not None and template != Template():
+        what = "the tokenizer of the imported model has a chat template, and the recipe another one"
+        raise RecipeError(what, where="data.template", fix="leave data.template out")
     job = _Job(examples, tokenizer, template, _encode_fixed(tokenizer, template))
     nothing = Encoded(np.zeros(0, token_dtype(tokenizer.vocab_size)), np.zeros(0, np.bool_), [0], _lost_text([], []))
     spans, num_chars = _spans(examples)
