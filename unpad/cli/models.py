@@ -39,19 +39,25 @@ def import_(
     print_lines(import_folder(folder, out))
 
 
-@verbs.command(epilog="Example: unpad export runs/tuned ./tuned")
+@verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    ./tuned.gguf --type q8_0")
 def export(
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder to write, new or empty.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder to write, new or empty; or a file FILE.gguf.")
+    ],
     family: Annotated[
         str | None, typer.Option(help="model_type to write, such as llama; default that of the imported folder.")
     ] = None,
+    precision: Annotated[str, typer.Option("--type", help="Of the matrices of a GGUF file: f32, f16 or q8_0.")] = "f16",
     debug: Debug = False,
 ) -> None:
-    """Write a run as a Hugging Face folder, which transformers opens with equal logits."""
-    from unpad.interchange.runs import export_run
+    """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file."""
+    from unpad.interchange.runs import export_gguf, export_run
 
-    print_lines(export_run(run, folder, family))
+    if folder.suffix == ".gguf":
+        print_lines(export_gguf(run, folder, family, precision))
+    else:
+        print_lines(export_run(run, folder, family))
 
 
 @verbs.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.interchange.families import FAMILIES, family_of
-from unpad.interchange.folder import CONFIG, Family, load_model, read_json_files, save_model
+from unpad.interchange.folder import CONFIG, Family, Fields, load_model, read_json_files, save_model
+from unpad.interchange.gguf_file import save_gguf
 from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin_files
 from unpad.interchange.templates import prefix_template
 from unpad.models import build_model, model_config
@@ -112,22 +114,50 @@ def export_run(name: str, out: Path, kind: str | None = None) -> list[str]:
         RecipeError: there is no such run or family.
         DiskError: the folder holds other contents.
     """
+    run = _open_run(name, kind)
+    contents: dict[str, Any] = {**run.kept, **({CONFIG: run.given} if run.given else {})}
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    lines = [f"{run.family.architecture}: {parameters:,} parameters"]
+    if not run.kept and run.tokenizer is not None:
+        made, line = _tokenizer_files(run.tokenizer, run.recipe)
+        contents, lines = contents | made, [*lines, line]
+    save_model(run.model, out, run.family, contents)
+    return [*lines, f"written to {out}"]
+
+
+def export_gguf(name: str, out: Path, kind: str | None, precision: str) -> list[str]:
+    """Write a run as a GGUF file; arguments and errors as of `export_run` and `save_gguf`."""
+    run = _open_run(name, kind)
+    assert run.tokenizer is not None, "families of decoders read texts"
+    return save_gguf(run.model, run.family, run.family.fields(run.model, run.given), run.tokenizer, out, precision)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that is to be exported.
+
+    Args:
+        kept: small files of the folder that it comes from; given: its config.json; {} for a run that comes from none.
+    """
+
+    recipe: Recipe
+    model: Model
+    tokenizer: Tokenizer | None
+    family: Family
+    kept: dict[str, bytes]
+    given: Fields
+
+
+def _open_run(name: str, kind: str | None) -> _Run:
     folder = find_run(name)
     recipe = run_recipe(folder)
     files = open_files(recipe, folder)
     model = build_model(model_config(recipe.model), data_family(recipe).num_outputs(files))
     checkpoint.put_weights(model, run_weights(folder)[0], str(folder))
     kept = origin_files(name)
-    contents: dict[str, Any] = {**kept}
-    if CONFIG in kept:
-        contents[CONFIG] = storage.parse_json(kept[CONFIG], folder / KEPT / CONFIG)
-    family = _family(model, contents.get(CONFIG, {}), kind, name)
-    lines = [f"{family.architecture}: {sum(parameter.numel() for parameter in model.parameters()):,} parameters"]
-    if not kept and TOKENIZER in files:
-        made, line = _tokenizer_files(load_tokenizer(files[TOKENIZER]), recipe)
-        contents, lines = contents | made, [*lines, line]
-    save_model(model, out, family, contents)
-    return [*lines, f"written to {out}"]
+    given: Fields = storage.parse_json(kept[CONFIG], folder / KEPT / CONFIG) if CONFIG in kept else {}
+    tokenizer = load_tokenizer(files[TOKENIZER]) if TOKENIZER in files else None
+    return _Run(recipe, model, tokenizer, _family(model, given, kind, name), kept, given)
 
 
 def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) -> Family:
