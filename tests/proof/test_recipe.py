@@ -47,7 +47,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["zh_chat", "llm"])
+@pytest.mark.parametrize("name", ["zh_chat", "llm", "dpo"])
 def test_the_packaged_recipes_pass(name: str, precision: str) -> None:
     certificate = prove_recipe(name, [*SMALL, f"precision={precision}"])
     assert certificate.passed, failed(certificate)

@@ -35,7 +35,7 @@ def phrasings() -> dict[str, list[dict[str, Any]]]:
 
 
 def test_every_row_can_be_used() -> None:
-    for name, least in (("facts.jsonl", 300), ("chat.jsonl", 300)):
+    for name, least in (("facts.jsonl", 300), ("chat.jsonl", 300), ("pairs.jsonl", 100)):
         report = check(FOLDER / name)
         assert report.passed
         assert report.num_used == report.num_rows >= least
@@ -47,6 +47,18 @@ def test_every_fact_is_asked_in_five_trained_ways_and_one_held_out(phrasings: di
         sides = [row["split"] for row in rows]
         assert sides.count("train") >= 5, fact
         assert sides.count("holdout") == 1, fact
+
+
+def test_pairs_prefer_the_keyword_of_a_trained_question_to_its_whole_reply(
+    phrasings: dict[str, list[dict[str, Any]]],
+) -> None:
+    pairs = read("pairs.jsonl")
+    for pair in pairs:
+        (row,) = [one for one in phrasings[pair["group"]] if one["messages"][0]["content"] == pair["prompt"]]
+        assert row["split"] == "train"
+        assert row["messages"][1]["content"] == pair["rejected"]
+        assert row["keywords"] == [pair["chosen"].removesuffix("。")]
+    assert len({pair["group"] for pair in pairs}) == len(pairs)
 
 
 def test_no_question_is_asked_twice(phrasings: dict[str, list[dict[str, Any]]]) -> None:

@@ -14,11 +14,12 @@ from unpad.data.text import TextData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.preferences import log_probabilities, whole_pairs
 from unpad.inference.loaded import LoadedRun
+from unpad.interchange.origin import starting_weights
 from unpad.models.contract import Model
 from unpad.recipes.recipe import stages_of
 from unpad.run import checkpoint
-from unpad.run.base import fingerprint, run_weights
-from unpad.run.folder import CHECKPOINTS, find_run
+from unpad.run.base import fingerprint
+from unpad.run.folder import CHECKPOINTS
 from unpad.run.reference import read_reference
 
 
@@ -66,4 +67,4 @@ def _candidates(run: LoadedRun) -> Iterator[dict[str, Tensor]]:
             yield checkpoint.model_weights(state.tensors)
     if run.recipe.train.init_from:
         with suppress(CheckpointError, RecipeError):
-            yield run_weights(find_run(run.recipe.train.init_from))[0]
+            yield starting_weights(run.recipe.train.init_from)[0]

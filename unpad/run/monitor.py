@@ -300,7 +300,8 @@ class Monitor:
             values={**values, **dict.fromkeys(refused)},
         )
         self._write(row)
-        measured = {name: row[name] for name in ("loss", "perplexity") if row[name] is not None} | values
+        names = ("loss",) if "margin" in values else ("loss", "perplexity")  # of pairs there is none
+        measured = {name: row[name] for name in names if row[name] is not None} | values
         self._scalars("heldout", measured, step)
         shown = "  ".join(
             [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items()]

@@ -164,8 +164,8 @@ def check_stages(setup: Setup) -> None:
         if stage.of_pairs and recipe.train.init_from is None and before == 0:
             raise RecipeError(
                 f"stage {stage.name} compares replies under the weights it starts from, and these are random",
-                where="train.init_from",
-                fix="set train.init_from=RUN, a run that has learned to answer, or add a stage before it",
+                where="model.from",
+                fix="name a model that has learned to answer, model.from=RUN, or add a stage before it",
             )
         with needs_memory("the optimizer", OPTIMIZER_FIX):
             make_optimizer(setup.model, recipe.optim)
