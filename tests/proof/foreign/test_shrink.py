@@ -26,7 +26,7 @@ LLAMA: Fields = {
 }
 
 
-def test_sizes_are_lowered_and_never_raised() -> None:
+def test_sizes_are_lowered_and_not_raised() -> None:
     small = shrink(LLAMA)
     assert [small[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size", "eos_token_id")] == [
         64,
@@ -34,8 +34,13 @@ def test_sizes_are_lowered_and_never_raised() -> None:
         128,
         2,
     ]
-    tiny = {**LLAMA, "hidden_size": 32, "vocab_size": 40, "num_hidden_layers": 1}
-    assert [shrink(tiny)[name] for name in ("hidden_size", "vocab_size", "num_hidden_layers")] == [32, 40, 1]
+    tiny = {**LLAMA, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 1}
+    assert [shrink(tiny)[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")] == [32, 80, 1]
+
+
+def test_the_sequences_of_the_proof_fit_any_model() -> None:
+    small = shrink({**LLAMA, "vocab_size": 65, "max_position_embeddings": 16})
+    assert (small["vocab_size"], small["max_position_embeddings"]) == (128, 512)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +65,12 @@ def test_one_block_of_each_type_stays_in_its_order() -> None:
     # Dense sliding, sparse sliding, sparse full, and the one that the list names.
     assert small["layer_types"] == ["sliding", "sliding", "full", "sliding"]
     assert (small["num_hidden_layers"], small["first_k_dense_replace"], small["moe_layers"]) == (4, 1, [3])
+
+
+def test_a_string_with_a_letter_for_every_block_is_read_like_a_list() -> None:
+    full: Fields = {**LLAMA, "num_hidden_layers": 8, "layers_block_type": ["mamba", "mlp"] * 3 + ["attention", "mlp"]}
+    small = shrink({**full, "hybrid_override_pattern": "M-M-M-*-"})
+    assert (small["layers_block_type"], small["hybrid_override_pattern"]) == (["mamba", "mlp", "attention"], "M-*")
 
 
 def test_blocks_that_come_every_so_many_are_there() -> None:

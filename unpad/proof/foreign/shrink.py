@@ -129,6 +129,8 @@ def _field(name: str, value: object, whole: _Whole) -> object:
         return _list(name, value, whole)
     if isinstance(value, dict):
         return value if name in ("rope_parameters", "rope_scaling", "per_layer_config") else _shrink(value, whole)
+    if isinstance(value, str) and name in sizes.BLOCK_LETTERS and len(value) == whole.stack.num:
+        return "".join(value[index] for index in whole.stack.kept)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if any(part in name for part in sizes.SILENCED):
@@ -175,6 +177,8 @@ def _key_heads(num: int, whole: _Whole) -> int:
 
 # The first rule whose names include a field's is its own; other fields have the sizes of `MOST`.
 _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
+    (sizes.POSITIONS, lambda value, whole: sizes.CONTEXT),
+    (sizes.VOCABULARIES, lambda value, whole: sizes.VOCABULARY),
     (sizes.STACKS, _blocks),
     (sizes.FIRST_BLOCKS, lambda value, whole: sum(index < value for index in whole.stack.kept)),
     (sizes.LAST_BLOCKS, lambda value, whole: sum(index >= whole.stack.num - value for index in whole.stack.kept)),

@@ -10,7 +10,7 @@ Fields = dict[str, object]
 HEADS, HEAD_SIZE = 4, 16  # of a block of 64 numbers per token
 VOCABULARY = 128  # ids; special ones are 0, 1, 2 and the last
 ORDINARY = range(3, 112)  # ids that no field of a small configuration gives a meaning
-CONTEXT = 512  # positions
+CONTEXT = 512  # positions, more than all sequences of the proof have
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -24,8 +24,7 @@ def _most(sizes: dict[int, str]) -> dict[str, int]:
 # A size is never raised; what is smaller already stays.
 MOST = _most(
     {
-        CONTEXT: "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length model_max_length "
-        "seq_length max_target_positions max_source_positions context_length original_max_position_embeddings",
+        CONTEXT: "max_source_positions original_max_position_embeddings",
         96: "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim d_ff dff dim_ff d_inner "
         "ffn_hidden_size feed_forward_size intermediate_size_mlp dense_intermediate_size",
         64: "hidden_size d_model n_embd emb_dim embed_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
@@ -50,6 +49,13 @@ MOST = _most(
         "mamba_ngroups num_nextn_predict_layers",
     }
 )
+
+# Fields that are raised as well: the sequences of the proof must fit.
+POSITIONS = _names(
+    "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length model_max_length seq_length "
+    "max_target_positions context_length"
+)
+VOCABULARIES = ("vocab_size",)
 
 # Windows, in positions: shorter than the sequences of the proof, so that what they hide shows.
 WINDOW = 8
@@ -88,6 +94,7 @@ PERIODS = _names(
     "n_layers_per_attn_res_block"
 )
 OFFSETS = _names("attn_layer_offset expert_layer_offset prefix_dense_sliding_window_pattern")
+BLOCK_LETTERS = ("hybrid_override_pattern",)  # a letter for every block
 CYCLES = ("block_types",)  # lists that repeat over the blocks
 SHARING = ("hybrid",)  # types whose blocks share weights: two of them are kept
 
