@@ -50,9 +50,10 @@ def prove(
     if hf is not None:
         if recipe is not None:
             raise RecipeError("a recipe and --hf are given", fix="name a recipe, or --hf with a config.json")
+        from unpad.hf.way import UNPAD
         from unpad.proof.foreign.folder import prove_folder
 
-        proof = prove_folder(hf)
+        proof = prove_folder(hf, [UNPAD])
         shown, passed, lines = proof.to_json, proof.passed, proof.lines
     elif recipe is not None:
         from unpad.proof.recipe import prove_recipe

@@ -34,7 +34,7 @@ def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) ->
     assert (found.code, found.err) == (0, "")
     verdicts = {name: cells[0] for name, cells in rows(found).items()}
     sound = ["padded right", "flattening", "flattening + seq_idx", "TRL padding_free"]
-    sound += ["TRL packing bfd", "TRL packing bfd_split"]
+    sound += ["TRL packing bfd", "TRL packing bfd_split", "unpad"]
     assert [name for name, verdict in verdicts.items() if verdict == "sound"] == sound
     assert verdicts["padded left"] == "wrong loss"
     assert verdicts["flattening + cache"] == verdicts["TRL packing wrapped"] == "LEAKING"
@@ -49,12 +49,12 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
     proof = json.loads(found.out)
     assert (found.code, proof["passed"], proof["class"]) == (1, False, "GptOssForCausalLM")
     verdicts = {way["batches"]: way["verdict"] for way in proof["ways"]}
-    assert verdicts["padded right"] == "sound"
+    assert verdicts["padded right"] == verdicts["unpad"] == "sound"
     assert verdicts["flattening"] == verdicts["TRL padding_free"] == verdicts["TRL packing bfd"] == "leaking"
     flat = next(way for way in proof["ways"] if way["batches"] == "flattening")
     assert flat["others_move"]
     assert flat["gradient"] > 10 * flat["loss"] > 0.001  # nobody sees it in a curve
-    assert "pad on the right" in proof["advice"].partition("Do not use")[0]
+    assert "pad on the right; unpad.hf.attach(trainer)." in proof["advice"].partition("Do not use")[0]
     assert "TRL padding_free" in proof["advice"].partition("Do not use")[2]
 
 
@@ -64,6 +64,14 @@ def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_
     assert verdicts["TRL padding_free"] == "refused"
     assert "can't keep packed sequences apart" in " ".join(found.out.split())
     assert (found.code, verdicts["flattening"]) == (1, "LEAKING")  # without boundaries the convolution cannot know
+
+
+def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
+    found = prove(unpad, tmp_path, {"model_type": "bart"})
+    text = " ".join(found.out.split())
+    assert "unpad: unpad.hf.attach(trainer) proves the model first: position_ids" in text
+    assert (rows(found)["padded right"][0], rows(found)["unpad"][0]) == ("sound", "refused")
+    assert "does not shift labels" in text
 
 
 def test_ways_that_are_not_installed_are_shown_as_such(
@@ -97,4 +105,4 @@ def test_without_the_extra_the_command_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     found = prove(unpad, tmp_path, LLAMA)
-    assert (found.code, "pip install 'unpad[hf]'" in found.err) == (2, True)
+    assert (found.code, "pip install" in found.err, "unpad[hf]" in found.err) == (2, True, True)

@@ -67,10 +67,10 @@ def test_one_block_of_each_type_stays_in_its_order() -> None:
     assert (small["num_hidden_layers"], small["first_k_dense_replace"], small["moe_layers"]) == (4, 1, [3])
 
 
-def test_a_string_with_a_letter_for_every_block_is_read_like_a_list() -> None:
-    full: Fields = {**LLAMA, "num_hidden_layers": 8, "layers_block_type": ["mamba", "mlp"] * 3 + ["attention", "mlp"]}
-    small = shrink({**full, "hybrid_override_pattern": "M-M-M-*-"})
-    assert (small["layers_block_type"], small["hybrid_override_pattern"]) == (["mamba", "mlp", "attention"], "M-*")
+def test_blocks_are_counted_by_their_types_where_no_field_does() -> None:
+    full = {name: value for name, value in LLAMA.items() if name != "num_hidden_layers"}
+    types = ["mamba", "mlp"] * 3 + ["attention", "mlp"]
+    assert shrink({**full, "layers_block_type": types})["layers_block_type"] == ["mamba", "mlp", "attention"]
 
 
 def test_blocks_that_come_every_so_many_are_there() -> None:

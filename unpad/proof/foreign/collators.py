@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 IGNORED = -100  # label of a token that is no target
 Batch = dict[str, object]
@@ -28,6 +28,8 @@ class Collator:
         promises: whether its documentation says that sequences stay apart. A failure of one that does not promise it
             is shown and does not fail the proof.
         needs: modules that it imports.
+        prepare: change a copy of the model, which is then called in its place; None for a model as it is.
+        proves: whether training in this way proves the model first, and refuses it where the proof fails.
         instead: how to train in this way, as advice to those for whom another one fails; empty for none.
     """
 
@@ -35,6 +37,8 @@ class Collator:
     promises: bool
     collate: Collate
     needs: tuple[str, ...] = ()
+    prepare: Callable[[nn.Module], nn.Module] | None = None
+    proves: bool = False
     instead: str = ""
 
     @property
@@ -43,7 +47,7 @@ class Collator:
 
 
 def collators(row_tokens: int) -> list[Collator]:
-    """Every known way to make batches, whether or not its modules are installed.
+    """Every way of transformers and TRL to make batches, whether or not its modules are installed.
 
     Args:
         row_tokens: length of a packed row; no shorter than the longest sequence, or packing cuts.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -166,11 +167,12 @@ class FolderProof:
         }
 
 
-def prove_folder(path: Path) -> FolderProof:
+def prove_folder(path: Path, more: Sequence[Collator] = ()) -> FolderProof:
     """Prove every way to make batches on a small random model of an architecture; no weights are read.
 
     Args:
         path: a config.json, or a folder with one.
+        more: ways besides those of transformers and TRL.
 
     Raises:
         SourceError: there is no such file, or it is not a configuration.
@@ -178,24 +180,22 @@ def prove_folder(path: Path) -> FolderProof:
         ProofError: the architecture cannot be made small.
     """
     config, notes = read_config(path)
-    return prove_small(build_small(config, notes), str(path))
+    return prove_small(build_small(config, notes), str(path), more)
 
 
-def prove_small(small: SmallModel, where: str) -> FolderProof:
+def prove_small(small: SmallModel, where: str, more: Sequence[Collator] = ()) -> FolderProof:
     """Prove every way to make batches on a small model.
 
     Raises:
         ProofError: the model does not compute a sequence alone.
     """
     ways = []
-    known = collators(ROW_TOKENS)
+    known = [*collators(ROW_TOKENS), *more]
     with quiet(), progress("proving", len(known), "ways to make batches") as bar:
         try:
             fault = fault_of_loss(small.model)
-            subject = OnlyLogits(small.model) if fault else small.model
             for collator in known:
-                installed = collator.is_installed
-                certificate = prove_callable(subject, collator.collate, sample()) if installed else None
+                certificate = _prove(small.model, collator, has_loss=not fault) if collator.is_installed else None
                 ways.append(Way(collator, certificate))
                 bar.advance()
         except Exception as error:
@@ -204,6 +204,19 @@ def prove_small(small: SmallModel, where: str) -> FolderProof:
             what = f"{type(small.model).__name__} does not compute a sequence alone: {message_of(error)}"
             raise ProofError(what, fix="call unpad.prove_callable with a model that does") from None
     return FolderProof(replace(small, notes=(*small.notes, *filter(None, [fault]))), where, tuple(ways))
+
+
+def _prove(model: nn.Module, collator: Collator, *, has_loss: bool) -> ForeignCertificate:
+    if collator.prepare is not None:
+        try:
+            model = collator.prepare(copy.deepcopy(model))
+        except UnpadError as error:
+            return ForeignCertificate((), "fp32", refused=error.what)
+    certificate = prove_callable(model if has_loss else OnlyLogits(model), collator.collate, sample())
+    if collator.proves and not certificate.passed:
+        refused = certificate.refused or f"{collator.instead} proves the model first: {_cause(certificate)}"
+        return replace(certificate, findings=(), refused=refused)
+    return certificate
 
 
 class OnlyLogits(nn.Module):
@@ -249,6 +262,12 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def _cause(certificate: ForeignCertificate) -> str:
+    """Advice of the gravest failure, since leaks explain the rest; empty without a failure."""
+    failed = sorted(certificate.failed, key=lambda finding: finding.kind not in LEAKS)
+    return next((finding.advice for finding in failed if finding.advice), "")
 
 
 def _by_reason(ways: Iterable[Way]) -> list[tuple[str, list[str]]]:

@@ -87,7 +87,8 @@ def _count(full: Fields, name: str) -> int | None:
 
 def _stack(full: Fields) -> _Stack:
     """Choose the first block of each type; types differ in any field that tells blocks apart."""
-    num = _first_count(full, sizes.STACKS)
+    named = (len(value) for name in sizes.BLOCK_TYPES if isinstance(value := full.get(name), list))
+    num = _first_count(full, sizes.STACKS) or next(named, 0)
     types = [_type(full, num, index) for index in range(num)]
     kept: list[int] = []
     for index, kind in enumerate(types):
@@ -129,8 +130,6 @@ def _field(name: str, value: object, whole: _Whole) -> object:
         return _list(name, value, whole)
     if isinstance(value, dict):
         return value if name in ("rope_parameters", "rope_scaling", "per_layer_config") else _shrink(value, whole)
-    if isinstance(value, str) and name in sizes.BLOCK_LETTERS and len(value) == whole.stack.num:
-        return "".join(value[index] for index in whole.stack.kept)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if any(part in name for part in sizes.SILENCED):

@@ -94,7 +94,7 @@ PERIODS = _names(
     "n_layers_per_attn_res_block"
 )
 OFFSETS = _names("attn_layer_offset expert_layer_offset prefix_dense_sliding_window_pattern")
-BLOCK_LETTERS = ("hybrid_override_pattern",)  # a letter for every block
+BLOCK_TYPES = ("layer_types", "layers_block_type")  # lists that count the blocks where no field does
 CYCLES = ("block_types",)  # lists that repeat over the blocks
 SHARING = ("hybrid",)  # types whose blocks share weights: two of them are kept
 
