@@ -30,7 +30,6 @@ import torch
 from census_configs import RELEASED
 
 from unpad.errors import UnpadError
-from unpad.hf.way import UNPAD
 from unpad.proof.foreign.collators import collators
 from unpad.proof.foreign.folder import ROW_TOKENS, UNSHIFTED, describe_blocks, prove_small, versions
 from unpad.proof.foreign.small_model import build_config, build_small, causal_types, sample
@@ -40,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 SAVED, PAGE = ROOT / "benchmarks" / "census.json", ROOT / "docs" / "census.md"
 AT_A_TIME = 2
 SECONDS = 240  # of a class
-WAYS = [way.name for way in (*collators(ROW_TOKENS), UNPAD)]
+WAYS = [way.name for way in collators(ROW_TOKENS)]
 PACKED = ("flattening", "TRL padding_free", "TRL packing bfd")  # what people train with, one row for many sequences
 SHORT = {"leaking": "LEAK", "wrong loss": "loss"}
 
@@ -145,7 +144,7 @@ def measure(kind: str) -> dict[str, Any]:
             fields.get("is_encoder_decoder") or fields.get("is_decoder") is False or "encoder_layers" in fields
         )
         small = build_small(whole)
-        proof = prove_small(small, kind, [UNPAD])
+        proof = prove_small(small, kind)
     except UnpadError as error:
         return {**found, "stopped": error.what}
     certificates = [way.certificate for way in proof.ways if way.certificate is not None]

@@ -57,7 +57,7 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        fix = "name a folder with a config.json, as `save_pretrained` writes, or the file itself"
+        fix = "name a folder with a config.json, or the file; of a model on a hub download its config.json first"
         raise SourceError("there is no configuration here", where=str(file), fix=fix) from None
     except OSError as error:
         raise SourceError(f"the file cannot be read: {error.strerror}", where=str(file)) from None
