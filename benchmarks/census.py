@@ -30,8 +30,9 @@ import torch
 from census_configs import RELEASED
 
 from unpad.errors import UnpadError
+from unpad.hf.way import UNPAD
 from unpad.proof.foreign.collators import collators
-from unpad.proof.foreign.folder import ROW_TOKENS, UNSHIFTED, describe_blocks, prove_small, versions
+from unpad.proof.foreign.folder import QUIET, ROW_TOKENS, UNSHIFTED, describe_blocks, prove_small, versions
 from unpad.proof.foreign.small_model import build_config, build_small, causal_types, sample
 from unpad.storage import write_atomic
 
@@ -39,8 +40,9 @@ ROOT = Path(__file__).parents[1]
 SAVED, PAGE = ROOT / "benchmarks" / "census.json", ROOT / "docs" / "census.md"
 AT_A_TIME = 2
 SECONDS = 240  # of a class
-WAYS = [way.name for way in collators(ROW_TOKENS)]
+WAYS = [way.name for way in (*collators(ROW_TOKENS), UNPAD)]
 PACKED = ("flattening", "TRL padding_free", "TRL packing bfd")  # what people train with, one row for many sequences
+SHOWN = (*PACKED, UNPAD.name)
 SHORT = {"leaking": "LEAK", "wrong loss": "loss"}
 
 # Families that leaked without a word in `SFTTrainer(packing=True)` when TRL 1.16 was first measured, one at a time.
@@ -98,7 +100,8 @@ Model types by verdict:
 `padded left` predicts each sequence's first token from padding, since its label is the token, as \
 `DataCollatorForLanguageModeling` has it. `flattening` is `DataCollatorWithFlattening`, and `+ seq_idx` its option \
 `return_seq_idx`. `+ cache` is a loop of one's own that leaves the models' default `use_cache=True`; Trainer turns \
-it off. `TRL packing wrapped` ignores boundaries by design.
+it off. `TRL packing wrapped` ignores boundaries by design. `unpad` is `unpad.hf.attach`, which proves a model before \
+it trains it, and refuses where the proof fails.
 
 ## Silent leaks
 
@@ -141,10 +144,12 @@ def measure(kind: str) -> dict[str, Any]:
         whole = build_config(kind, RELEASED.get(kind, {}), kind)
         fields = whole.to_dict()
         found["packs"] = not (
-            fields.get("is_encoder_decoder") or fields.get("is_decoder") is False or "encoder_layers" in fields
+            fields.get("is_encoder_decoder")
+            or "encoder_layers" in fields
+            or (fields.get("is_decoder") is False and "attention_probs_dropout_prob" in fields)
         )
         small = build_small(whole)
-        proof = prove_small(small, kind)
+        proof = prove_small(small, kind, [UNPAD])
     except UnpadError as error:
         return {**found, "stopped": error.what}
     certificates = [way.certificate for way in proof.ways if way.certificate is not None]
@@ -303,9 +308,12 @@ def _headline(made: dict[str, Any]) -> str:
     trl = sum(_leaks_in(found, PACKED[1:]) for found in packs)
     flat = sum(_leaks_in(found, PACKED[:1]) for found in packs)
     right = sum(found["ways"]["padded right"]["verdict"] == "sound" for found in made.values())
+    ours = sum(found["ways"][UNPAD.name]["verdict"] == "sound" for found in made.values())
+    assert all(found["ways"][UNPAD.name]["verdict"] in QUIET for found in made.values())
     return (
         f"Of {len(packs)} decoders, {trl} leak without a word under TRL's packing, "
-        f"and {flat} under transformers' flattening. Padding on the right is sound for {right} of {len(made)}."
+        f"and {flat} under transformers' flattening. Padding on the right is sound for {right} of {len(made)} model "
+        f"types; unpad's flat batches are sound for {ours}, and refused for the others."
     )
 
 
@@ -328,11 +336,11 @@ def _leaks(made: dict[str, Any]) -> list[str]:
         (False, "Decoders of encoder-decoders, and encoders with a causal head, which hardly anybody packs:"),
     ):
         rows = [
-            f"| {kind} | {' | '.join(_leak(found['ways'][name]) for name in PACKED)} |"
+            f"| {kind} | {' | '.join(_leak(found['ways'][name]) for name in SHOWN)} |"
             for kind, found in made.items()
             if found["packs"] == packs and _leaks_in(found)
         ]
-        lines += [f"{title} {len(rows)}.", "", f"| model_type | {' | '.join(PACKED)} |", "|---" * 4 + "|", *rows, ""]
+        lines += [f"{title} {len(rows)}.", "", f"| model_type | {' | '.join(SHOWN)} |", "|---" * 5 + "|", *rows, ""]
     return lines[:-1]
 
 
