@@ -25,7 +25,7 @@ from unpad.inference.generate import advance, complete, control_ids, generate, p
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision, autocast
-from unpad.nn.rope import sinusoidal_table
+from unpad.nn.rope import position_table, sinusoidal_table
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings
 
@@ -499,6 +499,7 @@ def test_pad_and_bos_are_control_ids_and_eos_never_is(parrot: tuple[Decoder, obj
 @pytest.mark.parametrize("training", [True, False])
 def test_generation_has_no_dropout_and_leaves_the_model_as_it_was(training: bool) -> None:
     sinusoidal_table.cache_clear()
+    position_table.cache_clear()
     model = tiny_model(positions="sinusoidal", dropout=0.5).train(training)
     first, second = (generate(model, [[1, 2, 3]], generate_settings(), eos_id=NO_EOS) for _ in range(2))
     assert first == second

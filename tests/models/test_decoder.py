@@ -67,6 +67,13 @@ def test_matrices_start_at_a_fiftieth_and_those_that_write_to_the_stream_smaller
             assert float(parameter.detach().std()) == pytest.approx(0.02 / 4 if writes else 0.02, rel=0.05), name
 
 
+@pytest.mark.parametrize("wanted", [[0, 1, 2, 3], [0, 1, 2, 2], [3, 2, 1, 0], [2], []])
+def test_wanted_tokens_come_in_the_order_they_are_asked_in(wanted: list[int]) -> None:
+    model, batch = tiny_model().eval(), random_batch([5])
+    everything, index = model(batch), torch.tensor(wanted, dtype=torch.int64)
+    torch.testing.assert_close(model(batch, wanted=index), everything[index])
+
+
 def test_sinusoidal_positions_are_as_small_as_the_embeddings_that_they_are_added_to() -> None:
     model = tiny_model(positions="sinusoidal").eval()
     batch = random_batch([5, 9])

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.paths import PATHS, Path, on, taken
-from unpad.nn.activation import GATED, activate
+from unpad.nn.activation import GATED, Kind, activate
 from unpad.nn.native.activation import KINDS
 
 BF16, DOUBLE = torch.bfloat16, torch.float64
@@ -35,6 +35,12 @@ def reference(kind: str, x: Tensor) -> Tensor:
 def error(actual: Tensor, expected: Tensor) -> float:
     difference = (actual.double() - expected.double()).norm()
     return float(difference / expected.double().norm().clamp_min(1e-30)) if actual.numel() else 0.0
+
+
+@pytest.mark.parametrize("kind", ["relu", "gelu_tanh", "swiglu"])
+def test_a_bias_is_added_first(kind: Kind) -> None:
+    x, bias = torch.randn(9, 32, dtype=DOUBLE), torch.randn(32, dtype=DOUBLE)
+    torch.testing.assert_close(activate(kind, x, bias), activate(kind, x + bias))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import random_batch, tiny_model
 from unpad.models.contract import WEIGHTS
-from unpad.nn import linear
-from unpad.nn.linear import Linear, computing_copy, keep_copies, round_rows
+from unpad.nn import block, linear
+from unpad.nn.linear import Linear, apart, computing_copy, keep_copies, round_rows
 from unpad.nn.native import library
 from unpad.nn.norm import Norm
 from unpad.recipes.training import OptimSettings
@@ -48,6 +48,51 @@ def test_numbers_of_rows_come_again() -> None:
 def test_without_low_precision_it_is_the_plain_layer() -> None:
     layer, x = Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64)
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
+
+
+def test_a_bias_stays_apart_only_where_a_kernel_of_the_same_precision_adds_it() -> None:
+    class Wrapped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = layer(x) + 1
+            return out
+
+    layer, x = Linear(4, 3), torch.randn(5, 4)
+    product, bias = apart(layer, x)
+    if library.enabled():
+        assert bias is layer.bias
+        assert torch.equal(product, x @ layer.weight.t())
+    with library.switched_off():
+        assert apart(layer, x)[1] is None
+    with torch.no_grad():
+        assert apart(layer, x)[1] is None
+    with torch.autocast("cpu", BF16):
+        low, none = apart(layer, x)
+        assert none is None
+        assert torch.equal(low, layer(x))
+    assert torch.equal(apart(Wrapped(), x)[0], layer(x) + 1)
+    assert apart(Linear(4, 3, bias=False), x)[1] is None
+
+
+@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+def test_biases_apart_change_no_gradient_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, found, calls = random_batch([9, 5, 30]), [], []
+
+    def whole(layer: Linear, x: Tensor) -> tuple[Tensor, None]:
+        calls.append(layer)
+        return layer(x), None
+
+    for replaced in (apart, whole):
+        monkeypatch.setattr(block, "apart", replaced)
+        torch.manual_seed(1)
+        model = tiny_model(bias=True, activation="gelu")
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(parameter)
+        model.losses(batch)["cross_entropy"][0].backward()
+        found.append([p.grad for p in model.parameters()])
+    assert len(calls) == 2 * len(model.blocks)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_a_copy_is_made_anew_when_its_parameter_changes() -> None:

@@ -36,10 +36,10 @@ from unpad.nn.preference import count_pairs, pair_terms
 from unpad.nn.rope import (
     ContextMethod,
     Rotary,
+    position_table,
     rotary_frequencies,
     rotary_table,
     scaled_frequencies,
-    sinusoidal_table,
 )
 from unpad.recipes.section import Section
 
@@ -245,7 +245,7 @@ class Decoder(Generates, LearnsPreferences):
                 return self._normed(block(stream, cache, index, keep_index=between.places(wanted)))
             stream = between(index, stream, block(stream, cache, index))
         hidden = self._normed(stream)
-        return hidden if wanted is None else hidden.index_select(0, between.places(wanted))
+        return hidden if wanted is None else _take(hidden, between.places(wanted))
 
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
@@ -332,8 +332,9 @@ class Decoder(Generates, LearnsPreferences):
             x = x + self.position_embed(positions)
         elif self.config.positions == "sinusoidal":
             # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the tokens.
-            table = sinusoidal_table(limit, self.config.width).to(positions.device)[positions].to(x.dtype)
-            x = x + 0.02 * table if batch.input_ids is not None else x + table
+            factor = 0.02 if batch.input_ids is not None else 1.0
+            table = position_table(limit, self.config.width, factor, x.dtype, positions.device)
+            x = x + table.index_select(0, positions)
         dropped: Tensor = self.dropout(x)
         return dropped
 
@@ -361,3 +362,11 @@ class Decoder(Generates, LearnsPreferences):
             return None
         frequencies = rotary_frequencies(config.head_dim, config.sliding_rope_theta, "none", 1.0)
         return rotary_table(position_ids, frequencies, wide_dtype(dtype))
+
+
+def _take(hidden: Tensor, index: Tensor) -> Tensor:
+    """Rows of (total_tokens, width); all of them in order, as where every token has a target, without a copy. The
+    processor alone looks: a GPU would wait."""
+    if hidden.device.type == "cpu" and len(index) == len(hidden) and torch.equal(index, torch.arange(len(index))):
+        return hidden
+    return hidden.index_select(0, index)

@@ -15,19 +15,22 @@ Kind = Literal["relu", "gelu", "gelu_tanh", "quick_gelu", "geglu", "geglu_tanh",
 GATED = ("geglu", "geglu_tanh", "swiglu")
 
 
-def activate(kind: Kind, x: Tensor) -> Tensor:
-    """Compute act(x), or act(gate) * value for the gated kinds.
+def activate(kind: Kind, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute act(x + bias), or act(gate) * value for the gated kinds.
 
     Args:
         kind: quick_gelu is x * sigmoid(1.702 x), the approximation of gelu that CLIP was trained with (Hendrycks and
             Gimpel 2016, arXiv 1606.08415, section 2); gelu_tanh and geglu_tanh have their approximation by tanh.
         x: (total_tokens, hidden), or (total_tokens, 2 * hidden) with the gate first.
+        bias: as wide as x, of its dtype; None for none.
 
     Returns:
         (total_tokens, hidden).
     """
     if kind in KINDS and library.runs(x):
-        return activation(kind, x)
+        return activation(kind, x, bias)
+    if bias is not None:
+        x = x + bias
     if kind in GATED:
         gate, value = x.chunk(2, -1)
         if kind == "swiglu":

@@ -64,6 +64,7 @@ def self_attention(
     heads: int,
     causal: bool,
     *,
+    qkv_bias: Tensor | None = None,
     rotary: Rotary | None = None,
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
@@ -75,6 +76,7 @@ def self_attention(
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim), queries, keys and values of one projection;
             kv_heads divides heads (Ainslie et al. 2023, arXiv 2305.13245).
         causal: a token sees itself and earlier tokens of its sequence; otherwise the whole sequence.
+        qkv_bias: ((heads + 2 * kv_heads) * head_dim,), what `linear.apart` left to add to qkv.
         rotary: angles of `rotary_table` that queries and keys are rotated by first.
         key_bias: (total_tokens,), added to the scores of a key in every head; -inf removes the key.
         dropout: share of attention weights to set to zero.
@@ -105,11 +107,14 @@ def self_attention(
             heads=heads,
             kv_heads=kv_heads,
             causal=causal,
+            qkv_bias=qkv_bias,
             rotary=rotary,
             key_bias=key_bias,
             dropout=dropout,
             seed=seed,
         )
+    if qkv_bias is not None:
+        qkv = qkv + qkv_bias.view(qkv.shape[1:])
     q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
     if rotary is not None:
         q, k = rotate(q, *rotary), rotate(k, *rotary)

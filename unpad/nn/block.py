@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.activation import GATED, Kind, activate
 from unpad.nn.attention import scale_values, self_attention
-from unpad.nn.linear import Linear
+from unpad.nn.linear import Linear, apart
+from unpad.nn.native.activation import KINDS
 from unpad.nn.norm import Norm
 from unpad.nn.rope import Rotary, rotate
 from unpad.recipes.section import Section
@@ -242,7 +243,12 @@ class Attention(nn.Module):
         Returns:
             (total_tokens, width), or (num, width).
         """
-        qkv, rotary = self.project(x), self.rotary_of(stream)
+        rotary = self.rotary_of(stream)
+        if cache is None and stream.value_scale is None and self.q_norm is None:  # attention may add the bias
+            projected, bias = apart(self.to_qkv, x)
+            qkv = projected.unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
+        else:
+            qkv, bias = self.project(x), None
         if stream.value_scale is not None:
             everywhere = torch.ones_like(stream.value_scale, dtype=torch.bool)
             qkv = scale_values(qkv, self.kv_heads, stream.value_scale, everywhere)
@@ -252,6 +258,7 @@ class Attention(nn.Module):
                 stream.layout,
                 self.heads,
                 self.causal,
+                qkv_bias=bias,
                 rotary=rotary,
                 key_bias=stream.key_bias,
                 dropout=self.dropout if self.training else 0.0,
@@ -300,7 +307,8 @@ class FeedForward(nn.Module):
         self.down = Linear(config.hidden, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down(activate(self.activation, self.up(x)))
+        up, bias = apart(self.up, x) if self.activation in KINDS else (self.up(x), None)
+        y: Tensor = self.down(activate(self.activation, up, bias))
         return y
 
 

@@ -98,6 +98,19 @@ class Linear(nn.Linear):
         return y
 
 
+def apart(linear: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """x W^T of a linear layer, and its bias for the native kernel that reads the product next and adds it on the way.
+
+    None in its place if the product holds it already: without a bias or a gradient, where no kernel follows, in low
+    precision, where the sum would be rounded twice, and of a layer that another one wraps.
+    """
+    if type(linear) is not Linear or linear.bias is None or not torch.is_grad_enabled() or not library.runs(x):
+        return linear(x), None
+    if not x.dtype == linear.weight.dtype == compute_dtype(x):
+        return linear(x), None
+    return F.linear(x, linear.weight), linear.bias
+
+
 def round_rows(x: Tensor) -> Tensor:
     """Append rows of zeros to x (rows, columns), so that row counts repeat: oneDNN prepares a kernel for every new
     count, which takes several times as long as a small product. At most an eighth more rows, or 15.

@@ -100,10 +100,11 @@ def all_rows() -> Iterator[None]:
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of hidden states and their labels; the last of many chunks of rows may have more rows than labels."""
-    if len(hidden) >= 16 * ROUND_ROWS:
-        hidden = F.pad(hidden, (0, 0, 0, -len(hidden) % ROUND_ROWS))
     rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size) // ROUND_ROWS * ROUND_ROWS)
-    return zip(hidden.split(rows), labels.split(rows), strict=True)
+    chunks = list(hidden.split(rows))
+    if len(hidden) >= 16 * ROUND_ROWS and (missing := -len(hidden) % ROUND_ROWS):
+        chunks[-1] = F.pad(chunks[-1], (0, 0, 0, missing))
+    return zip(chunks, labels.split(rows), strict=True)
 
 
 def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:

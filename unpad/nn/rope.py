@@ -71,3 +71,9 @@ def sinusoidal_table(num_positions: int, dim: int) -> Tensor:
     table[:, 0::2] = angles.sin()
     table[:, 1::2] = angles.cos()[:, : dim // 2]
     return table
+
+
+@lru_cache(maxsize=8)
+def position_table(num_positions: int, dim: int, factor: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`factor` times the sinusoidal table, cast before it is scaled; (num_positions, dim)."""
+    return factor * sinusoidal_table(num_positions, dim).to(device, dtype)

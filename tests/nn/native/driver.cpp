@@ -157,7 +157,7 @@ struct Comparison {
 struct AttentionCase {
     std::vector<int64_t> seqs;
     int64_t heads, kv_heads, head_dim;
-    bool causal, rotary, key_bias;
+    bool causal, rotary, key_bias, qkv_bias;
     double dropout;
 };
 
@@ -206,16 +206,19 @@ std::vector<Numbers> attention(const AttentionCase& c) {
     Array<Wide> cos(tokens * half, [](int64_t i) { return std::cos((double)i); });
     Array<Wide> sin(tokens * half, [](int64_t i) { return std::sin((double)i); });
     Array<Wide> key_bias(tokens, [&](int64_t i) { return bias[(size_t)i]; });
+    Array<Element> qkv_bias = random_array<Element>((c.heads + 2 * c.kv_heads) * c.head_dim, 3);
     Array<Element> out(out_size), grad_qkv(qkv_size);
     Array<Wide> log_z(c.heads * tokens), grad_key_bias(c.kv_heads * tokens);
     const void* cos_data = c.rotary ? cos.data() : nullptr;
     const void* sin_data = c.rotary ? sin.data() : nullptr;
     const void* bias_data = c.key_bias ? key_bias.data() : nullptr;
+    const void* qkv_bias_data = c.qkv_bias ? qkv_bias.data() : nullptr;
     kernels->attention_forward(
-        T::dtype, &sizes, cu_seqlens.data(), qkv.data(), cos_data, sin_data, bias_data, out.data(), log_z.data());
+        T::dtype, &sizes, cu_seqlens.data(), qkv.data(), qkv_bias_data, cos_data, sin_data, bias_data, out.data(),
+        log_z.data());
     kernels->attention_backward(
-        T::dtype, &sizes, cu_seqlens.data(), qkv.data(), cos_data, sin_data, bias_data, out.data(), log_z.data(),
-        grad_out.data(), grad_qkv.data(), c.key_bias ? grad_key_bias.data() : nullptr);
+        T::dtype, &sizes, cu_seqlens.data(), qkv.data(), qkv_bias_data, cos_data, sin_data, bias_data, out.data(),
+        log_z.data(), grad_out.data(), grad_qkv.data(), c.key_bias ? grad_key_bias.data() : nullptr);
     std::vector<Numbers> results{out.numbers(), log_z.numbers(), grad_qkv.numbers()};
     /* Where each query sees one key, the gradient of its bias is zero, and bf16 leaves rounding alone. */
     if (c.key_bias && tokens > 2) results.push_back(grad_key_bias.numbers());
@@ -232,7 +235,8 @@ void check_attention() {
         for (const auto& h : heads)
             for (int options = 0; options < 8; ++options) {
                 const bool causal = options & 1, rotary = options & 2, extras = options & 4;
-                const AttentionCase c{seqs, h[0], h[1], h[2], causal, rotary, extras, extras ? 0.25 : 0.0};
+                const bool biased = causal != rotary;
+                const AttentionCase c{seqs, h[0], h[1], h[2], causal, rotary, extras, biased, extras ? 0.25 : 0.0};
                 comparison.add(attention<T>(c), attention<DoubleType>(c));
             }
     comparison.report(T::bound);
@@ -243,7 +247,7 @@ std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, b
     using Element = typename T::Element;
     using Wide = typename T::Wide;
     const int64_t num_rows = std::size(lengths), capacity = lengths[num_rows - 1] + 1, half = head_dim / 2;
-    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, 0});
+    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0});
     sizes.num_seqs = sizes.total_tokens = num_rows;
     const int64_t cache_size = num_rows * kv_heads * capacity * head_dim;
     Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i]; });
@@ -333,15 +337,20 @@ void check_add_norm() {
 }
 
 template <class T>
-std::vector<Numbers> activation(int kind, int64_t tokens, int64_t hidden) {
+std::vector<Numbers> activation(int kind, int64_t tokens, int64_t hidden, bool biased) {
     using Element = typename T::Element;
-    const int64_t size = tokens * hidden, input_size = kind >= UNPAD_GEGLU ? 2 * size : size;
-    Array<Element> x = random_array<Element>(input_size, 1), grad_y = random_array<Element>(size, 2);
-    Array<Element> y(size), grad_x(input_size);
-    kernels->activation_forward(T::dtype, kind, tokens, hidden, num_threads, x.data(), y.data());
+    const int64_t size = tokens * hidden, width = kind >= UNPAD_GEGLU ? 2 * hidden : hidden;
+    Array<Element> x = random_array<Element>(tokens * width, 1), grad_y = random_array<Element>(size, 2);
+    Array<Element> bias = random_array<Element>(width, 3), y(size), grad_x(tokens * width);
+    Array<typename T::Wide> grad_bias(width);
+    const void* bias_data = biased ? bias.data() : nullptr;
+    kernels->activation_forward(T::dtype, kind, tokens, hidden, num_threads, x.data(), bias_data, y.data());
     kernels->activation_backward(
-        T::dtype, kind, tokens, hidden, num_threads, grad_y.data(), x.data(), grad_x.data());
-    return {y.numbers(), grad_x.numbers()};
+        T::dtype, kind, tokens, hidden, num_threads, grad_y.data(), x.data(), bias_data, grad_x.data(),
+        biased ? grad_bias.data() : nullptr);
+    std::vector<Numbers> results{y.numbers(), grad_x.numbers()};
+    if (biased) results.push_back(grad_bias.numbers());
+    return results;
 }
 
 template <class T>
@@ -350,8 +359,9 @@ void check_activation() {
     for (int kind : {UNPAD_RELU, UNPAD_GELU, UNPAD_GEGLU, UNPAD_SWIGLU})
         for (int64_t tokens : lengths)
             for (int64_t hidden : {1, 7, 16, 33, 512})
-                comparison.add(
-                    activation<T>(kind, tokens, hidden), activation<DoubleType>(kind, tokens, hidden));
+                for (bool biased : {false, true})
+                    comparison.add(
+                        activation<T>(kind, tokens, hidden, biased), activation<DoubleType>(kind, tokens, hidden, biased));
     comparison.report(T::bound);
 }
 

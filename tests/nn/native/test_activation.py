@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.helpers.paths import LOWEST
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.native import library
+from unpad.nn.native.activation import GATED, KINDS, activation
 
 pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 
@@ -14,5 +16,44 @@ pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe()
 def test_operators_describe_themselves_rightly() -> None:
     x, grad = torch.randn(3, 14).to(LOWEST), torch.randn(3, 7).to(LOWEST)
     utils = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.unpad.activation.default, ("swiglu", x), test_utils=utils)
-    torch.library.opcheck(torch.ops.unpad.activation_backward.default, ("swiglu", grad, x), test_utils=utils)
+    for bias in (None, torch.randn(14).to(LOWEST)):
+        torch.library.opcheck(torch.ops.unpad.activation.default, ("swiglu", x, bias), test_utils=utils)
+        torch.library.opcheck(torch.ops.unpad.activation_backward.default, ("swiglu", grad, x, bias), test_utils=utils)
+
+
+def with_gradients(kind: str, inputs: list[Tensor], threads: int = 1) -> list[Tensor]:
+    """y, and the gradients of the inputs: x, or x and its bias."""
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    torch.set_num_threads(threads)
+    try:
+        y = activation(kind, *leaves)
+        return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))]
+    finally:
+        torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(kind: str, dtype: torch.dtype) -> None:
+    width = 128 if kind in GATED else 64
+    for tokens in (0, 1, 16, 700, 4100):
+        torch.manual_seed(tokens)
+        x, bias = torch.randn(tokens, width).to(dtype), torch.randn(width).to(dtype)
+        y, grad_x = with_gradients(kind, [x + bias])
+        for threads in (1, 2, 3):
+            found = with_gradients(kind, [x, bias], threads)
+            assert torch.equal(found[0], y)
+            assert torch.equal(found[1], grad_x)
+            torch.testing.assert_close(found[2], grad_x.sum(0))
+
+
+def test_a_sum_over_rows_keeps_its_order_at_any_number_of_threads() -> None:
+    x, bias = torch.randn(5000, 40), torch.randn(40)
+    sums = [with_gradients("gelu", [x, bias], threads)[2] for threads in (1, 2, 3)]
+    assert all(torch.equal(one, sums[0]) for one in sums)
+
+
+@pytest.mark.parametrize("bias", [torch.zeros(13), torch.zeros(14, dtype=torch.float64)], ids=["short", "wide"])
+def test_a_bias_that_does_not_fit_is_refused(bias: Tensor) -> None:
+    with pytest.raises(AssertionError, match="does not match"):
+        activation("relu", torch.zeros(3, 14), bias)

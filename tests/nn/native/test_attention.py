@@ -11,7 +11,7 @@ from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from tests.nn.test_self_attention import SEED, definition, error, in_double, make_case, parts
 from unpad.nn import attention
 from unpad.nn.native import library
-from unpad.nn.native.attention import supports
+from unpad.nn.native.attention import native_attention, supports
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not library.enabled(), reason=library.describe())]
 
@@ -52,6 +52,44 @@ def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: t
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 48])
+def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
+    head_dim: int, dtype: torch.dtype, rotary: bool
+) -> None:
+    case = make_case([70, 1, 300, 5], dtype, head_dim=head_dim, rotary=rotary, bias=rotary, dropout=0.1)
+    before = torch.get_num_threads()
+
+    def attend(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        out = native_attention(
+            leaves[0],
+            case.cu_seqlens,
+            heads=case.heads,
+            kv_heads=case.kv_heads,
+            causal=case.causal,
+            qkv_bias=leaves[1] if len(leaves) > 1 else None,
+            rotary=case.rotary,
+            key_bias=case.key_bias,
+            dropout=case.dropout,
+            seed=SEED,
+        )
+        return [out, *torch.autograd.grad(out, leaves, case.grad)]
+
+    bias = torch.randn(case.qkv[0].numel()).to(dtype)
+    wanted = attend(case.qkv + bias.view(case.qkv.shape[1:]))
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found = attend(case.qkv, bias)
+            assert torch.equal(found[0], wanted[0])
+            assert torch.equal(found[1], wanted[1])
+            torch.testing.assert_close(found[2], wanted[1].flatten(1).sum(0))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_operators_show_by_name_in_a_profile() -> None:
     case = make_case([20], LOWEST)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -62,7 +100,8 @@ def test_operators_show_by_name_in_a_profile() -> None:
 
 def test_operators_tell_their_shapes_without_running() -> None:
     case = make_case([20, 3], LOWEST)
-    arguments = (case.qkv.detach(), None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0)
+    bias = torch.randn(case.qkv[0].numel()).to(LOWEST)
+    arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0)
     torch.library.opcheck(
         torch.ops.unpad.ragged_attention.default, arguments, test_utils=["test_schema", "test_faketensor"]
     )

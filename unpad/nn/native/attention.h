@@ -127,6 +127,7 @@ struct Call {
     const unpad_attention& sizes;
     const int32_t* cu_seqlens;
     const Element* qkv;
+    const Element* qkv_bias; /* (heads + 2 * kv_heads, head_dim) or NULL */
     const Wide* cos;
     const Wide* sin;
     const Wide* key_bias;
@@ -145,16 +146,18 @@ struct Workspace {
     Buffer<typename M::Wide> bias, bias_grad, key_grad, value_grad, query_grad, out;
 };
 
-/* y = x * factor, rotated by the angles of cos and sin (by their negatives when `back`), row by row. */
-template <class M, class In>
-void turn(
-    const In* x, int64_t x_stride, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
+template <class M, bool biased, class In>
+void turn_rows(
+    const In* x, int64_t x_stride, const In* bias, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
     const typename M::Wide* sin, bool back, double factor, typename M::Element* y, int64_t y_stride) {
     const auto scale = M::set((typename M::Wide)factor);
+    const auto load_biased = [&](int64_t d, auto m) UNPAD_INLINE {
+        return biased ? M::load(x + d, m) + M::load(bias + d, m) : M::load(x + d, m);
+    };
     if (!cos) {
-        for (int64_t row = 0; row < num_rows; row++)
+        for (int64_t row = 0; row < num_rows; row++, x += x_stride)
             for (int64_t d = 0; d < head_dim; d += M::lanes)
-                M::store(y + row * y_stride + d, M::load(x + row * x_stride + d) * scale);
+                M::store(y + row * y_stride + d, load_biased(d, Whole()) * scale);
         return;
     }
     const auto sin_scale = back ? M::set(0) - scale : scale;
@@ -163,17 +166,29 @@ void turn(
         int64_t d = 0;
         for (; d + M::lanes <= half; d += M::lanes) {
             auto c = M::load(cos + d) * scale, s = M::load(sin + d) * sin_scale;
-            auto a = M::load(x + d), b = M::load(x + half + d);
+            auto a = load_biased(d, Whole()), b = load_biased(half + d, Whole());
             M::store(y + d, a * c - b * s);
             M::store(y + half + d, a * s + b * c);
         }
         if (d == half) continue;
         const auto valid = M::first(half - d); /* for the rest only: masked stores are slow */
         auto c = M::load(cos + d, valid) * scale, s = M::load(sin + d, valid) * sin_scale;
-        auto a = M::load(x + d, valid), b = M::load(x + half + d, valid);
+        auto a = load_biased(d, valid), b = load_biased(half + d, valid);
         M::store(y + d, a * c - b * s, valid);
         M::store(y + half + d, a * s + b * c, valid);
     }
+}
+
+/* y = (x + bias) * factor, rotated by the angles of cos and sin (by their negatives when `back`), row by row; bias
+ * (head_dim) NULL for none. */
+template <class M, class In>
+void turn(
+    const In* x, int64_t x_stride, const In* bias, int64_t num_rows, int64_t head_dim, const typename M::Wide* cos,
+    const typename M::Wide* sin, bool back, double factor, typename M::Element* y, int64_t y_stride) {
+    if (bias)
+        turn_rows<M, true>(x, x_stride, bias, num_rows, head_dim, cos, sin, back, factor, y, y_stride);
+    else
+        turn_rows<M, false>(x, x_stride, bias, num_rows, head_dim, cos, sin, back, factor, y, y_stride);
 }
 
 template <class M>
@@ -228,8 +243,8 @@ class Task {
 
     void forward(Element* out, Wide* log_z) {
         Pair* value_pairs = work_->value_pairs.at_least(padded_ / M::depth * head_dim_);
-        pack(keys(), true, columns(work_->key_columns), nullptr, &key_square_);
-        pack(values(), false, nullptr, value_pairs, nullptr);
+        pack(keys(), bias_of(key_row()), true, columns(work_->key_columns), nullptr, &key_square_);
+        pack(values(), bias_of(value_row()), false, nullptr, value_pairs, nullptr);
         load_bias();
         for (int64_t i = 0; i < call_.group(); i++) {
             head_ = kv_head_ * call_.group() + i;
@@ -239,8 +254,8 @@ class Task {
 
     void backward(const Element* out, const Wide* log_z, const Element* grad_out, Element* grad_qkv, Wide* grad_bias) {
         Pair* key_pairs = work_->key_pairs.at_least(padded_ / M::depth * head_dim_);
-        pack(keys(), true, columns(work_->key_columns), key_pairs, nullptr);
-        pack(values(), false, columns(work_->value_columns), nullptr, nullptr);
+        pack(keys(), bias_of(key_row()), true, columns(work_->key_columns), key_pairs, nullptr);
+        pack(values(), bias_of(value_row()), false, columns(work_->value_columns), nullptr, nullptr);
         load_bias();
         Wide* key_grad = zeros(work_->key_grad, padded_ * head_dim_);
         Wide* value_grad = zeros(work_->value_grad, padded_ * head_dim_);
@@ -249,12 +264,16 @@ class Task {
             head_ = kv_head_ * call_.group() + i;
             for (first_ = 0; first_ < length_; first_ += QUERY_ROWS) backward_block(out, log_z, grad_out, grad_qkv);
         }
-        Element* to = grad_qkv + start_ * call_.qkv_stride() + (sizes_.heads + kv_head_) * head_dim_;
-        turn<M>(key_grad, head_dim_, length_, head_dim_, cos(0), sin(0), true, sizes_.scale, to, call_.qkv_stride());
+        const Wide* no_bias = nullptr;
+        Element* to = grad_qkv + start_ * call_.qkv_stride() + key_row() * head_dim_;
+        turn<M>(
+            key_grad, head_dim_, no_bias, length_, head_dim_, cos(0), sin(0), true, sizes_.scale, to,
+            call_.qkv_stride());
         to += sizes_.kv_heads * head_dim_;
         const double kept = 1 / (1 - sizes_.dropout);
         turn<M>(
-            value_grad, head_dim_, length_, head_dim_, no_angles(), no_angles(), false, kept, to, call_.qkv_stride());
+            value_grad, head_dim_, no_bias, length_, head_dim_, no_angles(), no_angles(), false, kept, to,
+            call_.qkv_stride());
         if (grad_bias) std::copy_n(bias_grad_, length_, grad_bias + kv_head_ * sizes_.total_tokens + start_);
     }
 
@@ -264,11 +283,15 @@ class Task {
     const Wide* sin(int64_t row) const { return call_.cos ? call_.sin + (start_ + row) * head_dim_ / 2 : nullptr; }
     static const Wide* no_angles() { return nullptr; }
 
-    const Element* queries() const { return call_.qkv + start_ * call_.qkv_stride() + head_ * head_dim_; }
-    const Element* keys() const {
-        return call_.qkv + start_ * call_.qkv_stride() + (sizes_.heads + kv_head_) * head_dim_;
-    }
-    const Element* values() const { return keys() + sizes_.kv_heads * head_dim_; }
+    /* Rows of a token's (heads + 2 * kv_heads, head_dim); the query's is head_. */
+    int64_t key_row() const { return sizes_.heads + kv_head_; }
+    int64_t value_row() const { return key_row() + sizes_.kv_heads; }
+
+    const Element* at_row(int64_t row) const { return call_.qkv + start_ * call_.qkv_stride() + row * head_dim_; }
+    const Element* queries() const { return at_row(head_); }
+    const Element* keys() const { return at_row(key_row()); }
+    const Element* values() const { return at_row(value_row()); }
+    const Element* bias_of(int64_t row) const { return call_.qkv_bias ? call_.qkv_bias + row * head_dim_ : nullptr; }
 
     Pair* columns(Buffer<Pair>& buffer) const { return buffer.at_least(padded_ / M::depth * head_dim_); }
 
@@ -279,14 +302,15 @@ class Task {
     }
 
     /* Keys or values into the packed forms that are not NULL; the largest square of a row where asked for. */
-    void pack(const Element* from, bool rotary, Pair* columns, Pair* pairs, double* square) {
+    void pack(
+        const Element* from, const Element* bias, bool rotary, Pair* columns, Pair* pairs, double* square) {
         Element* rows = work_->rows.at_least(PANEL * head_dim_);
         if (square) *square = 0;
         for (int64_t key = 0; key < length_; key += PANEL) {
             const int64_t num_rows = std::min(PANEL, length_ - key);
             turn<M>(
-                from + key * call_.qkv_stride(), call_.qkv_stride(), num_rows, head_dim_, rotary ? cos(key) : nullptr,
-                rotary ? sin(key) : nullptr, false, 1, rows, head_dim_);
+                from + key * call_.qkv_stride(), call_.qkv_stride(), bias, num_rows, head_dim_,
+                rotary ? cos(key) : nullptr, rotary ? sin(key) : nullptr, false, 1, rows, head_dim_);
             std::fill_n(rows + num_rows * head_dim_, (PANEL - num_rows) * head_dim_, (Element)0);
             if (columns) M::transpose(rows, head_dim_, columns + key / M::depth * head_dim_);
             if (pairs) interleave_rows<M>(rows, head_dim_, PANEL, head_dim_, pairs + key / M::depth * head_dim_);
@@ -308,8 +332,8 @@ class Task {
         padded_rows_ = round_up(num_rows_, M::row_unit);
         Element* rows = work_->queries.at_least(QUERY_ROWS * ROW_WIDTH);
         turn<M>(
-            queries() + first_ * call_.qkv_stride(), call_.qkv_stride(), num_rows_, head_dim_, cos(first_), sin(first_),
-            false, 1, rows, ROW_WIDTH);
+            queries() + first_ * call_.qkv_stride(), call_.qkv_stride(), bias_of(head_), num_rows_, head_dim_,
+            cos(first_), sin(first_), false, 1, rows, ROW_WIDTH);
         std::fill_n(rows + num_rows_ * ROW_WIDTH, (padded_rows_ - num_rows_) * ROW_WIDTH, (Element)0);
         for (int64_t row = 0; row < padded_rows_; row++) limits_[row] = (int32_t)seen_by(row + 1);
         if (threshold_)
@@ -504,8 +528,8 @@ class Task {
         }
         Element* to = grad_qkv + (start_ + first_) * call_.qkv_stride() + head_ * head_dim_;
         turn<M>(
-            work_->query_grad.data(), head_dim_, num_rows_, head_dim_, cos(first_), sin(first_), true, sizes_.scale,
-            to, call_.qkv_stride());
+            work_->query_grad.data(), head_dim_, (const Wide*)nullptr, num_rows_, head_dim_, cos(first_), sin(first_),
+            true, sizes_.scale, to, call_.qkv_stride());
     }
 
     /* Gradients of the block's outputs; also each row's log_z as a power of two and its sum of grad * out. */
@@ -700,11 +724,12 @@ void each_task(const Call<M>& call, F run) {
 
 template <class M>
 Call<M> make_call(
-    const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos, const void* sin,
-    const void* key_bias) {
+    const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* qkv_bias, const void* cos,
+    const void* sin, const void* key_bias) {
+    using Element = typename M::Element;
     using Wide = typename M::Wide;
-    return {
-        *sizes, cu_seqlens, (const typename M::Element*)qkv, (const Wide*)cos, (const Wide*)sin, (const Wide*)key_bias};
+    return {*sizes, cu_seqlens, (const Element*)qkv, (const Element*)qkv_bias, (const Wide*)cos, (const Wide*)sin,
+            (const Wide*)key_bias};
 }
 
 template <class M>
@@ -726,22 +751,22 @@ void backward(
 }  // namespace attention
 
 void attention_forward(
-    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-    const void* sin, const void* key_bias, void* out, void* log_z) {
+    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv,
+    const void* qkv_bias, const void* cos, const void* sin, const void* key_bias, void* out, void* log_z) {
     with_type(dtype, [&](auto type) {
         using M = Math<decltype(type)>;
-        const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, cos, sin, key_bias);
+        const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, qkv_bias, cos, sin, key_bias);
         attention::forward(call, out, log_z);
     });
 }
 
 void attention_backward(
-    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-    const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
-    void* grad_key_bias) {
+    int dtype, const unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv,
+    const void* qkv_bias, const void* cos, const void* sin, const void* key_bias, const void* out, const void* log_z,
+    const void* grad_out, void* grad_qkv, void* grad_key_bias) {
     with_type(dtype, [&](auto type) {
         using M = Math<decltype(type)>;
-        const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, cos, sin, key_bias);
+        const auto call = attention::make_call<M>(sizes, cu_seqlens, qkv, qkv_bias, cos, sin, key_bias);
         attention::backward(call, out, log_z, grad_out, grad_qkv, grad_key_bias);
     });
 }

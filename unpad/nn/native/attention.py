@@ -39,6 +39,7 @@ def native_attention(
     kv_heads: int,
     causal: bool,
     scale: float | None = None,
+    qkv_bias: Tensor | None = None,
     rotary: Rotary | None = None,
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
@@ -50,6 +51,7 @@ def native_attention(
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64: queries, keys, values.
         cu_seqlens: (num_seqs + 1,) int32, from 0 to total_tokens.
         scale: factor of the scores, by default 1 / sqrt(head_dim).
+        qkv_bias: ((heads + 2 * kv_heads) * head_dim,) of qkv's type, added to every token's numbers first.
         rotary: angles by which queries and keys are rotated first, as `nn.rope.rotate` does. No gradient flows to it.
         key_bias: (total_tokens,), added to every score of a key; -inf hides the key. Every query must see a key that
             is not hidden. Gradient flows to it.
@@ -57,41 +59,49 @@ def native_attention(
             query and key in the run, the same in backward.
 
     Returns:
-        (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv.
+        (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv and qkv_bias.
     """
     cos, sin = rotary if rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    out: Tensor = apply(_Attention, qkv, key_bias, cu_seqlens, heads, kv_heads, causal, scale, cos, sin, dropout, seed)
+    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed)
+    out: Tensor = apply(_Attention, qkv, qkv_bias, key_bias, cu_seqlens, *settings)
     return out
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor, key_bias: Tensor | None, cu_seqlens: Tensor, *settings: Any) -> Tensor:
+    def forward(
+        ctx: Any, qkv: Tensor, qkv_bias: Tensor | None, key_bias: Tensor | None, cu_seqlens: Tensor, *settings: Any
+    ) -> Tensor:
         out: Tensor
-        out, log_z = _forward(qkv, key_bias, cu_seqlens, *settings)
+        out, log_z = _forward(qkv, qkv_bias, key_bias, cu_seqlens, *settings)
         cos, sin = settings[4:6]
         ctx.settings = settings[:4] + settings[6:]
-        ctx.save_for_backward(qkv, key_bias, cu_seqlens, cos, sin, out, log_z)
+        ctx.save_for_backward(qkv, qkv_bias, key_bias, cu_seqlens, cos, sin, out, log_z)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        qkv, key_bias, cu_seqlens, cos, sin, out, log_z = ctx.saved_tensors
+        qkv, qkv_bias, key_bias, cu_seqlens, cos, sin, out, log_z = ctx.saved_tensors
         before, after = ctx.settings[:4], ctx.settings[4:]
-        wants_bias = bool(ctx.needs_input_grad[1])
+        wants_qkv_bias, wants_bias = bool(ctx.needs_input_grad[1]), bool(ctx.needs_input_grad[2])
         grad_qkv, grad_bias = _backward(
-            grads[0], out, log_z, qkv, key_bias, cu_seqlens, *before, cos, sin, *after, wants_bias
+            grads[0], out, log_z, qkv, qkv_bias, key_bias, cu_seqlens, *before, cos, sin, *after, wants_bias
         )
-        return grad_qkv, grad_bias.sum(0).to(key_bias.dtype) if wants_bias else None, *[None] * 9
+        return (
+            grad_qkv,
+            grad_qkv.flatten(1).sum(0) if wants_qkv_bias else None,
+            grad_bias.sum(0).to(key_bias.dtype) if wants_bias else None,
+            *[None] * 9,
+        )
 
 
 # --------------------------------------------------------------------------- operators
 
 _SETTINGS = (
-    "Tensor qkv, Tensor? key_bias, Tensor cu_seqlens, int heads, int kv_heads, bool causal, float scale, "
-    "Tensor? cos, Tensor? sin, float dropout, int seed"
+    "Tensor qkv, Tensor? qkv_bias, Tensor? key_bias, Tensor cu_seqlens, int heads, int kv_heads, bool causal, "
+    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed"
 )
 _OPS = torch.library.Library("unpad", "FRAGMENT")
 _OPS.define(f"ragged_attention({_SETTINGS}) -> (Tensor, Tensor)")
@@ -123,7 +133,7 @@ class AttentionSizes(ctypes.Structure):
 @lru_cache(maxsize=1)
 def _functions() -> tuple[Any, Any]:
     """The compiled forward and backward, with their argument types declared once."""
-    shared = [ctypes.c_int, ctypes.POINTER(AttentionSizes), *[ctypes.c_void_p] * 5]  # cu_seqlens ... key_bias
+    shared = [ctypes.c_int, ctypes.POINTER(AttentionSizes), *[ctypes.c_void_p] * 6]  # cu_seqlens ... key_bias
     return (
         function("attention_forward", None, *shared, *[ctypes.c_void_p] * 2),
         function("attention_backward", None, *shared, *[ctypes.c_void_p] * 5),
@@ -134,6 +144,7 @@ class _Inputs(NamedTuple):
     """Inputs that forward and backward share, in the order of `_SETTINGS`."""
 
     qkv: Tensor
+    qkv_bias: Tensor | None
     key_bias: Tensor | None
     cu_seqlens: Tensor
     heads: int
@@ -179,7 +190,10 @@ class _Inputs(NamedTuple):
 
     def call(self, compiled: Callable[..., None], *results: Tensor | None) -> None:
         """Call a compiled function on these inputs and its own arrays."""
-        tensors = self.cu_seqlens, self.qkv, self.cos, self.sin, self.key_bias, *results
+        bias = self.qkv_bias
+        assert bias is None or bias.dtype == self.qkv.dtype, f"qkv_bias is {bias.dtype}"
+        assert bias is None or bias.numel() == self.qkv.shape[1] * self.qkv.shape[2], "qkv_bias does not match"
+        tensors = self.cu_seqlens, self.qkv, bias, self.cos, self.sin, self.key_bias, *results
         compiled(code(self.qkv.dtype), ctypes.byref(self.sizes()), *map(pointer, tensors))
 
 
@@ -203,13 +217,13 @@ def attention_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, *given: Any
 def _empty_forward(qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """Empty results of the forward pass."""
     total, _, head_dim = qkv.shape
-    heads = settings[2]
+    heads = settings[3]
     return qkv.new_empty((total, heads, head_dim)), qkv.new_empty((heads, total), dtype=wide_dtype(qkv.dtype))
 
 
 def _empty_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """Empty results of the backward pass."""
-    kv_heads, wants_bias = settings[3], settings[-1]
+    kv_heads, wants_bias = settings[4], settings[-1]
     shape = (kv_heads, len(qkv)) if wants_bias else (0,)
     return torch.empty_like(qkv), qkv.new_empty(shape, dtype=wide_dtype(qkv.dtype))
 

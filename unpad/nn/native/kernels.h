@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 4
+#define UNPAD_INTERFACE 5
 int unpad_interface(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
@@ -51,20 +51,21 @@ enum { UNPAD_RELU = 0, UNPAD_GELU = 1, UNPAD_GEGLU = 2, UNPAD_SWIGLU = 3 };
 
 struct unpad_kernels {
     /* cu_seqlens (num_seqs + 1) int32; qkv (total_tokens, heads + 2 * kv_heads, head_dim): queries, keys, values;
-     * cos, sin (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is
-     * turned by its token's angle first; both NULL for none. key_bias (total_tokens) wide or NULL is added to the
-     * scores of a key and may be -inf as long as each query sees a key that is finite. Writes out (total_tokens,
-     * heads, head_dim) and log_z (heads, total_tokens) wide, the log of each softmax's sum. */
+     * qkv_bias (heads + 2 * kv_heads, head_dim) of their type or NULL is added to every token's first; cos, sin
+     * (total_tokens, head_dim / 2) wide: each pair (x[i], x[i + head_dim / 2]) of queries and keys is turned by its
+     * token's angle then; both NULL for none. key_bias (total_tokens) wide or NULL is added to the scores of a key and
+     * may be -inf as long as each query sees a key that is finite. Writes out (total_tokens, heads, head_dim) and
+     * log_z (heads, total_tokens) wide, the log of each softmax's sum. */
     void (*attention_forward)(
-        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-        const void* sin, const void* key_bias, void* out, void* log_z);
+        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv,
+        const void* qkv_bias, const void* cos, const void* sin, const void* key_bias, void* out, void* log_z);
 
     /* Writes grad_qkv like qkv, and grad_key_bias (kv_heads, total_tokens) wide where it is not NULL: the caller
      * adds up the heads. */
     void (*attention_backward)(
-        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv, const void* cos,
-        const void* sin, const void* key_bias, const void* out, const void* log_z, const void* grad_out, void* grad_qkv,
-        void* grad_key_bias);
+        int dtype, const struct unpad_attention* sizes, const int32_t* cu_seqlens, const void* qkv,
+        const void* qkv_bias, const void* cos, const void* sin, const void* key_bias, const void* out,
+        const void* log_z, const void* grad_out, void* grad_qkv, void* grad_key_bias);
 
     /* One new token per row against a cache of keys and values (decode.h); num_seqs and total_tokens count the rows.
      * qkv, cos and sin as above. keys, values (num_rows, kv_heads, capacity, head_dim) hold lengths[row] tokens of each
@@ -96,14 +97,16 @@ struct unpad_kernels {
         const void* stats, const void* weight, void* grad_residual, void* grad_delta, void* grad_weight,
         void* grad_bias);
 
-    /* x (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, the gate
-     * first; y (total_tokens, hidden). */
+    /* x (total_tokens, hidden), or (total_tokens, 2 * hidden) for the gated kinds, the gate first; bias, as wide as x
+     * and of its type, or NULL is added to every row first; y (total_tokens, hidden). */
     void (*activation_forward)(
-        int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, void* y);
+        int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* x, const void* bias,
+        void* y);
 
+    /* grad_x like x; grad_bias, as wide as x and wide, NULL without a bias: the sum over rows of grad_x. */
     void (*activation_backward)(
         int dtype, int kind, int64_t total_tokens, int64_t hidden, int num_threads, const void* grad_y, const void* x,
-        void* grad_x);
+        const void* bias, void* grad_x, void* grad_bias);
 
     /* Cross-entropy (cross_entropy.h). logits (num_rows, vocab_size) are overwritten with the gradient of the
      * smoothed sum, softmax - target, when want_grad is 1. labels (num_rows) int64. loss and nll (num_rows) wide:
