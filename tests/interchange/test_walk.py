@@ -1,0 +1,64 @@
+"""A folder of Hugging Face becomes a run, learns conversations by adapters, is killed and resumed, merged, and goes out
+again: transformers gives the same reply."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.processes import in_child
+from tests.helpers.shell import Shell
+from tests.helpers.toy import LOOP, rows, same_tensors, weights
+from tests.interchange.test_runs import made, talks, text_of, their_reply, theirs
+from unpad.inference.loaded import load
+from unpad.training.loop import train
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["made", "talks", "theirs"]  # fixtures
+
+KILLED_AT = 5
+QUESTION = "what is 3 and 3?"
+
+
+def test_adapters_on_an_imported_model_survive_a_kill_and_go_out_merged(
+    theirs: Path, talks: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpad("import", str(theirs), "--out", "runs/qwen")
+    before = load("qwen").generate([QUESTION], max_new_tokens=12, precision="fp32")[0]
+    recipe = "runs/qwen/recipe.yaml"
+    overrides = [
+        f"data.chat={talks}", "lora.r=8", "optim.lr=3e-2", "train.max_epochs=3", "plan.tokens_per_step=128",
+        "checkpoint.every=2", "data.holdout=0.2", "precision=fp32", "train.threads=1",
+    ]  # fmt: skip
+    assert unpad("train", recipe, *overrides, "--out", "runs/whole").code == 0
+
+    def killed() -> None:
+        real = LOOP.train_step
+        steps = iter(range(1, 1000))
+
+        def step(*arguments: object, **named: object) -> object:
+            if next(steps) == KILLED_AT:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(LOOP, "train_step", step)
+        train(recipe, Path("runs/tuned"), overrides)
+
+    assert in_child(killed) == -signal.SIGKILL
+    assert unpad("train", recipe, "--resume", "--out", "runs/tuned").code == 0
+    assert rows(Path("runs/tuned"))[: KILLED_AT - 1] == rows(Path("runs/whole"))[: KILLED_AT - 1]
+    assert (Path("runs/tuned/metrics.jsonl")).read_bytes() == Path("runs/whole/metrics.jsonl").read_bytes()
+    assert same_tensors(weights(Path("runs/tuned")), weights(Path("runs/whole")))
+
+    assert unpad("merge", "tuned", "--out", "runs/merged").code == 0
+    assert unpad("export", "merged", "out").code == 0
+    said = load("merged").generate([QUESTION], max_new_tokens=12, precision="fp32")[0]
+    assert said != before
+    assert said == load("tuned").generate([QUESTION], max_new_tokens=12, precision="fp32")[0]
+    assert said == text_of(Path("out"), their_reply(Path("out"), QUESTION))
+    assert json.loads((Path("out") / "config.json").read_text())["model_type"] == "qwen3"
