@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unpad.data.near_duplicates import NearDuplicates, not_compared
-from unpad.data.pixels.decode import ImageError, decode
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.header import ImageError
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.data.sources.leaks import NEW, PART_NAMES, refused
 from unpad.data.sources.shares import components

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from unpad.data.pixels.decode import ImageError, decode
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.header import ImageError
 from unpad.data.pixels.sizes import detail, grid_of, scaled_grid
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.recipes.data import ImageSettings

@@ -26,7 +26,7 @@ from unpad.data.image_grids import DECODERS, grids_of, largest_grids, pixels_of
 from unpad.data.near_duplicates import NearDuplicates
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.cache import PixelCache
-from unpad.data.pixels.decode import NOTES
+from unpad.data.pixels.header import NOTES
 from unpad.data.pixels.patches import prepare, resize
 from unpad.data.pixels.sizes import Grid, scaled_grid
 from unpad.data.seen_pictures import SeenPictures, Unlike, compare_pictures, seen_pictures, summarise

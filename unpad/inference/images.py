@@ -14,7 +14,8 @@ import torch
 
 from unpad.data.image_grids import pixels_of
 from unpad.data.images import WITH_OPACITY, image_batch, read_classes
-from unpad.data.pixels.decode import NOTES, ImageError, decode
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.header import NOTES, ImageError
 from unpad.data.pixels.modes import mode_of
 from unpad.data.pixels.patches import prepare
 from unpad.data.pixels.sizes import Grid, detail, grid_of

@@ -23,7 +23,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from unpad.data.pixels.decode import FIXES, MAX_METADATA, MAX_PIXELS, NOTES, ImageError, decode, probe
+from unpad.data.pixels.decode import decode, probe
+from unpad.data.pixels.header import FIXES, MAX_METADATA, MAX_PIXELS, NOTES, ImageError
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, read, read_bytes
@@ -246,7 +247,8 @@ def test_every_fault_of_an_image_has_its_code_and_place(
 CHILD = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
-from unpad.data.pixels.decode import ImageError, decode
+from unpad.data.pixels.decode import decode
+from unpad.data.pixels.header import ImageError
 assert "torch" not in sys.modules, "it needs more than the limit"
 results = []
 for path in sys.argv[2:]:

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import struct
 
-from unpad.data.pixels.decode import (
-    BYTE_ORDERS,
-    FRAMES,
-    first_value,
-    gif_blocks,
-    gif_palette,
-    jpeg_segments,
-    png_chunks,
-    sniff,
-    tiff_directory,
-)
+from unpad.data.pixels.formats import FRAMES, gif_blocks, gif_palette, jpeg_segments, png_chunks, sniff
+from unpad.data.pixels.tiff import BYTE_ORDERS, first_value, tiff_directory
 
 GREY, COLOUR, PALETTE, CMYK = "grey", "colour", "palette", "CMYK"
 _PNG = {0: GREY, 2: COLOUR, 3: PALETTE, 4: GREY, 6: COLOUR}

@@ -17,7 +17,9 @@ from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING, Any
 
-from unpad.data.pixels.decode import MAX_BYTES, ImageError, ImageInfo, probe, sniff
+from unpad.data.pixels.decode import ImageInfo, probe
+from unpad.data.pixels.formats import sniff
+from unpad.data.pixels.header import MAX_BYTES, ImageError
 from unpad.data.pixels.modes import mode_of
 from unpad.data.sources import files
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
@@ -45,7 +47,7 @@ class ImageExample:
         where: the image file in a folder, otherwise "file:row" of the manifest or parquet file, rows from 1.
         split: part that the row declares, or None to let the seed decide; rows of "test" are only evaluated.
         width: pixels after EXIF orientation; `height` likewise.
-        notes: keys of `pixels.decode.NOTES`.
+        notes: keys of `pixels.header.NOTES`.
         sha256: of the image's bytes, in hex.
         path: the image file, or the parquet file that holds it.
         row: (row group, row in that group, column) of a parquet file.
