@@ -199,6 +199,16 @@ def test_known_sequences_tell_what_was_cut_before(tmp_path: Path) -> None:
     assert [finding.kind for finding in certificate.failed] == ["cut"]
 
 
+@pytest.mark.parametrize(("factor", "cause"), [(3.0, "not divided by the 3"), (1 / 3, "divided twice by the 3")])
+def test_a_loss_off_by_the_number_of_micro_batches_is_told(factor: float, cause: str, tmp_path: Path) -> None:
+    made = trainer(build("llama"), tmp_path, gradient_accumulation_steps=3)
+    step = made.training_step
+    made.training_step = lambda *args: step(*args) * factor
+    certificate = unpad.prove_trainer(made)
+    assert [finding.kind for finding in certificate.failed] == ["loss"]
+    assert cause in certificate.failed[0].advice
+
+
 class Noisy(Trainer):
     """A loss with random weights."""
 

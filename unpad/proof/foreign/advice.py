@@ -131,13 +131,12 @@ def _logits(update: Update, known: set[Kind]) -> str:
 
 
 def _loss(update: Update, scale: float) -> str:
+    """The likeliest cause of a wrong loss where targets and logits are right."""
     num = len(update.batches)
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
         if num > 1 and abs(scale / factor - 1) < 1e-3:
-            return f"the loss is {scale:.3g} times too large: it is {cause} by the {num} micro-batches"
-    return (
-        "divide the sum over targets by the targets of the update, not by those of a micro-batch (num_items_in_batch)"
-    )
+            return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
+    return "divide the sum over targets by the targets of the whole update (num_items_in_batch), not of a micro-batch"
 
 
 def _padded_left(update: Update, index: int) -> bool:
