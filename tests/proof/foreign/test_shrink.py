@@ -109,6 +109,11 @@ FAMILIES: dict[str, tuple[Fields, Fields]] = {
     "qwen3_5_text": ({}, {"layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16}),
     "deepseek_v3": ({}, {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "kv_lora_rank": 16, "n_routed_experts": 4}),
     "jamba": ({}, {"attn_layer_period": 2, "num_experts": 4}),
+    "nemotron_h": (
+        {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-"},
+        {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
+    ),
+    "gemma3": ({"text_config": {"num_hidden_layers": 34}, "vision_config": {"hidden_size": 1152}}, {}),
     "phi3": (
         {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
         {"num_key_value_heads": 4},
