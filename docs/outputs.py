@@ -25,6 +25,7 @@ MACHINE = re.compile(
     r"[\d.,]+ ?(?:GiB|MiB|GB|MB|KB|min|s|h|tok/s|seq/s)\b"  # times, memory, speeds
     r"|[\d.e-]+(?= <= )"  # an error beside its bound
     r"|\bwait\s+[\d.]+%"
+    r"|\b\de-1\d +(?:0|\de-1\d)\b"  # a gradient and a loss that differ by rounding
 )
 
 
