@@ -51,7 +51,7 @@ def test_layers_of_every_kind_keep_sequences_apart(family: str) -> None:
     assert distance(gradient(model, flat(ROWS, bounds=False)), wanted) < 1e-5, "positions alone"
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_5", "mamba", "bloom"])
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "mamba", "bloom"])
 def test_gradients_equal_one_sequence_at_a_time_in_fp64(family: str) -> None:
     model = make_model(family)
     prepare(model)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from unpad.errors import is_memory_error
 from unpad.hf.loader import IGNORED
+from unpad.hf.scored import Scored, scored_cross_entropy
 from unpad.nn.losses import cross_entropy
 from unpad.proof.foreign.model import no_router_loss, untouched
 
@@ -49,8 +50,11 @@ class TargetHead:
         self.places: Tensor | None = None  # cells of the batch with a target, (num_targets,) int64
         self.targets: Tensor | None = None  # their target tokens, (num_targets,) int64
         self.total: Tensor | None = None  # sum of their losses
+        self.scored: Scored | None = None  # what SFTTrainer logs of them besides
+        self.fused = False  # whether the forward pass at hand is one of the head that TRL adds
         self.original: Callable[..., Tensor] = inner.loss_function
         model.register_forward_pre_hook(self._find_targets, with_kwargs=True)
+        model.register_forward_hook(self._give_scores, with_kwargs=True)
         inner.base_model.register_forward_hook(self._keep_targets)
         inner.loss_function = self._loss
 
@@ -66,7 +70,7 @@ class TargetHead:
     def _find_targets(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self.places = self.targets = self.total = None
+        self.places = self.targets = self.total = self.scored = None
         labels = kwargs.get("labels")
         if not self.active or self.mode == "all" or labels is None or kwargs.get("shift_labels") is not None:
             return None
@@ -75,9 +79,12 @@ class TargetHead:
         if not len(places):
             return None
         self.places, self.targets = places, following[places]
-        if "fused_lm_head" in kwargs:  # the head that TRL adds reads labels itself
-            return args, {**kwargs, "shift_labels": self.targets[None]}
-        return None
+        self.fused = bool(kwargs.get("fused_lm_head"))
+        if not self.fused:
+            return None
+        # TRL's head reads labels itself: those of the hidden states that it will get.
+        shown = self.targets.new_full((1, 1), IGNORED) if self.mode == "chunks" else self.targets[None]
+        return args, {**kwargs, "shift_labels": shown}
 
     def _keep_targets(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         hidden = out[0]  # of the tuple, or of the object of transformers, the first is the last layer's
@@ -89,9 +96,13 @@ class TargetHead:
             hidden = hidden.flatten(0, 1).index_select(0, self.places)
             if self.mode == "chunks":
                 weight = self.inner.get_output_embeddings().weight
+                weight = weight if torch.is_grad_enabled() else weight.detach()
                 if torch.is_autocast_enabled(hidden.device.type):  # the head computes in this type there
                     hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-                self.total = cross_entropy(hidden, weight, self.targets)[0]
+                if self.fused:
+                    self.scored = scored_cross_entropy(hidden, weight, self.targets)
+                else:
+                    self.total = cross_entropy(hidden, weight, self.targets)[0]
                 hidden = hidden[:1].detach()
             hidden = hidden[None]
         if hidden is out[0]:
@@ -100,6 +111,19 @@ class TargetHead:
             return (hidden, *out[1:])
         out["last_hidden_state"] = hidden
         return out
+
+    def _give_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        """Put our scores into the output of TRL's head, with (1, num_targets) of each."""
+        if self.scored is None:
+            return
+        total, nll, entropy, is_top1 = self.scored
+        own_share = (total - total.detach()) / len(nll)  # 0, with the gradient of the sum
+        out.log_probs = -(nll + own_share)[None]
+        out.entropy, out.is_top1 = entropy[None], is_top1[None]
+        out.label_mask = torch.ones_like(is_top1)[None]
+        count = kwargs.get("num_items_in_batch")
+        out.loss = total / (len(nll) if count is None else count)
+        self.scored = None
 
     def _loss(
         self, logits: Tensor, labels: Tensor, *args: Any, num_items_in_batch: Tensor | int | None = None, **kwargs: Any
@@ -113,19 +137,20 @@ class TargetHead:
         return self.original(logits, labels, *args, num_items_in_batch=num_items_in_batch, **kwargs)
 
 
-def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], *, trl: bool) -> TargetHead:
+def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], trl: str | None) -> TargetHead:
     """Add the hooks in the first mode that gives the loss and gradients of all positions.
 
     Args:
         batch: of a few sequences with targets, on the model's device.
-        trl: whether the model has the head that TRL's SFTTrainer adds and calls.
+        trl: the loss of TRL's SFTTrainer, which adds a head to the model and calls it; None for other trainers.
     """
     head = TargetHead(model, inner)
-    batch = {**batch, **({"fused_lm_head": True} if trl else {})}
+    batch = {**batch, **({} if trl is None else {"fused_lm_head": True})}
     with untouched(model), no_router_loss(model):
         model.eval()
         wanted = _loss_and_gradients(head, model, inner, batch)
-        modes: tuple[Mode, ...] = ("targets",) if trl else ("chunks", "targets")
+        # The chunks have the gradient of the sum of log-likelihoods, and TRL's other loss is none.
+        modes: tuple[Mode, ...] = ("chunks", "targets") if trl in (None, "nll") else ("targets",)
         for mode in modes:
             if mode == "chunks" and not _is_product(head, model, inner, batch):
                 continue
@@ -161,12 +186,13 @@ def _loss_and_gradients(
 @torch.no_grad()
 def _is_product(head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any]) -> bool:
     """True if logits are the product of hidden states and the head's weights, with no factor, cap or bias."""
+    batch = {name: value for name, value in batch.items() if name not in ("labels", "fused_lm_head")}
     linear = inner.get_output_embeddings()
     if type(linear) is not nn.Linear or linear.bias is not None:
         return False
     head.keep, head.amplify = True, LARGE
     try:
-        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+        logits = model(**batch).logits
         assert head.hidden is not None
         return _close(logits, F.linear(head.hidden, linear.weight))
     finally:

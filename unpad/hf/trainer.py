@@ -205,7 +205,7 @@ def set_up(trainer: UnpadMixin, tokens_per_micro: int, tokens_per_eval: int | No
     certificate = certify(prepared, rows) if prove else None
     device = next(model.parameters()).device
     batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
-    head = add_target_head(model, prepared.inner, batch, trl=is_sft(trainer))
+    head = add_target_head(model, prepared.inner, batch, trainer.args.loss_type if is_sft(trainer) else None)
     known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
     attachment = Attachment(tokens_per_micro, tokens_per_eval or tokens_per_micro, prepared, head, certificate, known)
     trainer.attachment = attachment
