@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 ROW_TOKENS = 64  # of packed rows: more than the longest sequence, so that packing need not cut
 QUIET = ("sound", "refused")  # verdicts of batches that train nothing wrong
 HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
-TYPES = ("layer_types", "layers_block_type", "block_types")  # fields with the type of every block
 BY_LOGITS = "Its batches are judged by the loss of the logits"
 UNSHIFTED = (
     "the model does not shift labels: with those of these collators its own loss teaches it to repeat each token. "
@@ -250,9 +249,11 @@ def fault_of_loss(model: PreTrainedModel) -> str:
 def describe_blocks(small: SmallModel) -> str:
     """Number and types of the blocks of a small model, such as `2 blocks (sliding_attention, full_attention)`."""
     fields = small.model.config.get_text_config(decoder=True).to_dict()
-    kinds = next((value for name in TYPES if isinstance(value := fields.get(name), list)), [])
+    kinds = next(
+        (value for name in (*sizes.BLOCK_TYPES, *sizes.CYCLES) if isinstance(value := fields.get(name), list)), []
+    )
     num = next((value for name in sizes.STACKS if isinstance(value := fields.get(name), int)), len(kinds))
-    return f"{num} blocks" + (f" ({', '.join(map(str, kinds))})" if len(Counter(kinds)) > 1 else "")
+    return f"{num} block{'s' * (num != 1)}" + (f" ({', '.join(map(str, kinds))})" if len(Counter(kinds)) > 1 else "")
 
 
 def versions() -> dict[str, str]:
