@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.helpers.processes import in_child
 from tests.helpers.shell import Shell
@@ -17,7 +18,12 @@ from tests.interchange.test_runs import made, talks, text_of, their_reply, their
 from unpad.inference.loaded import load
 from unpad.training.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # peft asks for it
+]
+
+transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
 
 __all__ = ["made", "talks", "theirs"]  # fixtures
 
@@ -62,3 +68,14 @@ def test_adapters_on_an_imported_model_survive_a_kill_and_go_out_merged(
     assert said == load("tuned").generate([QUESTION], max_new_tokens=12, precision="fp32")[0]
     assert said == text_of(Path("out"), their_reply(Path("out"), QUESTION))
     assert json.loads((Path("out") / "config.json").read_text())["model_type"] == "qwen3"
+
+    assert unpad("export", "tuned", "adapter", "--adapter").code == 0
+    assert json.loads((Path("adapter") / "adapter_config.json").read_text())["base_model_name_or_path"] == str(theirs)
+    opened = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(theirs), "adapter").eval()
+    exported = transformers.AutoModelForCausalLM.from_pretrained("out").eval()
+    ids = torch.tensor([load("merged").prompt_ids(QUESTION)])
+    with torch.no_grad():
+        torch.testing.assert_close(opened(input_ids=ids).logits, exported(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
+    refused = unpad("export", "merged", "none", "--adapter")
+    assert refused.code == 2
+    assert "has no adapters" in refused.err

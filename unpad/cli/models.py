@@ -48,13 +48,16 @@ def export(
     family: Annotated[
         str | None, typer.Option(help="model_type to write, such as llama; default that of the imported folder.")
     ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapters of a run alone, for peft.")] = False,
     precision: Annotated[str, typer.Option("--type", help="Of the matrices of a GGUF file: f32, f16 or q8_0.")] = "f16",
     debug: Debug = False,
 ) -> None:
     """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file."""
-    from unpad.interchange.runs import export_gguf, export_run
+    from unpad.interchange.runs import export_adapter, export_gguf, export_run
 
-    if folder.suffix == ".gguf":
+    if adapter:
+        print_lines(export_adapter(run, folder, family))
+    elif folder.suffix == ".gguf":
         print_lines(export_gguf(run, folder, family, precision))
     else:
         print_lines(export_run(run, folder, family))

@@ -12,6 +12,7 @@ from unpad.data.family import family_of as data_family
 from unpad.data.tokens.folder_tokenizer import folder_tokenizer
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
 from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import FAMILIES, family_of
 from unpad.interchange.folder import CONFIG, Family, Fields, load_model, read_json_files, save_model
 from unpad.interchange.gguf_file import save_gguf
@@ -23,7 +24,7 @@ from unpad.recipes.data import TokenizerSettings
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.run import checkpoint
-from unpad.run.base import run_weights
+from unpad.run.base import KEY, Base, run_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
@@ -130,6 +131,33 @@ def export_gguf(name: str, out: Path, kind: str | None, precision: str) -> list[
     run = _open_run(name, kind)
     assert run.tokenizer is not None, "families of decoders read texts"
     return save_gguf(run.model, run.family, run.family.fields(run.model, run.given), run.tokenizer, out, precision)
+
+
+def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
+    """Write the adapters of a run as a folder that peft opens on the model of transformers that the run's base was
+    imported from, or is exported to.
+
+    Raises:
+        RecipeError: the run has no adapters, its model is no decoder, or there is no such family.
+        CheckpointError: no family holds the model; names the field of each.
+        DiskError: the folder holds other contents.
+    """
+    folder = find_run(name)
+    run = _open_run(name, kind)
+    kept, state = checkpoint.newest_weights(folder)
+    if run.recipe.lora is None or KEY not in state.values:
+        raise RecipeError("this run has no adapters", where=str(folder), fix="export it without --adapter")
+    if run.model.config.kind != "decoder":
+        what = f"adapters of a model of kind {run.model.config.kind} have no names there"
+        raise RecipeError(what, where=str(folder), fix="export it without --adapter, which merges them")
+    fields = run.family.fields(run.model, run.given)
+    table = run.family.table(*run.family.config(fields), fields)
+    base = Base(**state.values[KEY])
+    imported = checkpoint.newest_weights(Path(base.run))[1].values.get("imported", base.run)
+    files = adapter_files(kept, run.recipe.lora, table, imported)
+    storage.make_folder(out.parent)
+    storage.write_folder(out, files)
+    return [f"adapters for a {run.family.architecture}, of {imported}", f"written to {out}"]
 
 
 @dataclass(frozen=True)

@@ -154,17 +154,20 @@ def merged(base: Mapping[str, Tensor], kept: Mapping[str, Tensor], scaling: floa
     return weights
 
 
-def peft_files(kept: Mapping[str, Tensor], settings: LoraSettings, base: str) -> dict[str, bytes]:
+def peft_files(
+    kept: Mapping[str, Tensor], settings: LoraSettings, base: str, more: Mapping[str, object] | None = None
+) -> dict[str, bytes]:
     """The files of a folder that peft opens as an adapter of this model.
 
     Args:
         kept: `kept_weights` of an adapted model.
-        base: place of the base's run.
+        base: place of the base.
+        more: further fields of adapter_config.json.
     """
     adapters = {name: tensor for name, tensor in kept.items() if ADAPTER in name}
     layers = sorted({name.partition(ADAPTER)[0] for name in adapters})
     config = {"peft_type": "LORA", **_peft_settings(settings, layers), "inference_mode": True}
-    config |= {"base_model_name_or_path": base, "task_type": None}
+    config |= {"base_model_name_or_path": base, "task_type": None, **(more or {})}
     short = {name: name.replace(f".{NAME}.weight", "" if name.endswith(NORM) else ".weight") for name in adapters}
     tensors = {PEFT_PREFIX + short[name]: tensor.detach().cpu().contiguous() for name, tensor in adapters.items()}
     return {
