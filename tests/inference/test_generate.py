@@ -96,6 +96,20 @@ def test_products_are_computed_in_the_precision_that_is_asked_for(
         used.clear()
 
 
+def test_rows_of_the_model_that_are_no_token_are_never_said(parrot: tuple[Decoder, Tokenizer]) -> None:
+    tokenizer = parrot[1]
+    sizes = {"width": 16, "blocks": 1, "heads": 2, "hidden": 16, "context": 32, "tied": False}
+    model = build_model(model_config({**sizes, "vocab_size": tokenizer.vocab_size + 2}), tokenizer.vocab_size)
+    assert isinstance(model, Decoder)
+    with torch.no_grad():
+        state = prefill(model.eval(), [[tokenizer.bos_id]], most=2)[1][0]
+        assert model.head is not None
+        model.head.weight[-2:] = 100 * state  # by far the likeliest
+    (made,) = complete(model, tokenizer, [[tokenizer.bos_id]], generate_settings(max_new_tokens=2))
+    assert max(made.ids) < tokenizer.vocab_size
+    assert list(stream(model, tokenizer, [tokenizer.bos_id], generate_settings(max_new_tokens=2)))
+
+
 # --------------------------------------------------------------------------- the cache
 
 

@@ -18,7 +18,7 @@ from unpad.evaluation.samples import sample_replies
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Generates
 from unpad.run.checkpoint import State, put_weights
-from unpad.run.folder import CHECKPOINTS, RECIPE
+from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.monitor import Monitor
 from unpad.run.report.attention import keep_attention
@@ -83,7 +83,9 @@ def train(
             holds everything up to there.
     """
     timers, began = Timers(), time.perf_counter()
-    settings = resolved(open_recipe(recipe, overrides))
+    # A run goes on without the model that it began from.
+    known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
+    settings = resolved(open_recipe(recipe, overrides, known=known))
     with ExitStack() as stack:
         locked = folder.exists()  # a new one is made once the data has been read
         if locked:
