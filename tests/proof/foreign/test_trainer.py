@@ -16,6 +16,7 @@ from transformers import DataCollatorForLanguageModeling, Trainer
 from trl import SFTTrainer
 
 import unpad
+import unpad.hf
 from tests.proof.foreign.hugging_face import (
     IGNORE,
     build,
@@ -64,7 +65,14 @@ class MeanOfMeans(Trainer):
         return model(**inputs).loss
 
 
+def attached(one: Trainer) -> Trainer:
+    """A trainer on our batches."""
+    unpad.hf.attach(one, tokens_per_micro=64)
+    return one
+
+
 SOUND: dict[str, Make] = {
+    "our batches, where theirs leak": lambda folder: attached(trainer(build("lfm2"), folder)),
     "padded": lambda folder: trainer(build("llama"), folder),
     "flattened": lambda folder: trainer(build("qwen3"), folder, collator=flatten),
     "padded by TRL": lambda folder: sft(build("llama"), folder),
@@ -109,7 +117,7 @@ def joined_by_ends(folder: Path) -> Trainer:
 
 FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, part of the advice
     "mean of means": (
-        lambda folder: trainer(build("llama"), folder, kind=MeanOfMeans), "wrong loss", "loss", "targets of the update",
+        lambda folder: trainer(build("llama"), folder, kind=MeanOfMeans), "wrong loss", "loss", "of the whole update",
     ),
     "padded left": (
         lambda folder: trainer(build("llama"), folder, dataset(sequences(), prompts=False), collator=pad("left")),
@@ -176,8 +184,9 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
         lambda folder: trainer(build("gpt2"), folder, num_train_epochs=2, dataloader_num_workers=0),
         lambda folder: sft(adapted(), folder, packing=True),
         lambda folder: sft(build("mixtral", output_router_logits=True), folder, bf16=True),
+        lambda folder: attached(trainer(build("llama"), folder, num_train_epochs=2)),
     ],
-    ids=["dropout", "adapters", "experts"],
+    ids=["dropout", "adapters", "experts", "our batches"],
 )
 def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, tmp_path: Path) -> None:
     plain, _ = trained(make, tmp_path / "plain", prove=False)

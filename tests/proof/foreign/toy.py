@@ -17,7 +17,6 @@ class Causal(nn.Module):
 
     Args:
         isolates: False if the model pays no heed to `document_ids`.
-        counts: True if positions are counted in the row when none are given.
     """
 
     def __init__(self, width: int = 16, *, isolates: bool = True) -> None:
@@ -26,6 +25,8 @@ class Causal(nn.Module):
         self.embed, self.places = nn.Embedding(VOCABULARY, width), nn.Embedding(64, width)
         self.queries, self.keys, self.values = (nn.Linear(width, width) for _ in range(3))
         self.head, self.isolates = nn.Linear(width, VOCABULARY), isolates
+        self.register_buffer("seen", None)
+        self.register_buffer("scale", torch.ones(()))
 
     def forward(
         self,
@@ -43,7 +44,7 @@ class Causal(nn.Module):
         if document_ids is not None and self.isolates:
             seen = seen & (document_ids[:, :, None] == document_ids[:, None])
         x = x + F.scaled_dot_product_attention(self.queries(x), self.keys(x), self.values(x), seen)
-        logits: Tensor = self.head(F.gelu(x))
+        logits: Tensor = self.head(F.gelu(x * self.scale))
         return logits
 
 
