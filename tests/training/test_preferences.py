@@ -74,7 +74,7 @@ def test_a_killed_run_resumes_with_equal_bits(place: Path, monkeypatch: pytest.M
     with pytest.raises(Stopped):
         train(str(recipe), halted, [start], console=quiet(), after_evaluation=lambda *_: True)
     assert "from the cache" in (halted / "log.jsonl").read_text(encoding="utf-8")
-    monkeypatch.setattr("unpad.training.reference._values", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("unpad.training.reference.log_probabilities_of_pairs", lambda *_: pytest.fail("computed again"))
     shutil.rmtree(place / "cache" / "references")
     assert len(metrics_of(halted, "train")) < len(metrics_of(place / "tuned", "train")) / 2
     run(recipe, halted, start, resume=True)
@@ -164,6 +164,11 @@ def test_without_learned_weights_to_start_from_it_is_refused(place: Path) -> Non
     with pytest.raises(RecipeError, match="random"):
         run(place / "toy.yaml", place / "random")
     assert not (place / "random").exists()
+
+
+def test_label_smoothing_that_prefers_nothing_is_refused(place: Path) -> None:
+    with pytest.raises(RecipeError, match="nothing is preferred"):
+        run(place / "toy.yaml", place / "smooth", f"train.init_from={place / 'start'}", "train.label_smoothing=0.5")
 
 
 def test_a_stage_does_not_mix_pairs_with_other_data(place: Path) -> None:

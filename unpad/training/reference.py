@@ -49,13 +49,14 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     weights = fingerprint(setup.model.state_dict()) if base is None else base.sha256
     named = Named(weights, data.fingerprint(), stage.name)
     bits = {key: setup.environment[key] for key in ("version", *DECIDE_BITS)}
-    lowered = setup.base.lowered if setup.base is not None else []
-    cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, lowered)}.bin"
+    # Equal bits for equal runs: neither the sizes of batches nor the base's rounding may come from another run.
+    sizes, lowered = stage.recipe.plan.tokens_per_micro, setup.base.lowered if setup.base is not None else []
+    cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, sizes, lowered)}.bin"
     found = find_reference(cached)
     if found is not None and len(found[1]) == len(data.table):
         values, how = found[1], "from the cache"
     else:
-        values, how = _values(setup, stage, data), "computed once"
+        values, how = log_probabilities_of_pairs(setup, stage, data), "computed once"
         write_reference(cached, named, values)
     write_reference(path, named, values)
     data.replies.reference[:] = values
@@ -63,7 +64,7 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     return f"{stage.name}: log-probabilities of {num:,} replies under the weights it starts from, {how}"
 
 
-def _values(setup: Setup, stage: StageSetup, data: TextData) -> np.ndarray:
+def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: TextData) -> np.ndarray:
     """Log-probabilities of all replies of pairs, (num_sequences,) float64; 0 for all else and beyond the context."""
     replies = whole_pairs(setup.model, data, np.arange(len(data.table)))
     is_trained = data.table.split[replies] == Split.TRAIN

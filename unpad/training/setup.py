@@ -161,6 +161,12 @@ def check_stages(setup: Setup) -> None:
             continue
         freeze(setup.model, recipe.train.freeze)
         set_objective(setup.model, recipe, of_pairs=stage.of_pairs)
+        if stage.of_pairs and recipe.train.label_smoothing >= 0.5:
+            raise RecipeError(
+                "half of the pairs or more would be labelled the wrong way round, so that nothing is preferred",
+                where="train.label_smoothing",
+                fix="set train.label_smoothing below 0.5",
+            )
         if stage.of_pairs and recipe.train.init_from is None and before == 0:
             raise RecipeError(
                 f"stage {stage.name} compares replies under the weights it starts from, and these are random",

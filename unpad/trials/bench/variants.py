@@ -12,6 +12,7 @@ from typing import Any
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
+from unpad.data.text import TextData
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
@@ -20,6 +21,7 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.recipes.recipe import Recipe, ResolvedStage
 from unpad.training.optim import freeze, make_optimizer
+from unpad.training.reference import log_probabilities_of_pairs
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, make_stage
 from unpad.training.step import LossScaler, train_step
@@ -36,7 +38,10 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Setup:
     loaded = open_recipe(recipe, overrides)
     setup = prepare_setup(loaded, Path(), None)
     freeze(setup.model, loaded.train.freeze)
-    set_objective(setup.model, loaded, of_pairs=setup.stages[-1].of_pairs)
+    last = setup.stages[-1]
+    set_objective(setup.model, loaded, of_pairs=last.of_pairs)
+    if last.of_pairs and isinstance(setup.data, TextData) and setup.data.replies is not None:
+        setup.data.replies.reference[:] = log_probabilities_of_pairs(setup, last, setup.data)
     if not all_data(setup, loaded).train_ids.size:
         raise RecipeError("no stage has data to train on", where="stages", fix="set the data that they use")
     return setup
