@@ -137,15 +137,15 @@ def _check_cards() -> Iterator[Finding]:
 
 def _check_flash_shapes() -> Iterator[Finding]:
     """The call of the flash kernel, forward and backward, on tensors that have shapes and no contents."""
-    for heads, kv_heads, window in ((4, 4, None), (4, 2, None), (4, 2, 8)):
+    for heads, kv_heads, window, scale in ((4, 4, None, None), (4, 2, None, None), (4, 2, 8, 0.25)):
         q, k, v = (
             torch.empty(20, num, 32, dtype=torch.bfloat16, device="meta", requires_grad=True)
             for num in (heads, kv_heads, kv_heads)
         )
         bounds = torch.tensor([0, 5, 20], dtype=torch.int32, device="meta")
-        out = attention._varlen(q, k, v, Layout(bounds, 15), True, window)
+        out = attention._varlen(q, k, v, Layout(bounds, 15), True, window, scale)
         out.sum().backward()
         shapes = [x.grad is not None and x.grad.shape == x.shape for x in (q, k, v)]
         good = out.shape == q.shape and out.dtype == q.dtype and all(shapes)
-        shown = f"{heads} heads over {kv_heads}" + (f", a window of {window}" if window else "")
+        shown = f"{heads} heads over {kv_heads}" + (f", a window of {window}, a scale of its own" if window else "")
         yield Finding(good, f"the flash kernel's shapes, {shown}, with gradients")
