@@ -106,6 +106,12 @@ def test_nothing_of_the_model_and_of_the_generators_changes() -> None:
     assert model.embed.weight.grad is None
 
 
+def test_a_model_that_does_not_learn_is_judged_without_a_gradient() -> None:
+    certificate = unpad.prove_callable(Causal().requires_grad_(False), flat, sequences())
+    assert certificate.passed
+    assert certificate.finding("gradient") is None
+
+
 def test_fp32_has_bounds_of_the_model_s_own_error() -> None:
     exact = unpad.prove_callable(Causal(), flat, sequences())
     own = unpad.prove_callable(Causal(), flat, sequences(), precision="fp32")

@@ -127,6 +127,10 @@ FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, par
         lambda folder: sft(build("gpt_oss"), folder, padding_free=True, max_length=None),
         "leaking", "isolation", "the model does not keep",
     ),
+    "a model that leaks, without a cache": (
+        lambda folder: trainer(build("opt"), folder, collator=flatten),
+        "leaking", "isolation", "the model does not keep",
+    ),
     "a cache": (
         lambda folder: trainer(build("llama"), folder, collator=flatten, use_cache=True),
         "leaking", "isolation", "pass use_cache=False",
@@ -145,7 +149,10 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
 
 
 def test_a_model_that_refuses_packed_rows_is_reported(tmp_path: Path) -> None:
-    certificate = unpad.prove_trainer(sft(build("mamba2"), tmp_path, padding_free=True, max_length=None))
+    made = sft(build("mamba2"), tmp_path, padding_free=True, max_length=None)
+    before = everything(made)
+    certificate = unpad.prove_trainer(made)
+    assert everything(made) == before
     assert certificate.verdict == "refused"
     assert "keep packed sequences apart" in str(certificate.refused)
 
