@@ -93,6 +93,8 @@ def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(
         assert expected in (None, said)
     assert "qwen" in unpad("runs").out
     assert unpad("chat", "qwen", stdin="what is 1 and 1?\n").code == 0
+    with_system = unpad("generate", "qwen", "--prompt", "你好", "--system", "be short", "--json")
+    assert json.loads(with_system.out)[0]["prompt_tokens"] > len(load("qwen").prompt_ids("你好"))
     unpad("export", "qwen", "out")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (Path("out") / name).exists() == (theirs / name).exists()
@@ -128,23 +130,6 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
         text_of(Path("tuned"), their_reply(Path("tuned"), "what is 3 and 3?"))
         == load("one").generate(["what is 3 and 3?"], max_new_tokens=12, precision="fp32")[0]
     )
-
-
-def test_a_model_is_tuned_by_adapters_stopped_resumed_merged_and_replies_alike_outside(
-    theirs: Path, talks: Path, unpad: Shell
-) -> None:
-    unpad("import", str(theirs), "--out", "runs/qwen")
-    tune = ["runs/qwen/recipe.yaml", f"data.chat={talks}", "lora.r=4", "optim.lr=0.02", "plan.tokens_per_step=128",
-            "precision=fp32", "checkpoint.every=2"]  # fmt: skip
-    assert unpad("train", *tune, "train.max_epochs=3", "train.max_steps=3", "--out", "runs/tuned").code == 0
-    assert unpad("train", *tune, "train.max_steps=null", "--out", "runs/tuned", "--resume").code == 0
-    assert unpad("merge", "tuned", "--out", "runs/merged").code == 0
-    question = "what is 4 and 4?"
-    said = load("tuned").generate([question], max_new_tokens=12, precision="fp32")[0]
-    assert said != load("qwen").generate([question], max_new_tokens=12, precision="fp32")[0]
-    for run in ("tuned", "merged"):
-        assert unpad("export", run, f"out-{run}").code == 0
-        assert text_of(Path(f"out-{run}"), their_reply(Path(f"out-{run}"), question)) == said
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [

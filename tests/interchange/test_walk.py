@@ -63,6 +63,8 @@ def test_adapters_on_an_imported_model_survive_a_kill_and_go_out_merged(
 
     assert unpad("merge", "tuned", "--out", "runs/merged").code == 0
     assert unpad("export", "merged", "out").code == 0
+    assert unpad("export", "tuned", "straight").code == 0  # merged on the way
+    assert Path("straight/model.safetensors").read_bytes() == Path("out/model.safetensors").read_bytes()
     said = load("merged").generate([QUESTION], max_new_tokens=12, precision="fp32")[0]
     assert said != before
     assert said == load("tuned").generate([QUESTION], max_new_tokens=12, precision="fp32")[0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+TODAY = date(2024, 7, 26)  # which Llama's templates write where they have no clock
 OPEN, CLOSE = "\ufdd0", "\ufdd1"  # characters that no text may have, around what {% generation %} encloses
 
 
@@ -36,10 +38,11 @@ def _to_json(value: object, indent: int | None = None) -> str:
 
 
 def chat_environment() -> ImmutableSandboxedEnvironment:
-    """The environment. It has no clock: a template that asks for the date falls back to its own."""
+    """The environment. For templates it is always `TODAY`, so that a conversation has the same ids every day."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = TODAY.strftime
     return environment
