@@ -142,9 +142,13 @@ class Ours:
     def _has_kernels(self) -> bool:
         return library.computes(DTYPES[self.precision])
 
+    def next_micros(self) -> list[RaggedBatch]:
+        """The micro-batches of the next update."""
+        return [self.workload.prepare(batch) for batch in next(self._updates)]
+
     def step(self) -> Work:
         """One update."""
-        micros = [self.workload.prepare(batch) for batch in next(self._updates)]
+        micros = self.next_micros()
         model: Trainable = self.model
         with nullcontext() if self.native else library.switched_off():
             result = train_step(

@@ -169,6 +169,18 @@ def test_each_limit_holds_for_the_norm_of_its_own_gradients() -> None:
     assert [float(part.grad[1]) for part in parts] == pytest.approx([1.0, 4.0, 6.0], rel=1e-5)
 
 
+@pytest.mark.parametrize(("norm", "touched"), [(4.9, False), (5.0, True), (5.1, True)])
+def test_gradients_within_the_limit_are_not_multiplied(norm: float, touched: bool) -> None:
+    part = torch.nn.Parameter(torch.zeros(2))
+    part.grad = gradient = torch.tensor([0.6, 0.8]) * norm
+    before = gradient.clone()
+    expected = before * (5 / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)
+    version = gradient._version
+    update(torch.optim.SGD([part], lr=0.0), torch.tensor(norm), clip=5.0)
+    assert torch.equal(gradient, expected)
+    assert (gradient._version != version) == touched
+
+
 def test_only_matrices_decay_and_never_embeddings() -> None:
     model = tiny_model(norm="layernorm", activation="relu", bias=True, positions="learned", tied=False)
     optimizer = make_optimizer(model, OptimSettings(weight_decay=0.3))
