@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
 import pytest
+import tokenizers
 
-from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, THINKING, byte_level
+from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, SPECIALS, THINKING, byte_level
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, with_import
@@ -87,6 +89,62 @@ def test_the_loss_is_on_replies_and_the_token_that_ends_each(kind: str) -> None:
     # A prompt for the second reply is what training saw before it.
     start = next(i for i in range(len(ids)) if ids[i : i + len(second)] == second and mask[i])
     assert encode_prompt(turns[:3], tokenizer, Template()) == ids[:start]
+
+
+INSTRUCTED = """\
+{{- bos_token }}{%- for message in messages %}
+    {%- if message.role == 'user' %}{{- '<|im_start|> ' + message.content + '<|endoftext|>' }}
+    {%- else %}{{- ' ' + message.content + '<|im_end|>' }}{%- endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_words_with_their_space_are_encoded_as_inside_the_text(scheme: str) -> None:
+    """Tokenizers of Llama 2 and Mistral, whose tokens begin with the space before a word."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True, unk_token="<unk>"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    library.decoder = tokenizers.decoders.Metaspace(prepend_scheme=scheme, split=False)
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, special_tokens=["<unk>", *SPECIALS], show_progress=False)
+    library.train_from_iterator(["hello there, hello you", "first reply, second reply"], trainer)
+    fields = json.loads(library.to_str())
+    for name in bytes_:
+        fields["model"]["vocab"][name] = len(fields["model"]["vocab"])
+    library = tokenizers.Tokenizer.from_str(json.dumps(fields))
+    own = {"pad": "<|endoftext|>", "bos": "<s>", "eos": "<|im_end|>", "stops": ["<|im_end|>"]}
+    names = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+    imported = {**own, "chat_template": INSTRUCTED, "names": names}
+    tokenizer = load_tokenizer(with_import(library.to_str().encode(), imported))
+    other = transformers.PreTrainedTokenizerFast(tokenizer_object=library, **names)
+    other.chat_template = INSTRUCTED
+    turns = turns_of(TALKS[1])
+    messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+    ids, mask = encoded(tokenizer, turns)
+    assert ids == other.apply_chat_template(messages, return_dict=True)["input_ids"]
+    for end in (1, 3):
+        prompt = encode_prompt(turns[:end], tokenizer, Template())
+        assert (
+            prompt
+            == other.apply_chat_template(messages[:end], add_generation_prompt=True, return_dict=True)["input_ids"]
+        )
+        assert prompt == ids[: len(prompt)]
+        assert mask[len(prompt)]
+    assert sum(mask) == len(ids) - len(prompt) + mask[: len(prompt)].count(True)
+
+
+def test_no_token_reaches_from_a_prompt_into_its_reply() -> None:
+    spaced = [Turn("user", "a"), Turn("assistant", "\n\nhello")]
+    library = byte_level(["a\n\n\nhello"] * 9)
+    assert "ĊĊ" in library.get_vocab()  # which the end of the prompt and the reply's beginning would be inside a text
+    own = {"pad": "<|endoftext|>", "bos": "<s>", "eos": "<|im_end|>", "stops": ["<|im_end|>"]}
+    data = with_import(library.to_str().encode(), {**own, "chat_template": CHATML, "names": {}})
+    tokenizer = load_tokenizer(data)
+    ids, mask = encoded(tokenizer, spaced)
+    prompt = encode_prompt(spaced[:1], tokenizer, Template())
+    assert ids[: len(prompt)] == prompt
+    assert mask == [False] * len(prompt) + [True] * (
+        len(ids) - len(prompt) - len(tokenizer.encode_batch(["\n"])[0])
+    ) + [False]
 
 
 def test_a_message_that_spells_a_special_token_stays_text() -> None:

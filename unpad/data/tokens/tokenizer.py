@@ -303,9 +303,16 @@ class LibraryTokenizer:
         Raises:
             SourceError: as `encode_batch`.
         """
+        inside = [part for part in plain if any(name in text[part] for name in self._control)]
+        ids, places = self._encode_parts(text, inside, set())
+        crossed = {cut for cut in cuts if any(place.start < cut < place.stop for place in places)}
+        # A part by itself may begin with another token than inside the text, so only those that must be are cut.
+        return self._encode_parts(text, inside, crossed) if crossed else (ids, places)
+
+    def _encode_parts(self, text: str, inside: Sequence[slice], cuts: set[int]) -> tuple[list[int], list[slice]]:
+        """Encode a text that is cut at these places, and around the parts whose special strings are text."""
         ids: list[int] = []
         places: list[slice] = []
-        inside = [part for part in plain if any(name in text[part] for name in self._control)]
         bounds = sorted({0, len(text), *cuts, *(end for part in inside for end in (part.start, part.stop))})
         for start, stop in pairwise(bounds):
             is_plain = any(part.start <= start and stop <= part.stop for part in inside)
