@@ -138,6 +138,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"model": {"from": "FOLDER", "kind": "vit"}}, RecipeError, "is of kind decoder"),
     ({"model": {"from": "FOLDER"}, "train": {"init_from": "x"}}, RecipeError, "train.init_from x"),
     ({"model": {"from": "FOLDER"}, "lora": {"r": 2}}, RecipeError, "adapters are trained on the weights of a run"),
+    ({"train": {"init_from": "FOLDER"}, "lora": {"r": 2}}, RecipeError, "adapters are trained on the weights of a run"),
     ({"model": {"from": "FOLDER", "width": 36}}, RecipeError, "parameter|width"),
 ]
 

@@ -55,6 +55,10 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     """
     given = dict(recipe.model)
     name = given.pop(FROM, None)
+    where, start_name = ("train.init_from", recipe.train.init_from) if name is None else ("model.from", name)
+    if recipe.lora is not None and isinstance(start_name, str) and is_folder(start_name):
+        what = "adapters are trained on the weights of a run, and this is a folder of Hugging Face"
+        raise RecipeError(what, where=where, fix=f"import it first: unpad import {start_name} --out RUN")
     if name is None:
         return recipe
     if not isinstance(name, str):
@@ -62,9 +66,6 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
     if recipe.train.init_from not in (None, name):
         what = f"model.from is {name}, and train.init_from {recipe.train.init_from}"
         raise RecipeError(what, where="train.init_from", fix="give one of them")
-    if is_folder(name) and recipe.lora is not None:
-        what = "adapters are trained on the weights of a run, and this is a folder of Hugging Face"
-        raise RecipeError(what, where="model.from", fix=f"import it first: unpad import {name} --out RUN")
     if is_folder(name):
         start, path = folder_recipe(Path(name)), str((Path(name) / TOKENIZER).resolve())
     elif known is not None and known.train.init_from == name and not (Path(name) / RECIPE).is_file():
