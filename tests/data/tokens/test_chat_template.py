@@ -94,8 +94,8 @@ def test_the_loss_is_on_replies_and_the_token_that_ends_each(kind: str) -> None:
 INSTRUCTED = """\
 {{- bos_token }}{%- for message in messages %}
     {%- if message.role == 'user' %}{{- '<|im_start|> ' + message.content + '<|endoftext|>' }}
-    {%- else %}{{- ' ' + message.content + '<|im_end|>' }}{%- endif %}
-{%- endfor %}"""
+    {%- else %}{{- 'A:' + message.content + '<|im_end|>' }}{%- endif %}
+{%- endfor %}{%- if add_generation_prompt %}{{- 'A:' }}{%- endif %}"""
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
