@@ -61,13 +61,14 @@ class Case(NamedTuple):
     key_bias: Tensor | None
     dropout: float
     grad: Tensor  # (total_tokens, heads, head_dim)
+    window: int | None = None
 
     def run(self, **changed: object) -> Tensor:
         case = self._replace(**changed)
         longest = int(case.cu_seqlens.diff().max()) if len(case.cu_seqlens) > 1 else 0
         return self_attention(
             case.qkv, Layout(case.cu_seqlens, longest), case.heads, case.causal,
-            rotary=case.rotary, key_bias=case.key_bias, dropout=case.dropout,
+            rotary=case.rotary, key_bias=case.key_bias, dropout=case.dropout, window=case.window,
         )  # fmt: skip
 
     def gradients(self, out: Tensor) -> list[Tensor]:
@@ -141,6 +142,8 @@ def definition(case: Case) -> Tensor:
             scores = scores + case.key_bias[start:stop]
         if case.causal:
             scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), -math.inf)
+        if case.window is not None:
+            scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).tril(-case.window), -math.inf)
         weights = scores.softmax(-1)
         if case.dropout:
             places = torch.arange(start, stop)
@@ -217,6 +220,22 @@ def test_key_bias_and_dropout_equal_the_definition(
     causal: bool, dropout: float, bias: bool, dtype: torch.dtype, path: Path
 ) -> None:
     check(make_case([1, 300, 20, 0, 47], dtype, causal=causal, bias=bias, dropout=dropout), *bound(dtype, path))
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 33, 48, 100, 300])
+@pytest.mark.parametrize("lengths", [LENGTHS["mixed"], [700, 3, 40]], ids=["mixed", "long"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_window_equals_the_definition(window: int, lengths: list[int], dtype: torch.dtype, path: Path) -> None:
+    check(make_case(lengths, dtype, rotary=True)._replace(window=window), *bound(dtype, path))
+
+
+@pytest.mark.parametrize("window", [5, 60])
+@pytest.mark.parametrize(("bias", "dropout", "spread"), [(True, 0.0, 1.0), (False, 0.3, 1.0), (False, 0.0, 6.0)])
+def test_a_window_with_bias_dropout_and_large_scores_equals_the_definition(
+    window: int, bias: bool, dropout: float, spread: float
+) -> None:
+    case = make_case([1, 300, 20, 0, 47], torch.float64, bias=bias, dropout=dropout, spread=spread)
+    check(case._replace(window=window), 1e-11, 1e-10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -94,7 +94,6 @@ def self_attention(
         qkv.shape[2],
         key_bias=key_bias is not None,
         dropout=dropout > 0,
-        window=window is not None,
     )
     note(kernels)
     kv_heads = (qkv.shape[1] - heads) // 2
@@ -112,6 +111,7 @@ def self_attention(
             key_bias=key_bias,
             dropout=dropout,
             seed=seed,
+            window=window,
         )
     if qkv_bias is not None:
         qkv = qkv + qkv_bias.view(qkv.shape[1:])
@@ -164,7 +164,6 @@ def ragged_attention(
         layout,
         head_dim,
         dropout=dropout > 0 or shaped,
-        window=window is not None,
         fused=not shaped and v.shape[2] == head_dim,
     )
     note(kernels)
@@ -179,6 +178,7 @@ def ragged_attention(
             scale=scale,
             dropout=dropout,
             seed=seed,
+            window=window,
         )
     extras = Extras(torch.arange(len(q), device=q.device), None, dropout, seed, scale, softcap, sinks)
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)

@@ -41,7 +41,6 @@ def choose_kernels(
     *,
     key_bias: bool = False,
     dropout: bool = False,
-    window: bool = False,
     fused: bool = True,
 ) -> tuple[Kernel, ...]:
     """Choose the kernel that attends within the sequences of a layout.
@@ -49,7 +48,6 @@ def choose_kernels(
     Args:
         dtype, device: of queries, keys and values.
         key_bias, dropout: whether attention has one.
-        window: whether tokens see only some of the earlier ones.
         fused: False if the scores are of a form that only matrix products of torch compute.
 
     Returns:
@@ -60,7 +58,7 @@ def choose_kernels(
         return (Kernel.PADDED_MATMUL if weighted else Kernel.PADDED_SDPA,)
     if _by_definition.get():
         return (Kernel.DEFINITION,)
-    if fused and runs_native(dtype, device, head_dim) and not window:
+    if fused and runs_native(dtype, device, head_dim):
         return (Kernel.NATIVE,)
     if (
         fused and device.type == "cuda" and dtype in HALF and not weighted

@@ -19,7 +19,6 @@ from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
 from unpad.models.contract import LearnsPreferences
 from unpad.models.objective import set_objective
-from unpad.nn.attention import reaches_all
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
@@ -202,14 +201,6 @@ def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
     return {
         kernel.value
         for layout in layouts
-        for window in {part.window for part in attentions} or {None}
         for dropout in {False, drops}
-        for kernel in choose_kernels(
-            DTYPES[setup.precision],
-            setup.device,
-            layout,
-            head_dim,
-            dropout=dropout,
-            window=window is not None and not reaches_all(layout, window),
-        )
+        for kernel in choose_kernels(DTYPES[setup.precision], setup.device, layout, head_dim, dropout=dropout)
     }

@@ -159,6 +159,7 @@ struct AttentionCase {
     int64_t heads, kv_heads, head_dim;
     bool causal, rotary, key_bias, qkv_bias;
     double dropout;
+    int64_t window;
 };
 
 int64_t total(const std::vector<int64_t>& seqs) {
@@ -178,6 +179,7 @@ unpad_attention attention_sizes(const AttentionCase& c) {
     sizes.dropout = c.dropout;
     sizes.seed = 0x123456789abcdefu;
     sizes.causal = c.causal;
+    sizes.window = c.window;
     sizes.num_threads = num_threads;
     return sizes;
 }
@@ -236,7 +238,9 @@ void check_attention() {
             for (int options = 0; options < 8; ++options) {
                 const bool causal = options & 1, rotary = options & 2, extras = options & 4;
                 const bool biased = causal != rotary;
-                const AttentionCase c{seqs, h[0], h[1], h[2], causal, rotary, extras, biased, extras ? 0.25 : 0.0};
+                const int64_t window = causal && rotary ? 20 : 0;
+                const AttentionCase c{seqs,   h[0],   h[1],   h[2],                causal,
+                                      rotary, extras, biased, extras ? 0.25 : 0.0, window};
                 comparison.add(attention<T>(c), attention<DoubleType>(c));
             }
     comparison.report(T::bound);
@@ -247,7 +251,7 @@ std::vector<Numbers> decode(int64_t heads, int64_t kv_heads, int64_t head_dim, b
     using Element = typename T::Element;
     using Wide = typename T::Wide;
     const int64_t num_rows = std::size(lengths), capacity = lengths[num_rows - 1] + 1, half = head_dim / 2;
-    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0});
+    unpad_attention sizes = attention_sizes({{}, heads, kv_heads, head_dim, true, rotary, false, false, 0, 0});
     sizes.num_seqs = sizes.total_tokens = num_rows;
     const int64_t cache_size = num_rows * kv_heads * capacity * head_dim;
     Array<int64_t> keys_of_row(num_rows, [](int64_t i) { return (double)lengths[i]; });

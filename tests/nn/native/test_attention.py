@@ -101,7 +101,7 @@ def test_operators_show_by_name_in_a_profile() -> None:
 def test_operators_tell_their_shapes_without_running() -> None:
     case = make_case([20, 3], LOWEST)
     bias = torch.randn(case.qkv[0].numel()).to(LOWEST)
-    arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0)
+    arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0, 0)
     torch.library.opcheck(
         torch.ops.unpad.ragged_attention.default, arguments, test_utils=["test_schema", "test_faketensor"]
     )

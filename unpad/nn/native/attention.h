@@ -234,6 +234,7 @@ class Task {
           start_(call.cu_seqlens[seq]),
           length_(call.cu_seqlens[seq + 1] - start_),
           padded_(round_up(length_, PANEL)),
+          window_(call.sizes.window),
           scale_(M::set((Wide)(sizes_.scale * LOG2_E))),
           threshold_(dropout_threshold(sizes_.dropout)),
           kept_(M::set((Wide)(1 / (1 - sizes_.dropout)))) {
@@ -346,10 +347,20 @@ class Task {
     /* Keys seen by any of the first `num_rows` rows of the block. */
     int64_t seen_by(int64_t num_rows) const { return sizes_.causal ? std::min(first_ + num_rows, length_) : length_; }
 
-    /* Whether every row from `row` on sees every key up to `stop`. */
-    bool all_seen(int64_t row, int64_t stop) const { return stop <= seen_by(row + 1); }
+    /* Whether `num_rows` rows from `row` on see every key from `key` up to `stop`. */
+    bool all_seen(int64_t row, int64_t num_rows, int64_t key, int64_t stop) const {
+        return stop <= seen_by(row + 1) && (!window_ || key > first_ + row + num_rows - 1 - window_);
+    }
 
-    typename M::Mask seen(int64_t row, int64_t key) const { return M::below(key, limits_[row]); }
+    /* `x` where a row sees the keys from `key` on, else `hidden`. */
+    UNPAD_INLINE Vec where_seen(int64_t row, int64_t key, Vec x, Vec hidden) const {
+        const Vec before = M::select(M::below(key, limits_[row]), x, hidden);
+        if (!window_) return before;
+        return M::select(M::below(key, (int32_t)(first_ + row + 1 - window_)), hidden, before);
+    }
+
+    /* First key of a panel that any row of the block sees. */
+    int64_t begin() const { return window_ ? std::max((int64_t)0, first_ + 1 - window_) / PANEL * PANEL : 0; }
 
     typename M::Mask kept(int64_t row, int64_t key) const {
         return M::keep(dropout_rows_[row], (uint32_t)(start_ + key), threshold_);
@@ -405,14 +416,14 @@ class Task {
         Wide* sums = work_->out.at_least(QUERY_ROWS * head_dim_);
         for (int64_t row = 0; row < padded_rows_; row++) totals_[row] = M::set(0);
         find_shifts(queries);
-        for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
+        for (int64_t block = begin(); block < seen_by(num_rows_); block += KEY_BLOCK) {
             each_panel(block, std::min(block + KEY_BLOCK, seen_by(num_rows_)), [&](auto vecs, int64_t key) {
                 each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
                     if (key >= seen_by(row + rows)) return;
                     Element* to = weights + row * KEY_BLOCK + key - block;
                     if (shifted_ || threshold_)
                         weigh_any<rows, vecs>(queries, row, key, to);
-                    else if (all_seen(row, key + vecs * M::lanes))
+                    else if (all_seen(row, rows, key, key + vecs * M::lanes))
                         weigh<rows, vecs, false>(queries, row, key, to);
                     else
                         weigh<rows, vecs, true>(queries, row, key, to);
@@ -424,7 +435,7 @@ class Task {
                     sum_rows<M, rows>(
                         (const Pair*)(weights + row * KEY_BLOCK), KEY_BLOCK / M::depth, 1,
                         value_pairs + block / M::depth * head_dim_,
-                        pairs_of(num_keys), sums + row * head_dim_, head_dim_, block > 0);
+                        pairs_of(num_keys), sums + row * head_dim_, head_dim_, block > begin());
             });
         }
         finish(sums, out, log_z);
@@ -439,7 +450,7 @@ class Task {
         Vec largest[QUERY_ROWS];
         const Vec lowest = M::set(-std::numeric_limits<Wide>::infinity());
         std::fill_n(largest, QUERY_ROWS, lowest);
-        each_panel(0, seen_by(num_rows_), [&](auto vecs, int64_t key) {
+        each_panel(begin(), seen_by(num_rows_), [&](auto vecs, int64_t key) {
             each_row_tile<M>(padded_rows_, [&](auto rows, int64_t row) {
                 if (key < seen_by(row + rows)) find_largest<rows, vecs>(queries, row, key, largest);
             });
@@ -453,8 +464,8 @@ class Task {
         store_scores<ROWS, VECS>(queries + row * ROW_WIDTH, work_->key_columns, key, c);
         for (int i = 0; i < ROWS * VECS; i++) {
             const int64_t at_row = row + i / VECS, at_key = key + i % VECS * M::lanes;
-            Vec x = exponent(c[i], at_row, at_key);
-            x = M::select(seen(at_row, at_key), x, M::set(-std::numeric_limits<Wide>::infinity()));
+            const Vec lowest = M::set(-std::numeric_limits<Wide>::infinity());
+            const Vec x = where_seen(at_row, at_key, exponent(c[i], at_row, at_key), lowest);
             largest[at_row] = M::max(largest[at_row], x);
         }
     }
@@ -471,7 +482,7 @@ class Task {
 #pragma GCC unroll 4
             for (int v = 0; v < VECS; v++) {
                 Vec weight = M::exp2_short(c[r][v] * scale);
-                if (MASKED) weight = M::select(seen(row + r, key + v * M::lanes), weight, M::set(0));
+                if (MASKED) weight = where_seen(row + r, key + v * M::lanes, weight, M::set(0));
                 total = total + weight;
                 M::store(weights + r * KEY_BLOCK + v * M::lanes, weight);
             }
@@ -487,7 +498,7 @@ class Task {
         for (int i = 0; i < ROWS * VECS; i++) {
             const int64_t at_row = row + i / VECS, at_key = key + i % VECS * M::lanes;
             Vec weight = M::exp2_short(exponent(c[i], at_row, at_key));
-            weight = M::select(seen(at_row, at_key), weight, M::set(0));
+            weight = where_seen(at_row, at_key, weight, M::set(0));
             totals_[at_row] = totals_[at_row] + weight;
             if (threshold_) weight = M::select(kept(at_row, at_key), weight, M::set(0));
             M::store(weights + i / VECS * KEY_BLOCK + i % VECS * M::lanes, weight);
@@ -518,7 +529,7 @@ class Task {
         work_->grad_scores.at_least(QUERY_ROWS * KEY_BLOCK);
         work_->weight_pairs.at_least(QUERY_ROWS / M::depth * KEY_BLOCK);
         work_->grad_score_pairs.at_least(QUERY_ROWS / M::depth * KEY_BLOCK);
-        for (int64_t block = 0; block < seen_by(num_rows_); block += KEY_BLOCK) {
+        for (int64_t block = begin(); block < seen_by(num_rows_); block += KEY_BLOCK) {
             const int64_t stop = std::min(block + KEY_BLOCK, seen_by(num_rows_));
             each_panel(block, stop, [&](auto vecs, int64_t key) {
                 const int64_t top = backward_panel<vecs>(queries, grads, key, key - block);
@@ -572,7 +583,7 @@ class Task {
     void backward_tile(const Element* queries, const Element* grads, int64_t row, int64_t key, int64_t in_block) {
         if (bias_ || threshold_)
             differentiate_any<ROWS, VECS>(queries, grads, row, key, in_block);
-        else if (all_seen(row, key + VECS * M::lanes))
+        else if (all_seen(row, ROWS, key, key + VECS * M::lanes))
             differentiate<ROWS, VECS, false>(queries, grads, row, key, in_block);
         else
             differentiate<ROWS, VECS, true>(queries, grads, row, key, in_block);
@@ -593,9 +604,8 @@ class Task {
                 c[r][v] = M::exp2_short(M::fma(c[r][v], scale, M::set(-shift_[row + r])));
                 g[r][v] = c[r][v] * (g[r][v] - M::set(delta_[row + r]));
                 if (!MASKED) continue;
-                const auto visible = seen(row + r, key + v * M::lanes);
-                c[r][v] = M::select(visible, c[r][v], M::set(0));
-                g[r][v] = M::select(visible, g[r][v], M::set(0));
+                c[r][v] = where_seen(row + r, key + v * M::lanes, c[r][v], M::set(0));
+                g[r][v] = where_seen(row + r, key + v * M::lanes, g[r][v], M::set(0));
             }
 #pragma GCC unroll 12
         for (int r = 0; r < ROWS; r += 2)
@@ -621,16 +631,15 @@ class Task {
     }
 
     void differentiate_cells(int64_t row, int64_t key, Vec& c, Vec& g) {
-        const auto visible = seen(row, key);
         const Vec zero = M::set(0);
-        const Vec weight = M::select(visible, M::exp2_short(exponent(c, row, key)), zero);
+        const Vec weight = where_seen(row, key, M::exp2_short(exponent(c, row, key)), zero);
         c = weight;
         if (threshold_) {
             const auto stays = kept(row, key);
             c = M::select(stays, weight, zero);
             g = M::select(stays, g * kept_, zero);
         }
-        g = M::select(visible, weight * (g - M::set(delta_[row])), zero);
+        g = where_seen(row, key, weight * (g - M::set(delta_[row])), zero);
         if (bias_grad_ && row < num_rows_) M::store(bias_grad_ + key, M::load(bias_grad_ + key) + g);
     }
 
@@ -670,13 +679,13 @@ class Task {
             if (num_keys > 0)
                 sum_rows<M, rows>(
                     (const Pair*)(grad_scores + row * KEY_BLOCK), KEY_BLOCK / M::depth, 1, key_pairs,
-                    pairs_of(num_keys), query_grad + row * head_dim_, head_dim_, block > 0);
+                    pairs_of(num_keys), query_grad + row * head_dim_, head_dim_, block > begin());
         });
     }
 
     const Call<M>& call_;
     const unpad_attention& sizes_;
-    const int64_t head_dim_, kv_head_, start_, length_, padded_;
+    const int64_t head_dim_, kv_head_, start_, length_, padded_, window_;
     const Vec scale_;
     const uint32_t threshold_;
     const Vec kept_;

@@ -44,6 +44,7 @@ def native_attention(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    window: int | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + key_bias) v within each sequence and nowhere else.
 
@@ -57,13 +58,14 @@ def native_attention(
             is not hidden. Gradient flows to it.
         dropout: share of weights set to zero, the others divided by 1 - dropout; drawn from `seed` and the places of
             query and key in the run, the same in backward.
+        window: keys that a query sees at most, its own and those just before it; causal attention only.
 
     Returns:
         (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv and qkv_bias.
     """
     cos, sin = rotary if rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed)
+    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, window or 0)
     out: Tensor = apply(_Attention, qkv, qkv_bias, key_bias, cu_seqlens, *settings)
     return out
 
@@ -93,7 +95,7 @@ class _Attention(torch.autograd.Function):
             grad_qkv,
             grad_qkv.flatten(1).sum(0) if wants_qkv_bias else None,
             grad_bias.sum(0).to(key_bias.dtype) if wants_bias else None,
-            *[None] * 9,
+            *[None] * 10,
         )
 
 
@@ -101,7 +103,7 @@ class _Attention(torch.autograd.Function):
 
 _SETTINGS = (
     "Tensor qkv, Tensor? qkv_bias, Tensor? key_bias, Tensor cu_seqlens, int heads, int kv_heads, bool causal, "
-    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed"
+    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed, int window"
 )
 _OPS = torch.library.Library("unpad", "FRAGMENT")
 _OPS.define(f"ragged_attention({_SETTINGS}) -> (Tensor, Tensor)")
@@ -125,6 +127,7 @@ class AttentionSizes(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
+        ("window", ctypes.c_int64),
         ("causal", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -155,6 +158,7 @@ class _Inputs(NamedTuple):
     sin: Tensor | None
     dropout: float
     seed: int
+    window: int
 
     def readable(self) -> _Inputs:
         """The same as kernels read it: contiguous, and tables wide."""
@@ -175,6 +179,8 @@ class _Inputs(NamedTuple):
         end = int(self.cu_seqlens[-1])
         assert end == total, f"the layout ends at {end}, the run at {total}"
         assert 0 <= self.dropout < 1, self.dropout
+        assert self.window >= 0, self.window
+        assert self.causal or not self.window, "a window is of causal attention"
         return AttentionSizes(
             num_seqs=len(self.cu_seqlens) - 1,
             total_tokens=total,
@@ -184,6 +190,7 @@ class _Inputs(NamedTuple):
             scale=self.scale,
             dropout=self.dropout,
             seed=self.seed,
+            window=self.window,
             causal=self.causal,
             num_threads=torch.get_num_threads(),
         )

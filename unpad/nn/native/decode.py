@@ -75,7 +75,7 @@ def _decode(
     tables = (None if table is None else table.to(wide).contiguous() for table in (cos, sin))
     out = qkv.new_empty((num_rows, heads, head_dim))
     sizes = AttentionSizes(
-        num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, True, torch.get_num_threads()
+        num_rows, num_rows, heads, kv_heads, head_dim, head_dim**-0.5, 0.0, 0, 0, True, torch.get_num_threads()
     )
     _function()(
         code(qkv.dtype),
