@@ -12,7 +12,7 @@ import torch
 
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.errors import RecipeError
-from unpad.evaluation import images, patients, sets, text, vqa_kept
+from unpad.evaluation import images, patients, preferences, sets, text, vqa_kept
 from unpad.evaluation.binary import mean, measured
 from unpad.evaluation.metrics import Extremes, Metric, Refused, known_metrics, mean_of, metric_lines
 from unpad.inference.patients import predict
@@ -20,7 +20,7 @@ from unpad.recipes.training import PlanSettings
 from unpad.trials.search.metric import direction
 
 # Parts of names by which a search told more from less before families declared it.
-MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "recall", "score")
+MORE = ("accuracy", "auroc", "average_precision", "concordance", "keywords", "margin", "recall", "score")
 LESS = ("loss", "perplexity", "bits_per", "brier", "calibration_error", "reconstruction", "made_code")
 
 
@@ -32,8 +32,9 @@ def undeclared(family: str, metrics: Iterable[str]) -> list[str]:
 
 def of_text() -> list[str]:
     sums = text.DocumentSums(*(np.ones(3) for _ in range(4)))
-    names = list(text.summarise(sums))
-    return [*(kind + name for kind in ("", "text_", "chat_") for name in names), "keywords_trained", "keywords_heldout"]
+    names = [*text.summarise(sums), *preferences.summarise(preferences.Margins(*np.ones((3, 4))))]
+    kinds = ("", "text_", "chat_", "pairs_")
+    return [*(kind + name for kind in kinds for name in names), "keywords_trained", "keywords_heldout"]
 
 
 def of_images() -> list[str]:

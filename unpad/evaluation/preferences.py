@@ -90,11 +90,8 @@ def held_out(
     return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(found.loss))
 
 
-def metrics(
-    model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
-) -> dict[str, Metric]:
+def summarise(found: Margins) -> dict[str, Metric]:
     """`loss`, `accuracy` and `margin` of pairs, with intervals over groups, such as pairs of one prompt."""
-    found = margins(model, data, seq_ids, settings, device)
     return {
         "loss": mean_of(found.loss, found.group),
         "accuracy": mean_of(found.right, found.group, share=True),

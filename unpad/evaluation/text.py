@@ -89,7 +89,8 @@ def evaluate(run: LoadedRun, data: TextData, seq_ids: np.ndarray, num_shown: int
         ids = seq_ids[data.table.kind[seq_ids] == data.kinds.index(kind)]
         if kind == PAIRS:
             put_reference(run, data, ids, is_own=is_own)
-            measured = preferences.metrics(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+            found = preferences.margins(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
+            measured = preferences.summarise(found)
         else:
             sums = document_nll(run.model, data, ids, run.recipe.plan, torch.device("cpu"))
             measured = summarise(sums, groups=data.table.group[ids])
