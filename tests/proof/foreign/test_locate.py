@@ -14,7 +14,7 @@ MODEL = Causal(width=8)
 
 
 @given(st.lists(tokens, min_size=2, max_size=6), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=80)
 def test_whole_sequences_are_found_between_their_boundaries(sequences: list[list[int]], random: object) -> None:
     order = list(range(len(sequences)))
     random.shuffle(order)  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ def test_whole_sequences_are_found_between_their_boundaries(sequences: list[list
 
 
 @given(st.lists(tokens, min_size=2, max_size=5), st.sampled_from(["packed", "right", "left"]))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_repeated_and_nested_sequences_raise_no_alarm(sequences: list[list[int]], kind: str) -> None:
     if all(len(one) == 1 for one in sequences):
         sequences[0] = [1, 2]

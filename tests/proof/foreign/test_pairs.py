@@ -63,6 +63,15 @@ def shifted_twice(given: list[list[int]]) -> Batch:
     return {**batch, "labels": torch.cat([batch["labels"][:, 1:], torch.full((len(given), 1), IGNORE)], 1)}
 
 
+def restarted_in_part(given: list[list[int]]) -> Batch:
+    """Positions that restart at the second half of the sequences alone; the model reads nothing else."""
+    batch = without(flat(given), "document_ids")
+    places = batch["position_ids"].clone()
+    first = sum(map(len, given[: len(given) // 2]))
+    places[0, :first] = torch.arange(first)
+    return {**batch, "position_ids": places}
+
+
 FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind, part of the advice
     "padded left": (lambda given: padded(given, "left"), "wrong loss", "padding", "pad on the right"),
     "positions of padding": (lambda given: padded(given, "left"), "wrong loss", "logits", "positions count from the"),
@@ -71,6 +80,7 @@ FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind,
     "no positions": (
         lambda given: without(flat(given), "document_ids", "position_ids"), "leaking", "isolation", "set position_ids",
     ),
+    "positions restart in part": (restarted_in_part, "leaking", "isolation", "position_ids go on from one sequence"),
     "padding scored": (padding_scored, "wrong loss", "padding", "set their labels to -100"),
     "cut": (lambda given: padded([one[:9] for one in given]), "cut", "cut", "9 tokens of 2 sequences"),
     "shifted twice": (shifted_twice, "wrong loss", "targets", "shifted twice"),
