@@ -50,15 +50,22 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unpad needs Python 3.11 or newer; this is %d.%d. Name another: make demo PYTHON=python3.12" % sys.version_info[:2])'
 	@$(PYTHON) -m venv $(if $(SYSTEM_TORCH),--system-site-packages) $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt setup.py $(wildcard unpad/nn/native/*.cpp unpad/nn/native/*.h)
-	@echo "installing into $(VENV)"
-	@$(if $(SYSTEM_TORCH),true,$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch)
-	@$(PIP) $(if $(SYSTEM_TORCH),,-c constraints.txt) -e .
+SOURCES = pyproject.toml constraints.txt setup.py $(wildcard unpad/nn/native/*.cpp unpad/nn/native/*.h)
+
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	$(call install,.)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@$(PIP) -c constraints.txt -e '.[dev]'
-	@touch $@
+# Not after .installed: each of the two compiles the kernels.
+$(VENV)/.installed-dev: $(VENV)/bin/python $(SOURCES)
+	$(call install,.[dev])
+	@touch $(VENV)/.installed $@
+
+define install
+	@echo "installing into $(VENV)"
+	@$(if $(SYSTEM_TORCH),true,$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch)
+	@$(PIP) $(if $(SYSTEM_TORCH),,-c constraints.txt) -e '$(1)'
+endef
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info unpad/nn/native/*.so
