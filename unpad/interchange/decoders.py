@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -23,15 +21,11 @@ from unpad.interchange.folder import (
     refuse,
     with_defaults,
 )
+from unpad.interchange.readings import Reading
 from unpad.models.contract import Model, ModelConfig
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.rope import sinusoidal_table
 
-GATED = {"silu": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "gelu_new": "geglu_tanh"}
-PLAIN = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-}  # fmt: skip
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "max_position_embeddings", "vocab_size", "sliding_window", "sliding_window_pattern", "no_rope_layer_interval",
@@ -41,21 +35,7 @@ FACTORS = (
     "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "embedding_multiplier", "attention_multiplier",
     "residual_multiplier", "logits_scaling",
 )  # fmt: skip
-SLIDING, FULL = "sliding_attention", "full_attention"
 HEAD = "lm_head."
-LLAMA3 = {
-    "factor": "factor", "low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor",
-    "original_context": "original_max_position_embeddings",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Fields of both sides that belong together: `here` makes fields of `Config` from config.json, and `there` the
-    other way round."""
-
-    here: Callable[[Fields], Fields]
-    there: Callable[[Config], Fields]
 
 
 @dataclass(frozen=True)
@@ -231,223 +211,3 @@ def _meaning(config: Config) -> dict[str, object]:
 
 def _shown(value: object) -> str:
     return repr(value) if not isinstance(value, list) else "another one in some blocks"
-
-
-# --------------------------------------------------------------------------- readings
-
-
-def activation(name: str, kinds: Mapping[str, str]) -> Reading:
-    """The activation under this name; `kinds` are theirs -> ours."""
-
-    def here(fields: Fields) -> Fields:
-        if fields[name] not in kinds:
-            raise refuse(name, fields[name], " or ".join(map(repr, kinds)))
-        return {"activation": kinds[fields[name]]}
-
-    def there(config: Config) -> Fields:
-        theirs = {ours: kind for kind, ours in reversed(list(kinds.items()))}
-        if config.activation not in theirs:
-            what = f"activation is {config.activation!r}; the family has {' or '.join(map(repr, theirs))}"
-            raise CheckpointError(what, where="model.activation", fix="export to another family with --family")
-        return {name: theirs[config.activation]}
-
-    return Reading(here, there)
-
-
-def _heads_here(fields: Fields) -> Fields:
-    width, heads = fields["hidden_size"], fields["num_attention_heads"]
-    head_dim = fields.get("head_dim") or width // heads
-    kv_heads = fields.get("num_key_value_heads") or heads
-    return {
-        "heads": heads,
-        "kv_heads": None if kv_heads == heads else kv_heads,
-        "head_width": None if head_dim * heads == width else head_dim,
-    }
-
-
-def _heads_there(config: Config) -> Fields:
-    return {
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-    }
-
-
-HEADS = Reading(_heads_here, _heads_there)
-
-
-def _angles(given: Fields, name: str) -> Fields:
-    """Fields of `Config` for one section of rotary parameters."""
-    kind = given.get("rope_type", given.get("type", "default"))
-    rules: list[tuple[str, object, list[object]]] = [
-        (f"{name}.rope_type", kind, ["default", "linear", "llama3"]),
-        (f"{name}.partial_rotary_factor", given.get("partial_rotary_factor", 1.0), [1.0]),
-    ]
-    check_covered(rules)
-    found: Fields = {"rope_theta": given["rope_theta"]}
-    if kind == "linear":
-        found |= {"context_method": "linear", "context_factor": given["factor"]}
-    if kind == "llama3":
-        found["rope_scaling"] = {ours: given[theirs] for ours, theirs in LLAMA3.items()}
-    return found
-
-
-def _rotary_here(fields: Fields) -> Fields:
-    """Angles and context; `rope_parameters` of versions from 5, or `rope_theta` and `rope_scaling` before."""
-    given = fields.get("rope_parameters")
-    if not given:
-        given = {**(fields.get("rope_scaling") or {}), "rope_theta": fields["rope_theta"]}
-    if not isinstance(given, dict) or any(isinstance(part, dict) for part in given.values()):
-        raise refuse("rope_parameters", given, "the parameters of one kind of block")
-    found = _angles({"rope_theta": fields.get("rope_theta"), **given}, "rope_parameters")
-    return found | _context_here(fields, found)
-
-
-def _context_here(fields: Fields, found: Fields) -> Fields:
-    """Trained context: linear factors count from it, and max_position_embeddings is the extended one."""
-    return {"context": max(1, int(fields["max_position_embeddings"] / found.get("context_factor", 1)))}
-
-
-def _angles_there(config: Config) -> Fields:
-    given: Fields = {"rope_type": "default", "rope_theta": config.rope_theta}
-    if config.rope_scaling is not None:
-        scaling = vars(config.rope_scaling)
-        given |= {"rope_type": "llama3", **{theirs: scaling[ours] for ours, theirs in LLAMA3.items()}}
-    elif config.context_method == "linear":
-        given |= {"rope_type": "linear", "factor": config.context_factor}
-    return given
-
-
-def _rotary_there(config: Config) -> Fields:
-    given = _angles_there(config)
-    scaled = given["rope_type"] != "default"
-    return {
-        "max_position_embeddings": config.longest,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": {key: value for key, value in given.items() if key != "rope_theta"} if scaled else None,
-        "rope_parameters": given,
-    }
-
-
-ROTARY = Reading(_rotary_here, _rotary_there)
-
-
-def _two_rotaries_here(fields: Fields) -> Fields:
-    """Angles of Gemma 3: one base for blocks with a window and another for the others."""
-    given = fields.get("rope_parameters")
-    if given and FULL in given:
-        whole, local = given[FULL], given.get(SLIDING) or {}
-    else:
-        whole = {**(fields.get("rope_scaling") or {}), **(given or {})}
-        local = {}
-    found = _angles({"rope_theta": fields["rope_theta"], **whole}, f"rope_parameters.{FULL}")
-    there = {"rope_theta": fields["rope_local_base_freq"], **local}
-    check_covered([(f"rope_parameters.{SLIDING}.rope_type", there.get("rope_type", "default"), ["default"])])
-    return found | {"sliding_rope_theta": there["rope_theta"]} | _context_here(fields, found)
-
-
-def _two_rotaries_there(config: Config) -> Fields:
-    whole, local = _angles_there(config), config.sliding_rope_theta or config.rope_theta
-    scaled = whole["rope_type"] != "default"
-    return {
-        "max_position_embeddings": config.longest,
-        "rope_theta": config.rope_theta,
-        "rope_local_base_freq": local,
-        "rope_scaling": {key: value for key, value in whole.items() if key != "rope_theta"} if scaled else None,
-        "rope_parameters": {FULL: whole, SLIDING: {"rope_type": "default", "rope_theta": local}},
-    }
-
-
-TWO_ROTARIES = Reading(_two_rotaries_here, _two_rotaries_there)
-
-
-def _window_there(config: Config) -> Fields:
-    return {"sliding_window": config.sliding_window}
-
-
-WINDOW = Reading(lambda fields: {"sliding_window": fields.get("sliding_window")}, _window_there)
-
-
-def _some_windows_here(fields: Fields) -> Fields:
-    """Windows of some blocks, by `layer_types` or by `max_window_layers` of older versions."""
-    if not fields.get("use_sliding_window") or not fields.get("sliding_window"):
-        return {}
-    blocks = fields["num_hidden_layers"]
-    kinds = fields.get("layer_types") or [
-        SLIDING if index >= fields["max_window_layers"] else FULL for index in range(blocks)
-    ]
-    return {"sliding_window": fields["sliding_window"], "sliding_blocks": _places(kinds, "layer_types", SLIDING, FULL)}
-
-
-def _some_windows_there(config: Config) -> Fields:
-    slides = any(map(config.slides, range(config.blocks)))
-    window = config.sliding_window if slides else None
-    return {"use_sliding_window": slides, "sliding_window": window, "layer_types": _layer_types(config)}
-
-
-SOME_WINDOWS = Reading(_some_windows_here, _some_windows_there)
-
-
-def _gemma_windows_here(fields: Fields) -> Fields:
-    pattern, blocks = fields["sliding_window_pattern"], fields["num_hidden_layers"]
-    kinds = fields.get("layer_types") or [SLIDING if (index + 1) % pattern else FULL for index in range(blocks)]
-    places = _places(kinds, "layer_types", SLIDING, FULL)
-    return {"sliding_window": fields["sliding_window"], "sliding_blocks": places}
-
-
-def _gemma_windows_there(config: Config) -> Fields:
-    window = config.sliding_window or config.longest
-    return {"sliding_window": window, "layer_types": _layer_types(config)}
-
-
-GEMMA_WINDOWS = Reading(_gemma_windows_here, _gemma_windows_there)
-
-
-def _layer_types(config: Config) -> list[str]:
-    return [SLIDING if config.slides(index) else FULL for index in range(config.blocks)]
-
-
-def _places(kinds: Any, name: str, wanted: object, other: object) -> list[int]:
-    """Blocks of one of two kinds."""
-    if not isinstance(kinds, list) or not all(kind in (wanted, other) for kind in kinds):
-        raise refuse(name, kinds, f"a list of {wanted!r} and {other!r}")
-    return [index for index, kind in enumerate(kinds) if kind == wanted]
-
-
-def _unrotated_here(fields: Fields) -> Fields:
-    every, blocks = fields["no_rope_layer_interval"], fields["num_hidden_layers"]
-    turns = fields.get("no_rope_layers") or [int((index + 1) % every != 0) for index in range(blocks)]
-    return {"no_rope_blocks": _places(turns, "no_rope_layers", 0, 1)}
-
-
-def _unrotated_there(config: Config) -> Fields:
-    return {"no_rope_layers": [int(index not in config.no_rope_blocks) for index in range(config.blocks)]}
-
-
-UNROTATED = Reading(_unrotated_here, _unrotated_there)
-BIASES = Reading(
-    lambda fields: {"bias": _equal(fields, "attention_bias", "mlp_bias")},
-    lambda config: {"attention_bias": config.bias, "mlp_bias": config.bias},
-)
-ROOT_SCALE = Reading(lambda fields: {"embed_scale": math.sqrt(fields["hidden_size"])}, lambda config: {})
-
-
-def _equal(fields: Fields, name: str, other: str) -> object:
-    """The value of two fields that must be equal."""
-    check_covered([(name, fields.get(name), [fields.get(other)])])
-    return fields.get(name)
-
-
-def _inner_here(fields: Fields) -> Fields:
-    return {"hidden": fields.get("n_inner") or 4 * fields["n_embd"]}
-
-
-INNER = Reading(_inner_here, lambda config: {"n_inner": config.hidden})
-
-
-def _same_embedding_here(fields: Fields) -> Fields:
-    check_covered([("word_embed_proj_dim", fields.get("word_embed_proj_dim"), [fields["hidden_size"], None])])
-    return {}
-
-
-SAME_EMBEDDING = Reading(_same_embedding_here, lambda config: {"word_embed_proj_dim": config.width})

@@ -7,7 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from unpad.errors import CheckpointError, nearest
-from unpad.interchange.decoders import (
+from unpad.interchange.decoders import DecoderFamily
+from unpad.interchange.folder import Change, Family, Fields
+from unpad.interchange.llava import Llava
+from unpad.interchange.readings import (
     BIASES,
     GATED,
     GEMMA_WINDOWS,
@@ -21,11 +24,8 @@ from unpad.interchange.decoders import (
     TWO_ROTARIES,
     UNROTATED,
     WINDOW,
-    DecoderFamily,
     activation,
 )
-from unpad.interchange.folder import Change, Family, Fields
-from unpad.interchange.llava import Llava
 
 NAMES = {
     "width": "hidden_size", "hidden": "intermediate_size", "blocks": "num_hidden_layers", "eps": "rms_norm_eps",
