@@ -146,6 +146,7 @@ def measure(kind: str) -> dict[str, Any]:
         found["packs"] = not (
             fields.get("is_encoder_decoder")
             or "encoder_layers" in fields
+            or "decoder_layers" in fields
             or (fields.get("is_decoder") is False and "attention_probs_dropout_prob" in fields)
         )
         small = build_small(whole)
