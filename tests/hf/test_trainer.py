@@ -232,6 +232,18 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str, family: str, tmp_
     assert distance(recorder.gradient, wanted) < 1e-5
 
 
+@pytest.mark.parametrize("kind", ["plain", "sft"])
+def test_mixed_precision_has_the_gradient_up_to_its_rounding(kind: str, tmp_path: Path) -> None:
+    model = make_model("llama")
+    _, wanted = truth(model, ROWS)
+    trainer = make_trainer(kind, model, tmp_path, bf16=True)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    assert attach(trainer, tokens_per_micro=64).head.mode == "chunks"
+    trainer.train()
+    assert distance(recorder.gradient, wanted) < 2e-2
+
+
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
