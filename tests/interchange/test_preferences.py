@@ -155,6 +155,7 @@ def conversations() -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow  # whole runs
 def test_an_imported_model_learns_conversations_that_trl_cuts_alike(tmp_path: Path, unpad: Shell) -> None:
     rows, library = conversations(), byte_level(["what is it very hard and 0123456789?."] * 3)
     words = transformers.PreTrainedTokenizerFast(
