@@ -220,6 +220,7 @@ def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, 
     listed = unpad("recipes")
     assert listed.code == 0
     assert [line.split()[0] for line in listed.out.splitlines() if line[0] != " "] == [
+        "dpo",
         "events",
         "images",
         "images_cnn",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,6 +24,8 @@ from unpad.evaluation.metrics import Metric
 from unpad.inference.images import Answer
 from unpad.inference.prompts import Prompt, Reply
 from unpad.trials.bench.bench import FULL, QUICK, Effort
+
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -43,9 +47,30 @@ class Calls:
         self.patch.setattr(import_module(module), name, call)
 
 
+# Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
+BINDING = (
+    "unpad.api", "unpad.evaluation.run", "unpad.evaluation.vqa_cost", "unpad.inference.chat", "unpad.inference.images",
+    "unpad.trials.search.search",
+)  # fmt: skip
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    for module in BINDING:
+        import_module(module)
     return Calls(monkeypatch)
+
+
+def test_no_module_keeps_a_replaced_function() -> None:
+    replaced = set(re.findall(r'(?:replace|setattr)\(\s*"([\w.]+)"', Path(__file__).read_text(encoding="utf-8")))
+    binding = set()
+    for path in sorted((ROOT / "unpad").rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and any(
+                f"{node.module}.{name.name}" in replaced for name in node.names
+            ):
+                binding.add(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    assert binding == set(BINDING)
 
 
 def shown(**json_values: Any) -> SimpleNamespace:
