@@ -25,7 +25,8 @@ with warnings.catch_warnings():
 
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError
-from unpad.hf import UnpadMixin, attach, scored
+from unpad.hf import UnpadMixin, attach, head, scored
+from unpad.hf import trainer as hf_trainer
 from unpad.hf.mixers import Boundaries
 from unpad.proof.foreign.model import Wrapper
 
@@ -359,6 +360,57 @@ def test_a_model_that_leaks_is_refused_with_the_reason(tmp_path: Path, monkeypat
     monkeypatch.setattr(Boundaries, "__call__", blind)
     with pytest.raises(ProofError, match=r"LlamaForCausalLM in a flat batch is not itself.*another sequence moves"):
         attach(trainer)
+
+
+@pytest.mark.parametrize("stage", ["certify", "add_target_head"])
+@pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
+def test_a_refused_trainer_and_its_model_are_as_they_were(
+    kind: str, family: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise ProofError("no", fix="none")
+
+    if stage == "certify":
+        monkeypatch.setattr(hf_trainer, "certify", refuse)
+    else:
+        monkeypatch.setattr(head, "_first_exact", refuse)
+    options = {"max_steps": 1, "learning_rate": 0.1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}
+    options |= {"packing": True, "max_length": 64} if kind == "sft" else {}
+    trainer = make_trainer(kind, make_model(family), tmp_path, **options)
+    untouched = make_trainer(kind, make_model(family), tmp_path, **options)
+    loss_function = trainer.model.loss_function
+    with pytest.raises(ProofError):
+        attach(trainer)
+    assert type(trainer) is type(untouched)
+    assert trainer.args.packing if kind == "sft" else trainer.compute_loss_func is None
+    assert trainer.model.config._attn_implementation == untouched.model.config._attn_implementation != "unpad"
+    assert trainer.model.loss_function == loss_function
+    for own, other in zip(trainer.model.modules(), untouched.model.modules(), strict=True):
+        assert len(own._forward_pre_hooks) == len(other._forward_pre_hooks)
+        assert len(own._forward_hooks) == len(other._forward_hooks)
+        assert ("forward" in vars(own)) == ("forward" in vars(other))
+    trainer.train()
+    untouched.train()
+    for own, other in zip(trainer.model.parameters(), untouched.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_trainer_that_is_given_again_trains_as_if_once(tmp_path: Path) -> None:
+    gradients = []
+    for times in (1, 2):
+        trainer = make_trainer("sft", make_model("llama"), tmp_path)
+        recorder = Recorder()
+        trainer.add_callback(recorder)
+        for tokens in (32, 64)[-times:]:
+            attach(trainer, tokens_per_micro=tokens)
+        trainer.train()
+        gradients.append(recorder.gradient)
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+def test_micro_batches_of_no_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no tokens"):
+        attach(make_trainer("plain", make_model("llama"), tmp_path), tokens_per_micro=0)
 
 
 def test_examples_that_the_trainer_may_have_cut_are_warned_of(tmp_path: Path) -> None:

@@ -53,10 +53,18 @@ class TargetHead:
         self.scored: Scored | None = None  # what SFTTrainer logs of them besides
         self.fused = False  # whether the forward pass at hand is one of the head that TRL adds
         self.original: Callable[..., Tensor] = inner.loss_function
-        model.register_forward_pre_hook(self._find_targets, with_kwargs=True)
-        model.register_forward_hook(self._give_scores, with_kwargs=True)
-        inner.base_model.register_forward_hook(self._keep_targets)
+        self.hooks = (
+            model.register_forward_pre_hook(self._find_targets, with_kwargs=True),
+            model.register_forward_hook(self._give_scores, with_kwargs=True),
+            inner.base_model.register_forward_hook(self._keep_targets),
+        )
         inner.loss_function = self._loss
+
+    def remove(self) -> None:
+        """Take the hooks away, and give the model its loss function back."""
+        for hook in self.hooks:
+            hook.remove()
+        self.inner.loss_function = self.original
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -146,26 +154,37 @@ def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str
     """
     head = TargetHead(model, inner)
     batch = {**batch, **({} if trl is None else {"fused_lm_head": True})}
-    with untouched(model), no_router_loss(model):
-        model.eval()
-        wanted = _loss_and_gradients(head, model, inner, batch)
-        # The chunks have the gradient of the sum of log-likelihoods, and TRL's other loss is none.
-        modes: tuple[Mode, ...] = ("chunks", "targets") if trl in (None, "nll") else ("targets",)
-        for mode in modes:
-            if mode == "chunks" and not _is_product(head, model, inner, batch):
-                continue
-            head.mode = mode
-            try:
-                with head.alone():
-                    found = _loss_and_gradients(head, model, inner, batch)
-            except Exception as error:
-                if is_memory_error(error):
-                    raise
-                continue
-            if all(map(_close, found, wanted)):
-                return head
-    head.mode = "all"
+    try:
+        with untouched(model), no_router_loss(model):
+            model.eval()
+            head.mode = _first_exact(head, model, inner, batch, trl)
+    except BaseException:
+        head.remove()
+        raise
     return head
+
+
+def _first_exact(
+    head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], trl: str | None
+) -> Mode:
+    """The first mode that gives the loss and gradients of all positions."""
+    wanted = _loss_and_gradients(head, model, inner, batch)
+    # The chunks have the gradient of the sum of log-likelihoods, and TRL's other loss is none.
+    modes: tuple[Mode, ...] = ("chunks", "targets") if trl in (None, "nll") else ("targets",)
+    for mode in modes:
+        if mode == "chunks" and not _is_product(head, model, inner, batch):
+            continue
+        head.mode = mode
+        try:
+            with head.alone():
+                found = _loss_and_gradients(head, model, inner, batch)
+        except Exception as error:
+            if is_memory_error(error):
+                raise
+            continue
+        if all(map(_close, found, wanted)):
+            return mode
+    return "all"
 
 
 def _loss_and_gradients(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +50,13 @@ def prepare(model: nn.Module) -> Prepared:
     Raises:
         RecipeError: neither of them, or it computes no flat batch.
     """
+    with preparing(model) as prepared:
+        return prepared
+
+
+@contextmanager
+def preparing(model: nn.Module) -> Iterator[Prepared]:
+    """`prepare` a model, which is as it was before if anything inside raises."""
     inner = base_of(model)
     if not isinstance(inner, PreTrainedModel):
         raise RecipeError(
@@ -56,8 +64,22 @@ def prepare(model: nn.Module) -> Prepared:
         )
     for hook in model._forward_pre_hooks.values():
         if isinstance(hook, Boundaries):
-            return Prepared(model, inner, _attention(inner), hook.isolated)
-    before, reason = _attention(inner), ""
+            yield Prepared(model, inner, _attention(inner), hook.isolated)
+            return
+    before = _attention(inner)
+    prepared, handle = _prepare(model, inner, before)
+    try:
+        yield prepared
+    except BaseException:
+        handle.remove()
+        join_mixers(inner, prepared.mixers)
+        inner.set_attn_implementation(before)
+        raise
+
+
+def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> tuple[Prepared, RemovableHandle]:
+    """The model, made ready with the first attention that computes a flat batch, and its hook."""
+    reason = ""
     for attention in dict.fromkeys((NAME, before if before != NAME else "sdpa", "eager")):
         with suppress(ValueError):  # the family has attention of its own alone
             inner.set_attn_implementation(attention)
@@ -67,14 +89,15 @@ def prepare(model: nn.Module) -> Prepared:
             boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
             handle = model.register_forward_pre_hook(boundaries, with_kwargs=True)
             _try(model)
-            return Prepared(model, inner, _attention(inner), boundaries.isolated)
+            return Prepared(model, inner, _attention(inner), boundaries.isolated), handle
         except Exception as error:
-            if is_memory_error(error):
-                raise
-            reason = reason or f"{type(error).__name__}: {error}"
             join_mixers(inner, boundaries.isolated)
             if handle is not None:
                 handle.remove()
+            if is_memory_error(error):
+                inner.set_attn_implementation(before)
+                raise
+            reason = reason or f"{type(error).__name__}: {error}"
     inner.set_attn_implementation(before)
     raise RecipeError(
         f"{type(inner).__name__} computes no flat batch: {reason}", fix="train it on padded batches, one sequence a row"

@@ -28,7 +28,7 @@ from unpad.hf.checks import (
 from unpad.hf.evaluation import MeanOverTargets
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import IGNORED, Examples, PlannedBatches, Row, collate
-from unpad.hf.prepare import Prepared, prepare
+from unpad.hf.prepare import Prepared, preparing
 from unpad.proof.foreign.certificate import ForeignCertificate
 
 
@@ -161,7 +161,8 @@ def attach(
     """Give a trainer our plan, flat batches without padding, and exact evaluation.
 
     The trainer's class becomes a subclass of its own with `UnpadMixin`. The model is proved first, on a few sequences
-    of the training data: in one flat batch they are what they are one at a time.
+    of the training data: in one flat batch they are what they are one at a time. A trainer that is refused, and its
+    model, are as they were before.
 
     Args:
         trainer: a Trainer or an SFTTrainer, before `train`. Rows that SFTTrainer packed are taken apart again.
@@ -174,9 +175,6 @@ def attach(
         SourceError: its dataset is streamed or not tokenized.
         ProofError: the model does not keep the sequences of a flat batch apart.
     """
-    if not isinstance(trainer, UnpadMixin):
-        trainer.__class__ = _with_mixin(type(trainer))
-    assert isinstance(trainer, UnpadMixin)
     return set_up(trainer, tokens_per_micro, tokens_per_eval, prove)
 
 
@@ -190,23 +188,28 @@ def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
     return _mixed[kind]
 
 
-def set_up(trainer: UnpadMixin, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool) -> Attachment:
-    """Check the trainer, prove its model, and give it an attachment."""
+def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool) -> Attachment:
+    """Check the trainer, prove its model, and give it an attachment; nothing is changed if either fails."""
     refuse(trainer)
-    divide_by_targets(trainer)
-    stop_packing(trainer)
     if trainer.train_dataset is None:
         raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
+    if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
+        raise RecipeError("a micro-batch of no tokens", fix="set tokens_per_micro and tokens_per_eval to 1 or more")
     examples = Examples(trainer.train_dataset)
     warn_of_cuts(trainer, examples)
     model = trainer.accelerator.unwrap_model(trainer.model)
-    prepared = prepare(model)
-    rows = sample(examples, prepared)
-    certificate = certify(prepared, rows) if prove else None
-    device = next(model.parameters()).device
-    batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
-    head = add_target_head(model, prepared.inner, batch, trainer.args.loss_type if is_sft(trainer) else None)
+    with preparing(model) as prepared:
+        rows = sample(examples, prepared)
+        certificate = certify(prepared, rows) if prove else None
+        device = next(model.parameters()).device
+        batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
+        head = add_target_head(model, prepared.inner, batch, trainer.args.loss_type if is_sft(trainer) else None)
     known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
+    divide_by_targets(trainer)
+    stop_packing(trainer)
+    if not isinstance(trainer, UnpadMixin):
+        trainer.__class__ = _with_mixin(type(trainer))
+    assert isinstance(trainer, UnpadMixin)
     attachment = Attachment(tokens_per_micro, tokens_per_eval or tokens_per_micro, prepared, head, certificate, known)
     trainer.attachment = attachment
     return attachment
