@@ -24,6 +24,7 @@ NUMBERS = (
     "targets", "pad_share", "skipped", "best",
 )  # fmt: skip
 
+SMALL = ("model.width=16", "model.blocks=1", "train.max_steps=2", "stages=[]", "--out", "runs/small")
 # Runs verbs one after another, and prints the watched modules that each was the first to load.
 VERBS = """
 import json, sys
@@ -97,6 +98,15 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     assert {verb: loaded for verb, loaded in shown.items() if loaded} == {}
     assert len(shown) == 7
     assert (run / "report.html").stat().st_size > 1000
+
+
+def test_training_a_recipe_of_our_own_loads_nothing_of_hugging_face(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "你好！"}]
+    rows = [{"messages": [*chat, {"role": "user", "content": f"第{number}"}, chat[1]]} for number in range(40)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    extras = ("transformers", "trl", "peft", "accelerate", "datasets", "jinja2", "gguf")
+    loaded = loaded_by(tmp_path, extras, ["train", "zh_chat", "data.chat=chat.jsonl", *SMALL])
+    assert list(loaded.values()) == [[]]
 
 
 # --------------------------------------------------------------------------- public names
