@@ -101,12 +101,12 @@ FAULTS = [
     Fault("mask of a group one cell long", "images", LAYOUT, "mask = column[None] <", "mask = column[None] <="),
     Fault(
         "keys past the end visible", "images", ATTENTION,
-        "mask = None if causal or group.key_mask is None else group.key_mask[:, None, None, :]", "mask = None",
+        "seen = partial(_real_keys, group.key_mask)", "seen = None",
     ),
-    Fault("causal mask open", "zh_chat", ATTENTION, "is_causal=causal)", "is_causal=False)"),
+    Fault("causal mask open", "zh_chat", ATTENTION, "is_causal=causal, scale", "is_causal=False, scale"),
     Fault(
         "scale of scores off by 0.1 %", "zh_chat", ATTENTION,
-        "is_causal=causal)", "is_causal=causal, scale=1.001 / math.sqrt(head_dim))",
+        "is_causal=causal, scale=scale)", "is_causal=causal, scale=1.001 / math.sqrt(head_dim))",
     ),
     Fault("bf16 sees one future token", "bf16", ATTENTION, "triu_(rows.start + 1)", "triu_(rows.start + 2)"),
     Fault(
@@ -119,8 +119,8 @@ FAULTS = [
     ),
     Fault(
         "sinusoids by place in the run", "zh_chat", DECODER,
-        "sinusoidal_table(limit, self.config.width).to(positions.device)[positions]",
-        "sinusoidal_table(1 << 14, self.config.width)[torch.arange(len(x))]",
+        "table.index_select(0, positions)",
+        "position_table(1 << 14, self.config.width, factor, x.dtype, x.device)[: len(x)]",
     ),
     Fault("norm of the whole batch", "zh_chat", NORM, "wide = widened(res", "wide = residual.mean(0) + widened(res"),
     Fault(
