@@ -140,6 +140,7 @@ def test_other_fields_of_a_staged_recipe_reach_its_stages() -> None:
     [
         ("stages.tnue.train.max_epochs=3", 'there is no stage "tnue"', "did you mean tune?"),
         ("stages.tune.train.max_epoch=3", 'unknown key "max_epoch"', "did you mean max_epochs?"),
+        ("lora.alhpa=4", 'unknown key "alhpa"', "did you mean alpha?"),
         ("stages.tune.trian.max_epochs=3", 'unknown key "trian"', "did you mean train?"),
         ("stages.tune.max_epochs=3", 'unknown key "max_epochs"', "did you mean stages.tune.train.max_epochs?"),
         ("stages.tune.optim.lrr=3", 'unknown key "lrr"', "did you mean lr"),

@@ -122,6 +122,9 @@ def field_schema(path: Sequence[str | int]) -> dict[str, Any]:
     for part in path:
         node = node.get("items", {}) if isinstance(part, int) else node.get("properties", {}).get(part, {})
         node = node.get("allOf", [node])[0]
+        sections = [one for one in node.get("anyOf", []) if "$ref" in one]
+        if len(sections) == 1:  # a section that may be left out
+            node = sections[0]
         if "$ref" in node:
             node = {**schema["$defs"][node["$ref"].rsplit("/", 1)[1]], **node}
     return node
