@@ -13,6 +13,7 @@ def test_a_hint_names_the_nearest_or_all() -> None:
     assert " or " in nearest("steps", ["step", "stepss"])
     assert nearest("xyz", ["lr", "eps"]) == "known: eps, lr"
     assert nearest("xyz", []) == "there is none to choose from"
+    assert nearest("xyz", [f"a{number:02}" for number in range(50)]).endswith("a38, a39 and 10 more")
 
 
 @pytest.mark.parametrize(

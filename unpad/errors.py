@@ -117,12 +117,18 @@ class Stopped(UnpadError):  # noqa: N818
     exit_code = 1
 
 
+MOST_NAMES = 40  # of a hint
+
+
 def nearest(name: str, known: list[str]) -> str:
-    """Return a hint: the known names closest to `name`, or all of them when none is close."""
+    """Return a hint: the known names closest to `name`, or the first of all when none is close."""
     close = get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"
-    return "known: " + ", ".join(sorted(known)) if known else "there is none to choose from"
+    if not known:
+        return "there is none to choose from"
+    more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+    return "known: " + ", ".join(sorted(known)[:MOST_NAMES]) + more
 
 
 # Parts of messages of torch and of C++ about memory; the last two are of sizes that no address reaches.
