@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
+import sys
 import tempfile
 import time
 import warnings
@@ -310,9 +312,8 @@ def main() -> None:
         for name in args.models
         for bf16 in ((False, True) if args.bf16 else (False,))
     ]
-    shown = ["python benchmarks/hf.py", *(["--bf16"] if args.bf16 else [])]
     result = {
-        "command": " ".join(shown),
+        "command": shlex.join(["python", "benchmarks/hf.py", *sys.argv[1:]]),
         "machine": machine,
         "load_after": load_average(),
         "kernels": library.describe(),
