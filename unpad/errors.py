@@ -41,10 +41,16 @@ class ProofError(UnpadError):
     exit_code = 1
 
 
+class LostProcessError(UnpadError):
+    """Another process of the run is gone, or silent for longer than the time limit."""
+
+    exit_code = 10
+
+
 class CollapseError(UnpadError):
     """A model stopped using its latent, under a recipe that stops the run then."""
 
-    exit_code = 11  # 10 is kept for a lost process
+    exit_code = 11
 
 
 class RecipeError(UnpadError):
@@ -97,6 +103,10 @@ class ResumeError(UnpadError):
     """A run cannot be resumed with a changed recipe or changed data."""
 
     exit_code = 9
+
+
+class UnlikeProcessesError(ResumeError):
+    """The processes of a run have different data, code, weights or machines, so that they cannot share its updates."""
 
 
 class Interrupted(UnpadError):  # noqa: N818 - requested by the user, not a fault

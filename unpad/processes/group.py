@@ -1,0 +1,232 @@
+"""Processes that train one model together: what each tells the others, and errors that all of them raise.
+
+torchrun, or `processes/launch.py`, starts the processes; torch.distributed carries what they tell each other. A process
+on its own is a group of one: it imports nothing of torch.distributed and tells nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from unpad import errors
+from unpad.errors import LostProcessError, UnpadError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+T = TypeVar("T")
+
+TIMEOUT_S = 600.0
+MESSAGE_BYTES = 4096  # of the first round of a message; what is longer takes a second one
+
+
+@dataclass
+class Talk:
+    """What this process tells the others at the end of a block of `Group.together`, and what all of them told.
+
+    Args:
+        own: JSON value of this process.
+        told: values of all processes by rank; empty until the block has ended.
+    """
+
+    own: Any = None
+    told: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among those that train one model.
+
+    Every method is collective: all processes call it at the same point.
+
+    Args:
+        rank: number of this process, from 0, of `size`.
+        local_rank: its number among those of its host.
+        messages: group of torch.distributed for messages of the processor; None for one process.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    messages: ProcessGroup | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the files of the run and holds the terminal."""
+        return self.rank == 0
+
+    @contextmanager
+    def together(self) -> Iterator[Talk]:
+        """Run a block in every process; an error of a user in any of them is raised in all.
+
+        Yields:
+            What to tell the others (`own`) and, after the block, what all told (`told`).
+
+        Raises:
+            UnpadError: that of the lowest rank that has one, with its class and so its exit code.
+            LostProcessError: a process is gone, or has been silent for longer than the time limit.
+        """
+        talk = Talk()
+        if self.size == 1:
+            yield talk
+            talk.told = [talk.own]
+            return
+        error: UnpadError | None = None
+        try:
+            yield talk
+        except LostProcessError:
+            raise  # nothing can be told any more
+        except UnpadError as raised:
+            error = raised
+        failure = None if error is None else [type(error).__name__, error.what, error.where, error.fix]
+        told = self.exchange([failure, talk.own])
+        for rank, (failed, _) in enumerate(told):
+            if failed is not None:
+                if error is not None and rank == self.rank:
+                    raise error
+                raise _error(rank, *failed)
+        talk.told = [value for _, value in told]
+
+    def exchange(self, value: T) -> list[T]:
+        """Tell a JSON value to all processes, and return the values of all by rank.
+
+        Raises:
+            LostProcessError: as in `together`.
+        """
+        if self.size == 1:
+            return [value]
+        text = json.dumps(value).encode()
+        with lost_processes():
+            head = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
+            head[:8] = torch.tensor([len(text)], dtype=torch.int64).view(torch.uint8)
+            first = MESSAGE_BYTES - 8
+            head[8 : 8 + min(first, len(text))] = _bytes(text[:first])
+            heads = self._gather(head)
+            sizes = [int(part[:8].view(torch.int64)) for part in heads]
+            rests = [part[:0] for part in heads]
+            if max(sizes) > first:
+                rest = torch.zeros(max(sizes) - first, dtype=torch.uint8)
+                rest[: max(len(text) - first, 0)] = _bytes(text[first:])
+                rests = self._gather(rest)
+        parts = zip(heads, rests, sizes, strict=True)
+        return [json.loads(bytes(torch.cat([head[8:], rest])[:size].numpy())) for head, rest, size in parts]
+
+    def _gather(self, own: Tensor) -> list[Tensor]:
+        import torch.distributed as dist
+
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(found, own, group=self.messages)
+        return found
+
+    def add(self, values: Tensor) -> None:
+        """Add a tensor over all processes, in place.
+
+        Raises:
+            LostProcessError: as in `together`.
+        """
+        if self.size > 1:
+            import torch.distributed as dist
+
+            with lost_processes():
+                dist.all_reduce(values)
+
+    def of_leader(self, make: Callable[[], T]) -> T:
+        """Make a JSON value in the leading process, and return it in all.
+
+        Raises:
+            UnpadError: that of `make`.
+        """
+        with self.together() as talk:
+            talk.own = make() if self.leads else None
+        value: T = talk.told[0]
+        return value
+
+    def first_of_host_first(self, make: Callable[[], T]) -> T:
+        """Make something in every process, first in one of each host, which may keep files for the others to find.
+
+        Raises:
+            UnpadError: that of `make`.
+        """
+        if self.size == 1:
+            return make()
+        made: list[T] = []
+        for turn in (True, False):
+            with self.together():
+                if turn == (self.local_rank == 0):
+                    made.append(make())
+        return made[0]
+
+
+ALONE = Group()
+
+
+def _bytes(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+
+
+def _error(rank: int, name: str, what: str, where: str, fix: str) -> UnpadError:
+    """The error that another process raised."""
+    kind = getattr(errors, name, UnpadError)
+    error: UnpadError = kind(f"{what} (process {rank})", where=where, fix=fix)
+    return error
+
+
+@contextmanager
+def lost_processes() -> Iterator[None]:
+    """Turn a broken or silent connection into an error.
+
+    Raises:
+        LostProcessError: torch.distributed failed in the block.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [""])[0][:200]
+        fix = "see its log in the run directory, under processes/; then continue with --resume, with any number of them"
+        raise LostProcessError(f"another process of the run is gone or silent: {reason}", fix=fix) from None
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is one of several that an agent of torch has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def joined(timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
+    """Join the group that this process was started in.
+
+    Args:
+        timeout_s: seconds to wait for another process.
+
+    Yields:
+        The group; ALONE for a process that was started on its own.
+
+    Raises:
+        LostProcessError: the others did not come.
+    """
+    if not started_by_torchrun():
+        yield ALONE
+        return
+    import torch.distributed as dist
+
+    local_rank, on_gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(local_rank)
+    limit = timedelta(seconds=timeout_s)
+    with lost_processes():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=limit)
+    try:
+        with lost_processes():
+            messages = dist.new_group(backend="gloo", timeout=limit)
+        yield Group(dist.get_rank(), dist.get_world_size(), local_rank, messages)
+    finally:
+        dist.destroy_process_group()
