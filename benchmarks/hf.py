@@ -222,6 +222,7 @@ def measure(size: Size, rounds: int, batch_size: int, tokens: int, bf16: bool) -
             names = list(passes)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 rates[name].append(passes[name]())
+            print(f"{size.name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
     computed = {name: one.cells / one.tokens for name, one in passes.items()}
     theirs = [name for name, side in found.items() if not side.ours]
     best = max(theirs, key=lambda name: spread(rates[name]).median)
@@ -307,25 +308,23 @@ def main() -> None:
 
     datasets.disable_progress_bars()
     machine = describe_machine(("transformers", "trl", "accelerate"))
-    parts = [
-        measure(SIZES[name], args.rounds, args.batch_size, args.tokens, bf16)
-        for name in args.models
-        for bf16 in ((False, True) if args.bf16 else (False,))
-    ]
+    parts: list[dict[str, Any]] = []
     result = {
         "command": shlex.join(["python", "benchmarks/hf.py", *sys.argv[1:]]),
         "machine": machine,
-        "load_after": load_average(),
         "kernels": library.describe(),
         "rounds": args.rounds,
         "batch_size": args.batch_size,
         "tokens_per_micro": args.tokens,
         "parts": parts,
     }
-    args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    text = markdown(result)
-    args.out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    for name in args.models:
+        for bf16 in (False, True) if args.bf16 else (False,):
+            parts.append(measure(SIZES[name], args.rounds, args.batch_size, args.tokens, bf16))
+            result["load_after"] = load_average()
+            args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            args.out.with_suffix(".md").write_text(markdown(result), encoding="utf-8")
+    print(markdown(result))
 
 
 if __name__ == "__main__":
