@@ -21,6 +21,7 @@ class UnpadError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    is_agreed = False  # whether all processes of a run raise it
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)

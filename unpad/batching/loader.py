@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -55,20 +55,28 @@ def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:
 
 
 def load_steps(
-    load_one: Callable[[Micro], RaggedBatch], plan: Plan, device: torch.device, first: int = 0, *, group_lengths: bool
+    load_one: Callable[[Micro], RaggedBatch],
+    plan: Plan,
+    device: torch.device,
+    first: int = 0,
+    *,
+    group_lengths: bool,
+    own: Callable[[Sequence[Micro]], Sequence[int]] | None = None,
 ) -> Generator[list[RaggedBatch], None, None]:
     """Yield the micro-batches of every step of the plan, from step `first` on.
 
     Args:
         load_one: gathers one micro-batch, such as the `load` of a run's data.
         group_lengths: also compute the length groups of every layout, for attention without a kernel for ragged runs.
+        own: places of the micro-batches of a step to load; None: all of them.
 
     A worker loads up to AHEAD steps in advance, in the plan's order. Its errors are raised here, at their own step. The
     worker ends with the generator, however that ends: exhausted, closed or garbage-collected.
     """
 
     def load(step: int) -> list[RaggedBatch]:
-        micros = [load_one(micro) for micro in plan.step(step)]
+        planned = plan.step(step)
+        micros = [load_one(planned[i]) for i in (range(len(planned)) if own is None else own(planned))]
         for batch in micros:
             if group_lengths and isinstance(batch.layout, Layout):
                 batch.layout.prepare_groups()

@@ -24,14 +24,19 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
+    from unpad.processes.group import joined
     from unpad.run.folder import free_folder
     from unpad.run.kept import what_next
     from unpad.run.screen import open_console
     from unpad.training.loop import train
 
     folder = out or free_folder(recipe, resume)
-    result = train(recipe, folder, overrides or [], resume=resume, console=open_console(), verbose=verbose)
-    print_lines([*result.time_lines(), "", *what_next(result.folder)])
+    with joined() as group:
+        result = train(
+            recipe, folder, overrides or [], resume=resume, console=open_console(), verbose=verbose, group=group
+        )
+        if group.leads:
+            print_lines([*result.time_lines(), "", *what_next(result.folder)])
 
 
 @verbs.command(

@@ -18,7 +18,7 @@ from unpad.errors import RecipeError, nearest, needs_memory
 from unpad.models.contract import Model, ModelConfig
 from unpad.recipes.section import first_fault
 
-SHARED = {"contract", "objective", "adapters"}  # files of this folder that hold no model
+SHARED = {"contract", "objective", "adapters", "cost"}  # files of this folder that hold no model
 
 
 def model_kinds() -> list[str]:

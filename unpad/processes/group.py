@@ -83,17 +83,18 @@ class Group:
         error: UnpadError | None = None
         try:
             yield talk
-        except LostProcessError:
-            raise  # nothing can be told any more
         except UnpadError as raised:
+            if raised.is_agreed or isinstance(raised, LostProcessError):
+                raise  # the others know it, or cannot be told
             error = raised
         failure = None if error is None else [type(error).__name__, error.what, error.where, error.fix]
         told = self.exchange([failure, talk.own])
         for rank, (failed, _) in enumerate(told):
             if failed is not None:
-                if error is not None and rank == self.rank:
-                    raise error
-                raise _error(rank, *failed)
+                if error is None or rank != self.rank:
+                    error = _error(rank, *failed)
+                error.is_agreed = True
+                raise error
         talk.told = [value for _, value in told]
 
     def exchange(self, value: T) -> list[T]:

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unpad.processes.group import Group
 
 QUANTUM = 2.0**-47
 _SHIFT = 1.5 * 2.0**52 * QUANTUM  # x + _SHIFT - _SHIFT is x as a multiple of QUANTUM
+
+
+class GradientSum(Protocol):
+    """Sum of the gradients of an update over micro-batches and processes.
+
+    Attributes:
+        used: indices of the parameters to which a micro-batch of this process gave a gradient.
+    """
+
+    used: set[int]
+
+    def begin(self, *, rounded: bool) -> None:
+        """Begin an update.
+
+        Args:
+            rounded: whether the update has more than one micro-batch; the gradient of one alone stays as it is.
+        """
+        ...
+
+    def take(self, scale: float = 1.0) -> None:
+        """Take the gradients of a micro-batch, which autograd has left in `.grad`, divided by `scale`."""
+        ...
+
+    def finish(self, group: Group, used: set[int]) -> None:
+        """Add over all processes, and leave the sums as `.grad` of the parameters in `used`."""
+        ...
 
 
 class ExactSum:
@@ -22,34 +49,73 @@ class ExactSum:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
-        sizes = [p.numel() for p in self.parameters]
-        device = self.parameters[0].device if self.parameters else torch.device("cpu")
-        self._flat = torch.zeros(sum(sizes), dtype=torch.float64, device=device)
-        self._parts = self._flat.split(sizes)
+        self._flat = torch.zeros(0, dtype=torch.float64)  # of all parameters from the first update on
+        self._parts: tuple[Tensor, ...] = ()
         self.used: set[int] = set()
+        self._rounded = True
 
-    def begin(self) -> None:
-        """Forget the last update."""
+    def begin(self, *, rounded: bool) -> None:
+        """As of GradientSum."""
+        if self._flat.numel() == 0 and self.parameters:
+            sizes = [p.numel() for p in self.parameters]
+            self._flat = torch.zeros(sum(sizes), dtype=torch.float64, device=self.parameters[0].device)
+            self._parts = self._flat.split(sizes)
         self._flat.zero_()
-        self.used = set()
+        self._rounded, self.used = rounded, set()
 
     def take(self, scale: float = 1.0) -> None:
-        """Add the `.grad` of every parameter, divided by `scale`, and clear it."""
+        """As of GradientSum; `.grad` is cleared."""
         for index, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
             if parameter.grad is None:
                 continue
             wide = parameter.grad.flatten().double()
             if scale != 1.0:
                 wide.mul_(1.0 / scale)
-            if parameter.dtype != torch.float64:
+            if self._rounded and parameter.dtype != torch.float64:
                 wide.add_(_SHIFT).sub_(_SHIFT)
             part.add_(wide)
             self.used.add(index)
             parameter.grad = None
 
     def finish(self, group: Group, used: set[int]) -> None:
-        """Add over all processes, and leave the sums as `.grad` of the parameters in `used`."""
+        """As of GradientSum."""
         group.add(self._flat)
         for index, (parameter, part) in enumerate(zip(self.parameters, self._parts, strict=True)):
             if index in used:
                 parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+class FastSum:
+    """Gradients added by autograd in their own precision, then over processes: bits depend on who computes what.
+
+    Args:
+        parameters: as of ExactSum.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.used: set[int] = set()
+        self._scale = 1.0
+
+    def begin(self, *, rounded: bool) -> None:
+        """As of GradientSum; nothing is rounded."""
+        self.used, self._scale = set(), 1.0
+
+    def take(self, scale: float = 1.0) -> None:
+        """As of GradientSum."""
+        self.used = {index for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
+        self._scale = scale
+
+    def finish(self, group: Group, used: set[int]) -> None:
+        """As of GradientSum."""
+        summed = [self.parameters[index] for index in sorted(used)]
+        for parameter in summed:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if summed:
+            flat = torch.cat([parameter.grad.flatten() for parameter in summed if parameter.grad is not None])
+            if self._scale != 1.0:
+                flat.mul_(1.0 / self._scale)
+            group.add(flat)
+            for parameter, part in zip(summed, flat.split([p.numel() for p in summed]), strict=True):
+                parameter.grad = part.view_as(parameter)

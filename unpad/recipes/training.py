@@ -221,6 +221,11 @@ class TrainSettings(Section):
     max_skips: int = Field(10, ge=0, description="Maximum of steps that `skip` may skip in a run.")
     grad_norm_warning: float = Field(10.0, gt=0, description="Gradient norms above this are marked, with a warning.")
     threads: int | None = Field(None, ge=1, le=1024, description="Processor threads; default: all cores.")
+    sums: Literal["exact", "fast"] = Field(
+        "exact",
+        description="Sums of gradients over micro-batches and processes. exact: bits are equal for any number of "
+        "processes; fast: in fp32, with bits that depend on it.",
+    )
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
         description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",

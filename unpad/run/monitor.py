@@ -11,13 +11,13 @@ import io
 import json
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -417,6 +417,21 @@ class Monitor:
             self._warned_at = record.step
             message = f"step {record.step}: gradient norm {record.grad_norm:.3g} is above {self._grad_norm_warning:g}"
             self.log("warning", message=message, step=record.step, num_steps_so_far=self._num_large)
+
+
+class _Silent:
+    """Monitor without screen and files."""
+
+    verbose = False
+    waited_share = 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def silent_monitor() -> Monitor:
+    """A monitor for a process that shows and writes nothing, as the first one of its run does both."""
+    return cast(Monitor, _Silent())
 
 
 def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None, **rest: Any) -> dict[str, Any]:

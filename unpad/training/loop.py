@@ -17,10 +17,11 @@ from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Generates
+from unpad.processes.group import ALONE, Group
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
 from unpad.run.kept import open_files
-from unpad.run.monitor import Monitor
+from unpad.run.monitor import Monitor, silent_monitor
 from unpad.run.report.attention import keep_attention
 from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
@@ -70,6 +71,7 @@ def train(
     console: Console | None = None,
     verbose: bool = False,
     after_evaluation: AfterEvaluation | None = None,
+    group: Group = ALONE,
 ) -> Result:
     """Train a recipe into a run directory, or continue a run.
 
@@ -77,6 +79,7 @@ def train(
         recipe: packaged recipe or YAML file.
         folder: the run directory; must not hold a run unless `resume`.
         overrides: `key=value` changes.
+        group: the processes that train together; all of them call this with equal arguments.
 
     Raises:
         UnpadError: with the exit code of its kind; Stopped if `after_evaluation` ended the run. The directory then
@@ -87,39 +90,48 @@ def train(
     known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
     settings = resolved(open_recipe(recipe, overrides, known=known))
     with ExitStack() as stack:
-        locked = folder.exists()  # a new one is made once the data has been read
-        if locked:
-            stack.enter_context(storage.RunLock(folder))
-        exists = _holds_run(folder, resume)
-        notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
-        if exists:
-            overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
-        files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
-        setup = prepare_setup(settings, folder, files, timers, recorded=recorded)
-        with timers("build"):
-            check_stages(setup)
-        with timers("plan"):
-            length = run_length(setup.stages)
-        _take_folder(folder, locked, stack, private=setup.data.private)
+        with group.together():
+            locked = folder.exists()  # a new one is made once the data has been read
+            if locked and group.leads:
+                stack.enter_context(storage.RunLock(folder))
+            exists = _holds_run(folder, resume)
+            notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
+            if exists:
+                overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
+            files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
+        with group.together():
+            setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
+            with timers("build"):
+                check_stages(setup)
+            with timers("plan"):
+                length = run_length(setup.stages)
+        with group.together():
+            if group.leads:
+                _take_folder(folder, locked, stack, private=setup.data.private)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []
-        if state is None and settings.train.init_from and setup.base is None:
-            notes.append(_start_from(setup, settings.train.init_from))
-        with timers("save"):
-            write_run_files(setup, recipe, overrides)
-            if not exists and settings.train.init_from:
-                keep_origin(settings.train.init_from, folder)
-        monitor = Monitor(
-            folder,
-            log_every=settings.train.log_every,
-            grad_norm_warning=settings.train.grad_norm_warning,
-            console=console or open_console(),
-            total_steps=length.last(progress.stage, progress.step - progress.stage_step).step,
-            verbose=verbose,
+        with group.together():
+            if state is None and settings.train.init_from and setup.base is None:
+                notes.append(_start_from(setup, settings.train.init_from))
+            with timers("save"):
+                write_run_files(setup, recipe, overrides)
+                if group.leads and not exists and settings.train.init_from:
+                    keep_origin(settings.train.init_from, folder)
+        monitor = (
+            silent_monitor()
+            if not group.leads
+            else Monitor(
+                folder,
+                log_every=settings.train.log_every,
+                grad_norm_warning=settings.train.grad_norm_warning,
+                console=console or open_console(),
+                total_steps=length.last(progress.stage, progress.step - progress.stage_step).step,
+                verbose=verbose,
+            )
         )
         try:
             _log_start(monitor, exists, progress, notes, warnings)
-            run = RunContext(setup, progress, monitor, timers, Signals(), length, after_evaluation)
+            run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)
             return _run_stages(run, state, began)
         except UnpadError as error:
             monitor.log("stopped", message=error.what, exit_code=error.exit_code)
@@ -197,7 +209,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
             progress.next_stage()
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
-    if trained and progress.step > start:
+    if trained and progress.step > start and setup.group.leads:
         _keep_samples(run, trained[-1].kinds)
     timings = timers.summary(time.perf_counter() - began)
     monitor.log("timers", rows=timings, after_step=start, step=progress.step)

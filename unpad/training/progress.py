@@ -19,7 +19,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
 from unpad.training.optim import optimizer_tensors
 from unpad.training.setup import Setup
-from unpad.training.stage import StageSetup
+from unpad.training.stage import StageSetup, epoch_plan
 from unpad.training.step import LossScaler
 
 # What a run's bits depend on beside its recipe and its data, of `Setup.environment`.
@@ -27,6 +27,9 @@ DECIDE_BITS = (
     *("torch", "threads", "device", "precision", "matmul", "blas"),
     *("kernels", "cpu_capability", "processor"),
 )
+# How updates of several micro-batches are drawn and added. 1: random draws by update, gradients added by autograd;
+# 2: random draws by micro-batch, gradients added as `train.sums` says.
+UPDATE_RULE = 2
 
 
 @dataclass
@@ -73,9 +76,13 @@ def save_checkpoint(
     setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, additional: dict[str, torch.Tensor]
 ) -> Path:
     """Write everything the run needs to continue from here; `additional` tensors are stored by their names."""
-    state = _state(setup, progress)
-    state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
-    return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
+
+    def save() -> str:
+        state = _state(setup, progress)
+        state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
+        return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep).name
+
+    return setup.folder / CHECKPOINTS / setup.group.of_leader(save)
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
@@ -83,6 +90,12 @@ def save_best(setup: Setup, progress: Progress) -> None:
 
     Adapters that are the run's are also written as a folder for peft.
     """
+    with setup.group.together():
+        if setup.group.leads:
+            _save_best(setup, progress)
+
+
+def _save_best(setup: Setup, progress: Progress) -> None:
     stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
     state, name = _state(setup, progress), best_name(setup, stage)
     checkpoint.save_named(setup.folder / CHECKPOINTS, name, state)
@@ -102,7 +115,8 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
     """
     if stage.keeps_best:
         if progress.best is not None:
-            _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), checkpoint.WEIGHTS))
+            with setup.group.together():
+                _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), checkpoint.WEIGHTS))
     else:
         save_best(setup, progress)
 
@@ -114,10 +128,17 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
         "data": setup.data.fingerprint(),
         "files": dict(setup.data.table.file_hashes),
         "environment": {key: setup.environment[key] for key in DECIDE_BITS},
+        "update_rule": UPDATE_RULE,
     }
     if setup.base is not None:
         values[KEY] = asdict(setup.base)
     return checkpoint.State(progress.step, tensors, values)
+
+
+def _has_split_updates(stage: StageSetup) -> bool:
+    """Whether an update of the stage's first epoch has several micro-batches."""
+    first = epoch_plan(stage, 0)
+    return first.num_micros > first.num_steps
 
 
 def _put(setup: Setup, state: checkpoint.State) -> None:
@@ -126,6 +147,8 @@ def _put(setup: Setup, state: checkpoint.State) -> None:
 
 def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None:
     """Write the recipe, the command with the run's precision, and the data's files into the run directory."""
+    if not setup.group.leads:
+        return
     for file, content in setup.data.files.items():
         storage.write_atomic(setup.folder / file, content)
     for file, content in setup.data.secrets.items():
@@ -148,6 +171,14 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
         ResumeError: the data, or the base of the adapters, changed since the run began.
         CheckpointError: no checkpoint is valid.
     """
+    with setup.group.together():
+        found = _restore(setup)
+    if found[1] is not None:
+        _mend_best(setup, found[0])
+    return found
+
+
+def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
     loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS)
     if loaded is None:
         return Progress(), None, []
@@ -164,6 +195,11 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
             warnings.append(
                 f"{key} is {setup.environment.get(key)}, was {value}: the run continues, and its bits may differ"
             )
+    if state.values.get("update_rule", 1) != UPDATE_RULE and any(map(_has_split_updates, setup.stages)):
+        warnings.append(
+            "the run was begun by a version that drew dropout once for all micro-batches of an update: updates of "
+            "several micro-batches draw other values from here on"
+        )
     if setup.base is not None and state.values[KEY]["sha256"] != setup.base.sha256:
         raise ResumeError(
             f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on",
@@ -171,9 +207,7 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
             fix="put that run's weights back, or start a new run",
         )
     _put(setup, state)
-    progress = Progress.from_values(state.values["progress"])
-    _mend_best(setup, progress)
-    return progress, state, warnings
+    return Progress.from_values(state.values["progress"]), state, warnings
 
 
 def _mend_best(setup: Setup, progress: Progress) -> None:
@@ -186,8 +220,9 @@ def _mend_best(setup: Setup, progress: Progress) -> None:
     if current.keeps_best and progress.best is not None and progress.best_step == progress.step:
         save_best(setup, progress)
     best = setup.folder / CHECKPOINTS / "best"
-    if best.exists() and not last.keeps_best:
-        storage.remove_folder(best)
+    with setup.group.together():
+        if setup.group.leads and best.exists() and not last.keeps_best:
+            storage.remove_folder(best)
 
 
 def _changed_files(old: dict[str, str], new: dict[str, str]) -> str:

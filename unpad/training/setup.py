@@ -23,6 +23,7 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
 from unpad.nn.precision_choice import choose_precision
 from unpad.nn.processor import processor_name
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.adapters import LoraSettings
 from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.base import Base, fingerprint, start_weights
@@ -47,6 +48,7 @@ class Setup:
     precision: str
     environment: dict[str, Any]
     base: Base | None = None  # of the model's adapters
+    group: Group = ALONE
 
 
 def prepare_setup(
@@ -57,6 +59,7 @@ def prepare_setup(
     *,
     compare: bool = True,
     recorded: Precision | None = None,
+    group: Group = ALONE,
 ) -> Setup:
     """Read the data and build the model, without writing to the run directory.
 
@@ -65,6 +68,7 @@ def prepare_setup(
         timers: count the seconds of reading and building.
         compare: whether held-out data is compared with the data to train on; see `open_data`.
         recorded: precision in which a run that goes on was begun; see `choose_precision`.
+        group: the processes that train; one of each host builds caches, which the others find.
     """
     timers = timers or Timers()
     config = model_config(recipe.model)
@@ -74,14 +78,16 @@ def prepare_setup(
     low_power = recipe.profile == "low_power"
     torch.set_num_threads(1 if low_power else recipe.train.threads or torch.get_num_threads())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precision, reason = choose_precision("fp32" if low_power else recipe.precision, device, recorded)
+    asked: str = "fp32" if low_power else recipe.precision
+    # By measurement, which may come out differently in every process.
+    precision, reason = group.of_leader(lambda: choose_precision(asked, device, recorded))
     may_keep = device.type == "cpu" and not low_power
     allocator, allocator_reason = choose_allocator(recipe.train.allocator, may_keep=may_keep)
     is_new = files is None
     if recipe.train.init_from and files is None:
         files = starting_files(recipe, recipe.train.init_from)
     with timers("read"):
-        data = open_data(recipe, files, compare=compare)
+        data = group.first_of_host_first(lambda: open_data(recipe, files, compare=compare))
     if is_new:  # runs of earlier versions may have a rule that was not followed
         check_near_duplicates(recipe, data)
     torch.manual_seed(recipe.train.seed)
@@ -107,7 +113,7 @@ def prepare_setup(
         "allocator_reason": allocator_reason,
     }
     resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
-    return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment, base)
+    return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment, base, group)
 
 
 def _adapt(model: Model, recipe: Recipe, settings: LoraSettings, precision: Precision) -> Base:

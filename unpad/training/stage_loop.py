@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.describe import describe_batch
 from unpad.batching.loader import load_steps
-from unpad.batching.plan import Plan
+from unpad.batching.plan import Micro, Plan
 from unpad.errors import Stopped, needs_memory
 from unpad.evaluation.metrics import HeldOut, held_out
+from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
+from unpad.processes.sums import GradientSum
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.monitor import Monitor, StepRecord
@@ -29,6 +31,7 @@ from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensor
 from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
 from unpad.training.setup import Setup
+from unpad.training.share import Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step, used_at_most
@@ -63,6 +66,24 @@ class StageRun:
     schedule: Schedule
     watches: list[Watch]
     heap: HeapKeeper
+    sums: GradientSum | None  # None where autograd adds the gradients of one process
+    cells_per_token: float
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, loaded.
+
+    Args:
+        planned: its micro-batches, as the plan has them.
+        micros: those that this process computes; share: which ones these are.
+        waited: seconds spent waiting for them.
+    """
+
+    planned: list[Micro]
+    micros: list[RaggedBatch]
+    share: Share
+    waited: float
 
 
 def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[int, float | None]:
@@ -104,8 +125,8 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         run.monitor.expect(end.step, end.exact)
         if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
             progress.epoch += 1
-        for waited, micros in _epoch_steps(run, plan):
-            _one_step(stage, micros, waited)
+        for update in _epoch_updates(stage, plan):
+            _one_step(stage, update)
             _after_step(stage, progress.epoch_step == plan.num_steps)
             if progress.epoch_step == 0 or _is_over(stage):
                 break
@@ -128,7 +149,8 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
-    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper())
+    sums = gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
+    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), sums, cells_per_token(model))
 
 
 def _after_step(stage: StageRun, ends_epoch: bool) -> None:
@@ -143,7 +165,7 @@ def _after_step(stage: StageRun, ends_epoch: bool) -> None:
     improved, stop = _evaluate(stage) if evaluate else (False, False)
     if ends_epoch:
         run.monitor.epoch(progress.step, stage.setup.name, progress.epoch)
-    stopping = stop or run.signals.received is not None
+    stopping = stop or run.signals.stops is not None
     if _due(recipe.checkpoint.every, progress.step, ends_epoch) or improved or stopping or _is_over(stage):
         _save(stage)
     if improved and stage.setup.keeps_best:
@@ -167,8 +189,8 @@ def _consult(stage: StageRun, watch: Watch) -> None:
         monitor.notice(watch.name, step=progress.step, light=verdict.light, message=verdict.message)
     if verdict.action == "save":
         with run.timers("save"):
-            path = watch.save_healthy(run.setup.folder / CHECKPOINTS)
-        monitor.log("checkpoint", step=progress.step, path=path.name)
+            name = run.setup.group.of_leader(lambda: watch.save_healthy(run.setup.folder / CHECKPOINTS).name)
+        monitor.log("checkpoint", step=progress.step, path=name)
     elif verdict.action == "recover":
         message = watch.recover(progress.step, stage.optimizer)
         monitor.notice(watch.name, step=progress.step, light="green", message=message)
@@ -204,28 +226,39 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
     return at_epoch_end if every is None else step % every == 0
 
 
-def _epoch_steps(run: RunContext, plan: Plan) -> Iterator[tuple[float, list[RaggedBatch]]]:
-    """Yield the rest of an epoch's steps, each with the seconds spent waiting for it."""
-    data, device, first = run.setup.data, run.setup.device, run.progress.epoch_step
-    steps = load_steps(data.load, plan, device, first, group_lengths=not library.computes(DTYPES[run.setup.precision]))
+def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
+    """Yield the rest of an epoch's updates."""
+    run, setup = stage.run, stage.run.setup
+    first, group, model = run.progress.epoch_step, setup.group, setup.model
+    own = partial(own_numbers, group=group, cells_per_token=stage.cells_per_token)
+    grouped = not library.computes(DTYPES[setup.precision])
+    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
     with closing(steps):
-        while True:
+        for step in range(first, plan.num_steps):
             began = time.perf_counter()
-            with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
-                micros = next(steps, None)
-            if micros is None:
-                return
-            yield time.perf_counter() - began, micros
+            with group.together() as talk:
+                with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
+                    micros = next(steps)
+                planned = plan.step(step)
+                numbers = own(planned)
+                talk.own = [run.signals.received, counts_to_json(model, micros, numbers)]
+            run.signals.agree([received for received, _ in talk.told])
+            counts = counts_of_all([own_counts for _, own_counts in talk.told])
+            seed = (stage.setup.recipe.train.seed, run.progress.step)
+            sums = stage.sums if group.size > 1 or len(planned) > 1 else None
+            share = Share(numbers, counts, seed, group, sums)
+            yield Update(planned, micros, share, time.perf_counter() - began)
 
 
-def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None:
+def _one_step(stage: StageRun, loaded: Update) -> None:
     """Take one step and record it."""
+    micros, counts, waited = loaded.micros, loaded.share.counts, loaded.waited
     run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
     began = time.perf_counter()
     rate = stage.schedule.rate(progress.stage_step, progress.epoch)
     set_rate(stage.optimizer, rate)
-    # Dropout draws from (seed, step), so a resumed run drops the same values.
-    torch.manual_seed(_step_seed(recipe.train.seed, progress.step))
+    # Dropout draws from (seed, step, micro-batch): a resumed run drops the same values, with any number of processes.
+    torch.manual_seed(step_seed(recipe.train.seed, progress.step))
     setup.model.train()
     weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
     forget(stage.optimizer, fresh)
@@ -242,21 +275,21 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
             precision=setup.precision,
             clip=recipe.optim.clip,
             scaler=progress.scaler if setup.precision == "fp16" else None,
+            share=loaded.share,
         )
     if not result.updated:
-        _skip_or_stop(stage, micros, result)
+        _skip_or_stop(stage, loaded.planned, result)
     progress.step += 1
     progress.stage_step += 1
     progress.epoch_step += 1
-    sequences, tokens = _count_real(micros)
     record = StepRecord(
         step=progress.step,
         stage=stage.setup.name,
         epoch=progress.epoch + 1,
         micros=len(micros),
-        sequences=sequences,
-        tokens=tokens,
-        padded_tokens=sum(batch.total_tokens for batch in micros),
+        sequences=sum(micro.sequences for micro in counts),
+        tokens=sum(micro.tokens for micro in counts),
+        padded_tokens=sum(micro.padded_tokens for micro in counts),
         targets=result.num_targets,
         loss=result.terms.get("nll", 0.0),
         lr=rate,
@@ -276,29 +309,16 @@ def _one_step(stage: StageRun, micros: list[RaggedBatch], waited: float) -> None
                 run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
 
 
-def _count_real(micros: list[RaggedBatch]) -> tuple[int, int]:
-    """Count sequences of the corpus and their tokens, without the filler that completes a row."""
-    sequences = tokens = 0
-    for batch in micros:
-        lengths = batch.layout.lengths()
-        real = torch.ones_like(lengths, dtype=torch.bool) if batch.seq_ids is None else batch.seq_ids >= 0
-        sequences, tokens = sequences + int(real.sum()), tokens + int(lengths[real].sum())
-    return sequences, tokens
-
-
-def _step_seed(seed: int, step: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed},{step}".encode(), digest_size=7).digest(), "little")
-
-
-def _skip_or_stop(stage: StageRun, micros: list[RaggedBatch], result: StepResult) -> None:
+def _skip_or_stop(stage: StageRun, planned: list[Micro], result: StepResult) -> None:
     """Log a step whose loss or gradient was not finite, which changed nothing; or save and stop."""
     run, setup, train, progress = stage.run, stage.run.setup, stage.setup.recipe.train, stage.run.progress
     if setup.precision == "fp16" and progress.scaler.scale > 1:
         message = f"fp16 overflow; loss scale now {progress.scaler.scale:g}"
         run.monitor.log("skipped_step", step=progress.step + 1, message=message)
         return
-    ids = [int(i) for batch in micros if batch.seq_ids is not None for i in batch.seq_ids if i >= 0]
+    ids = [int(i) for micro in planned for i in micro.seq_ids]
     error = non_finite(result, progress.step + 1, [setup.data.where(i) for i in ids])
+    error.is_agreed = True
     progress.num_skipped += 1
     if train.on_nonfinite == "skip" and progress.num_skipped <= train.max_skips:
         message = f"{error.what}; {progress.num_skipped} skipped so far"

@@ -7,6 +7,7 @@ the step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +20,8 @@ from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
 from unpad.training.memory import peak_memory
 from unpad.training.optim import update
-from unpad.training.visual import VisualTokens
+from unpad.training.share import MicroResult, Share, whole
+from unpad.training.visual import VisualTokens, visual_tokens
 
 OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
 
@@ -79,36 +81,64 @@ def accumulate(
     precision: Precision,
     scale: float = 1.0,
     visual: VisualTokens | None = None,
+    share: Share | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Add the gradients of one step to the parameters' `.grad`.
 
     Args:
-        micros: the step's micro-batches; empty ones are legal.
+        micros: micro-batches of this process; empty ones are legal.
         weights: weight of every trained term; a term without a weight is only reported.
-        scale: factor on the loss, for fp16.
+        scale: factor on the loss, for fp16; `share.sums` takes it out again.
         visual: counts the visual tokens of every micro-batch.
+        share: the part of the step that these are; None: all of it.
 
     Returns:
         Sums of all terms over the step, detached, and their counts.
+
+    Raises:
+        OutOfMemoryError: names the largest micro-batch of a process and the setting to lower.
     """
+    # Counts are known from the batches, so every divisor is right before the first backward pass.
+    share = share or whole(model, micros)
+    totals = {name: share.total(name) for name in weights}
+    if share.sums is not None:
+        share.sums.begin(rounded=len(share.counts) > 1)
+    own: dict[int, MicroResult] = {}
+    with share.group.together() as talk, _memory_of(micros):
+        for number, batch in zip(share.numbers, micros, strict=True):
+            if not any(share.counts[number].terms[name] for name in weights):
+                continue
+            share.seed_draws(number)
+            with autocast(precision, batch.position_ids.device):
+                terms = model.losses(batch)
+            trained = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
+            (torch.stack(trained).sum() * scale).backward()
+            if share.sums is not None:
+                share.sums.take(scale)
+            detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
+            own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
+        talk.own = share.to_json(own)
+    results = share.of_all(own, talk.told)
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
-    # Counts are known from the batches, so every divisor is right before the first backward pass.
-    per_micro = [model.count_targets(batch) for batch in micros]
-    totals = {name: sum(micro[name] for micro in per_micro) for name in weights}
-    for batch, present in zip(micros, per_micro, strict=True):
-        if not any(present[name] for name in weights):
-            continue
-        with autocast(precision, batch.position_ids.device):
-            terms = model.losses(batch)
+    for result in results:
         if visual is not None:
-            visual.add(model, batch)
-        trained = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
-        (torch.stack(trained).sum() * scale).backward()
-        for name, (total, count) in terms.items():
-            sums[name] = sums[name] + total.detach() if name in sums else total.detach()
+            visual.add(result.visual)
+        for name, (total, count) in result.terms.items():
+            sums[name] = sums[name] + total if name in sums else total
             counts[name] = counts.get(name, 0) + count
     return sums, counts
+
+
+@contextmanager
+def _memory_of(micros: Sequence[RaggedBatch]) -> Iterator[None]:
+    """Describe a memory error by the largest of these micro-batches."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_error(error):
+            raise
+        raise _out_of_memory(error, micros) from error
 
 
 def train_step(
@@ -120,8 +150,12 @@ def train_step(
     precision: Precision,
     clip: float | None,
     scaler: LossScaler | None = None,
+    share: Share | None = None,
 ) -> StepResult:
     """Take one optimizer step over its micro-batches.
+
+    Args:
+        micros: those of this process, as `share` says; None: all of the step.
 
     The caller sets learning rates and handles a step that was not `updated`. Clipped gradients stay in `.grad`.
 
@@ -130,26 +164,22 @@ def train_step(
     """
     for parameter in model.parameters():
         parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
-    scale, visual = scaler.scale if scaler else 1.0, VisualTokens()
-    try:
-        sums, counts = accumulate(model, micros, weights, precision, scale, visual)
+    share, scale, visual = share or whole(model, micros), scaler.scale if scaler else 1.0, VisualTokens()
+    sums, counts = accumulate(model, micros, weights, precision, scale, visual, share)
+    with _memory_of(micros):
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        if scale != 1.0:
+        if scale != 1.0 and share.sums is None:
             torch._foreach_mul_(gradients, 1.0 / scale)
         norm = nn.utils.get_total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
-    except (MemoryError, RuntimeError) as error:
-        if not is_memory_error(error):
-            raise
-        raise _out_of_memory(error, micros) from error
     if updated and gradients:
         with needs_memory("the optimizer's state, twice the size of the trained weights,", OPTIMIZER_FIX):
             update(optimizer, norm, clip)
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
-    num_targets = counts["preference"] if "preference" in counts else sum(batch.num_targets for batch in micros)
+    num_targets = counts.get("preference", share.num_targets)
     return StepResult(terms, num_targets, float(norm), updated, visual.values())
 
 

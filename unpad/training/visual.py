@@ -9,22 +9,28 @@ from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import PrunesTokens
 
 
+def visual_tokens(model: object, batch: RaggedBatch) -> dict[str, Tensor]:
+    """Visual tokens of every sample with images of a micro-batch, after the model's pass over it: (num_samples,) fp32
+    by name; models without visual tokens have none."""
+    if not isinstance(model, PrunesTokens) or batch.media is None or batch.media_seqs is None:
+        return {}
+    lengths = batch.media.layout.lengths().float()
+    patches = lengths.new_zeros(batch.num_seqs).index_add_(0, batch.media_seqs, lengths)
+    columns = {"visual_tokens": patches}
+    columns |= {f"kept_block_{block}": expected for block, expected in enumerate(model.expected)}
+    return {name: values.detach()[patches > 0] for name, values in columns.items()}
+
+
 class VisualTokens:
     """Numbers of visual tokens of the samples with images of one step, micro-batch by micro-batch."""
 
     def __init__(self) -> None:
         self._columns: dict[str, list[Tensor]] = {}
 
-    def add(self, model: object, batch: RaggedBatch) -> None:
-        """Count the samples of a micro-batch after the model's pass over it; models without visual tokens have none."""
-        if not isinstance(model, PrunesTokens) or batch.media is None or batch.media_seqs is None:
-            return
-        lengths = batch.media.layout.lengths().float()
-        patches = lengths.new_zeros(batch.num_seqs).index_add_(0, batch.media_seqs, lengths)
-        columns = {"visual_tokens": patches}
-        columns |= {f"kept_block_{block}": expected for block, expected in enumerate(model.expected)}
+    def add(self, columns: dict[str, Tensor]) -> None:
+        """Add those of one micro-batch, as of `visual_tokens`."""
         for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values.detach()[patches > 0])
+            self._columns.setdefault(name, []).append(values)
 
     def values(self) -> dict[str, float]:
         """Mean, least and most of a sample: of the patches of its images, and of the tokens that entered each block.
