@@ -1,0 +1,88 @@
+"""Work is shared out among processes by cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unpad.batching.plan import Micro, plan
+from unpad.batching.shares import assign, micro_cost, micro_costs
+from unpad.recipes.training import PlanSettings, strategy_names
+
+COSTS = st.lists(st.floats(0, 1e6), max_size=40)
+LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
+RATIOS = st.floats(0.1, 1e6) | st.just(math.inf)
+
+
+def micro(lengths: list[int], pad_to: int = 0, fill_to: int = 0) -> Micro:
+    starts = np.zeros(len(lengths), np.int32)
+    return Micro(np.arange(len(lengths)), starts, np.array(lengths, np.int32), starts, pad_to, fill_to)
+
+
+@given(COSTS, st.integers(1, 9))
+def test_every_piece_goes_to_one_process_and_equal_costs_give_equal_shares(costs: list[float], num: int) -> None:
+    shares = assign(costs, num)
+    assert len(shares) == num
+    assert sorted(piece for share in shares for piece in share) == list(range(len(costs)))
+    assert all(share == sorted(share) for share in shares)
+    assert assign(list(costs), num) == shares
+
+
+@given(COSTS, st.integers(1, 9))
+def test_the_dearest_share_is_within_four_thirds_of_a_bound_on_the_best(costs: list[float], num: int) -> None:
+    """The best is at least the mean, the dearest piece, and two of the `num` + 1 dearest, which share a process."""
+    dearest = sorted(costs, reverse=True)
+    pair = dearest[num - 1] + dearest[num] if len(costs) > num else 0.0
+    bound = max(sum(costs) / num, max(costs, default=0.0), pair)
+    loads = [sum(costs[piece] for piece in share) for share in assign(costs, num)]
+    assert max(loads) <= 4 / 3 * bound + 1e-6
+
+
+def test_the_dearest_piece_goes_first_and_to_the_process_with_the_least() -> None:
+    assert assign([3, 9, 4, 4], 2) == [[1], [0, 2, 3]]
+    assert assign([1, 1, 1], 2) == [[0, 2], [1]], "ties go to the earlier piece and the lower process"
+    assert assign([5.0], 3) == [[0], [], []]
+
+
+def test_a_ragged_micro_batch_costs_its_tokens_and_cells() -> None:
+    assert micro_cost(micro([3, 4]), 10.0) == 7 + 25 / 10
+    assert micro_cost(micro([3, 4]), math.inf) == 7
+    assert micro_cost(micro([]), 10.0) == 0
+
+
+def test_padding_and_filler_cost_what_is_computed_for_them() -> None:
+    assert micro_cost(micro([3, 4], pad_to=5), 10.0) == 10 + 50 / 10
+    assert micro_cost(micro([3, 4], fill_to=9), 10.0) == 9 + (25 + 2) / 10, "filler is of sequences of one token"
+
+
+def test_sequences_that_attend_as_other_vectors_cost_the_cells_of_those() -> None:
+    attended = np.array([2, 1])
+    assert micro_cost(micro([3, 4]), 10.0, attended) == 7 + 5 / 10
+    assert micro_cost(micro([3, 4], pad_to=4), 10.0, attended) == 8 + 8 / 10
+
+
+@given(LENGTHS, RATIOS, st.integers(0, 70), st.integers(1, 60))
+def test_more_work_never_costs_less(lengths: list[int], ratio: float, fill_to: int, more: int) -> None:
+    cost = micro_cost(micro(lengths, fill_to=fill_to), ratio)
+    assert cost <= micro_cost(micro([*lengths, more], fill_to=fill_to), ratio)
+    assert cost <= micro_cost(micro([lengths[0] + more, *lengths[1:]], fill_to=fill_to), ratio)
+    assert cost <= micro_cost(micro(lengths, fill_to=fill_to + more), ratio)
+    assert cost <= micro_cost(micro(lengths, fill_to=fill_to), ratio / 2)
+    assert cost <= micro_cost(micro(lengths, pad_to=max(lengths)), ratio) or fill_to
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+@given(lengths=LENGTHS, ratio=RATIOS, by_set=st.booleans())
+@settings(max_examples=25)
+def test_costs_of_a_plan_are_those_of_its_micro_batches(
+    strategy: str, lengths: list[int], ratio: float, by_set: bool
+) -> None:
+    chosen = PlanSettings(strategy=strategy, tokens_per_step=90, tokens_per_micro=40, batch_size=3, row_tokens=64)
+    made = plan(np.array(lengths), chosen, seed=0, epoch=0)
+    attended = (np.array(lengths) + 1) // 2 if by_set else None
+    one_by_one = [micro_cost(one, ratio, attended) for step in range(made.num_steps) for one in made.step(step)]
+    assert micro_costs(made, ratio, attended).tolist() == one_by_one
