@@ -31,7 +31,7 @@ MESSAGE_BYTES = 4096  # of the first round of a message; what is longer takes a 
 
 @dataclass
 class Talk:
-    """What this process tells the others at the end of a block of `Group.together`, and what all of them told.
+    """Message of this process to the others at the end of a block of `Group.together`, and the messages of all.
 
     Args:
         own: JSON value of this process.
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes the files of the run and holds the terminal."""
+        """True if this process writes the files of the run and holds the terminal."""
         return self.rank == 0
 
     @contextmanager
@@ -197,7 +197,7 @@ def lost_processes() -> Iterator[None]:
 
 
 def started_by_torchrun() -> bool:
-    """Whether this process is one of several that an agent of torch has started."""
+    """True if this process is one of several that an agent of torch has started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 

@@ -136,7 +136,7 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
 
 
 def _has_split_updates(stage: StageSetup) -> bool:
-    """Whether an update of the stage's first epoch has several micro-batches."""
+    """Return True if an update of the stage's first epoch has several micro-batches."""
     first = epoch_plan(stage, 0)
     return first.num_micros > first.num_steps
 
