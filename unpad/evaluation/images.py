@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.batching.batch import RaggedBatch
 from unpad.data.images import ImageData
-from unpad.data.once import every_micro, slots
+from unpad.data.once import each_micro, slots
 from unpad.evaluation.metrics import Evaluation, HeldOut, Metric, NewFacts, exact_share, interval, mean_of, resample
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Classifies, Model
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 
 NUM_BINS = 10  # of confidence, in the calibration error and its picture
@@ -60,22 +62,35 @@ class ImagePredictions:
 
 @torch.no_grad()
 def predict(
-    model: Model, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: ImageData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> ImagePredictions:
     """Classify images, in the model's own precision; no result depends on the batching."""
     assert isinstance(model, Classifies), "a model of images gives them classes"
     slot, log_p = slots(data, seq_ids), np.zeros((len(seq_ids), data.num_outputs))
-    for micro in every_micro(model, data, seq_ids, settings):
-        logits = model.classify(data.load(micro).to(device)).double()
-        log_p[slot[micro.seq_ids]] = logits.log_softmax(-1).cpu().numpy()
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        return {"log_p": model.classify(batch.to(device)).double().log_softmax(-1).cpu().numpy()}
+
+    for micro, found in each_micro(model, data, seq_ids, settings, measure, group=group):
+        log_p[slot[micro.seq_ids]] = found["log_p"]
     return ImagePredictions(log_p, data.labels[seq_ids])
 
 
 def held_out(
-    model: Model, data: ImageData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: ImageData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> HeldOut:
     """Loss per image and accuracy."""
-    found = predict(model, data, seq_ids, settings, device)
+    found = predict(model, data, seq_ids, settings, device, group)
     loss = float(found.nll.mean())
     return HeldOut(loss, {"loss": loss, "accuracy": float(found.right.mean())}, len(seq_ids))
 

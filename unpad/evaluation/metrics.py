@@ -13,6 +13,7 @@ from rich.cells import cell_len
 
 from unpad.data.family import Data
 from unpad.models.contract import Model
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.table import WIDTH, wrapped
 
@@ -148,15 +149,23 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     return lines
 
 
-def held_out(model: Model, data: Data, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(
+    model: Model,
+    data: Data,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
+) -> HeldOut:
     """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted).
 
     Args:
         seq_ids: (n,) sequences to measure on.
         settings: the recipe's plan section; only its sizes matter, as no result depends on the batching.
+        group: processes that share the work; all of them return the same.
     """
     family = import_module(f"unpad.evaluation.{data.family}")
-    result: HeldOut = family.held_out(model, data, seq_ids, settings, device)
+    result: HeldOut = family.held_out(model, data, seq_ids, settings, device, group)
     return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.data.once import every_micro, once_each
+from unpad.batching.batch import RaggedBatch
+from unpad.data.once import each_micro, once_each
 from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
@@ -22,6 +23,7 @@ from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict, trains
 from unpad.models.contract import Model, PredictsSets
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 
 # The first of these terms that trains decides which weights are best.
@@ -44,7 +46,12 @@ Z = 1.959964  # normal quantile of 97.5 %
 
 
 def held_out(
-    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: EventData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> HeldOut:
     """Loss per patient of known outcome, ranking and fit of the probabilities.
 
@@ -56,7 +63,7 @@ def held_out(
     """
     terms = [name for name in JUDGES if trains(model, name)]
     if "classification" in terms:
-        found = predict(model, data, seq_ids, settings, device)
+        found = predict(model, data, seq_ids, settings, device, group)
         labels, p = found.labels[found.known], found.p[found.known]
         if labels.size:
             loss = float(found.nll.mean())
@@ -66,7 +73,7 @@ def held_out(
             refused = {name: _why_missing(name, labels, p) for name, value in values.items() if np.isnan(value)}
             return HeldOut(loss, {k: v for k, v in values.items() if k not in refused}, len(labels), refused)
         terms.remove("classification")
-    sums = _term_sums(model, data, seq_ids, settings, device)
+    sums = _term_sums(model, data, seq_ids, settings, device, group)
     for name in terms:
         total, num = sums.get(name, (0.0, 0))
         if num:
@@ -77,12 +84,17 @@ def held_out(
 
 @torch.no_grad()
 def _term_sums(
-    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device, group: Group
 ) -> dict[str, tuple[float, int]]:
     """Sum and count of every loss term."""
     sums: dict[str, tuple[float, int]] = {}
-    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
-        for name, (total, count) in model.losses(data.load(micro).to(device)).items():
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        terms = model.losses(batch.to(device))
+        return {name: np.array([float(total), count]) for name, (total, count) in terms.items()}
+
+    for _, found in each_micro(model, data, seq_ids, settings, measure, targets=once_each, group=group):
+        for name, (total, count) in found.items():
             before = sums.get(name, (0.0, 0))
             sums[name] = before[0] + float(total), before[1] + int(count)
     return sums

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from unpad.data.once import every_micro, slots
+from unpad.batching.batch import RaggedBatch
+from unpad.data.once import each_micro, slots
 from unpad.data.text import TextData
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
 from unpad.evaluation.per_sequence import per_sequence
 from unpad.models.contract import LearnsPreferences, Model, ScoresTokens
 from unpad.nn.precision import Precision, autocast
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 
 
@@ -37,6 +39,7 @@ def log_probabilities(
     settings: PlanSettings,
     device: torch.device,
     precision: Precision = "fp32",
+    group: Group = ALONE,
 ) -> np.ndarray:
     """Log-probability of the targets of every sequence, (num,) float64 in nats, summed in double.
 
@@ -47,11 +50,14 @@ def log_probabilities(
     assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
     settings = settings.model_copy(update={"max_tokens": None})  # a limit of training, not of the model
     slot, log_p = slots(data, seq_ids), np.zeros(len(seq_ids))
-    for micro in every_micro(model, data, seq_ids, settings):
-        batch = data.load(micro)
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
         with autocast(precision, device):
             nll = model.token_nll(batch.to(device)).cpu()
-        log_p[slot[micro.seq_ids]] = -per_sequence(nll, batch)[0]
+        return {"nll": per_sequence(nll, batch)[0]}
+
+    for micro, found in each_micro(model, data, seq_ids, settings, measure, group=group):
+        log_p[slot[micro.seq_ids]] = -found["nll"]
     return log_p
 
 
@@ -64,7 +70,14 @@ def whole_pairs(model: Model, data: TextData, seq_ids: np.ndarray) -> np.ndarray
     return kept
 
 
-def margins(model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> Margins:
+def margins(
+    model: Model,
+    data: TextData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
+) -> Margins:
     """Compare the replies of pairs by their implicit rewards, in the model's own precision.
 
     Args:
@@ -75,17 +88,23 @@ def margins(model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSet
     assert data.replies is not None, "data of pairs"
     seq_ids = whole_pairs(model, data, seq_ids)
     gain = np.zeros(len(data.table))
-    gain[seq_ids] = log_probabilities(model, data, seq_ids, settings, device) - data.replies.reference[seq_ids]
+    log_p = log_probabilities(model, data, seq_ids, settings, device, group=group)
+    gain[seq_ids] = log_p - data.replies.reference[seq_ids]
     chosen = seq_ids[data.replies.is_chosen(seq_ids)]
     margin = model.beta * (gain[chosen] - gain[data.replies.rejected_of(chosen)])
     return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen])
 
 
 def held_out(
-    model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: TextData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> HeldOut:
     """Loss per pair, share of pairs whose chosen reply has the larger reward, and the mean margin."""
-    found = margins(model, data, seq_ids, settings, device)
+    found = margins(model, data, seq_ids, settings, device, group)
     values = {"loss": found.loss.mean(), "accuracy": found.right.mean(), "margin": found.margin.mean()}
     return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(found.loss))
 

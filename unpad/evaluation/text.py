@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unpad.data.once import every_micro, slots
+from unpad.batching.batch import RaggedBatch
+from unpad.data.once import each_micro, slots
 from unpad.data.sources.read import PAIRS
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TextData
@@ -24,6 +25,7 @@ from unpad.evaluation.replies import accuracy, answer, with_keywords
 from unpad.evaluation.start import put_reference
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 
 HIGHER_IS_BETTER: dict[str, bool | None] = {
@@ -56,13 +58,18 @@ class DocumentSums:
 
 
 def held_out(
-    model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: TextData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> HeldOut:
     """Loss per target and bits per character, which are refused where the tokenizer loses characters; of pairs as in
     `preferences.py`."""
     if is_of_pairs(data, seq_ids):
-        return preferences.held_out(model, data, seq_ids, settings, device)
-    sums = document_nll(model, data, seq_ids, settings, device)
+        return preferences.held_out(model, data, seq_ids, settings, device, group)
+    sums = document_nll(model, data, seq_ids, settings, device, group)
     loss, num_targets = sums.mean_nll(), int(sums.targets.sum())
     if why := sums.lost.why_no_bits():
         return HeldOut(loss, {"loss": loss}, num_targets, {"bits_per_char": why})
@@ -127,7 +134,12 @@ def check_new(data: TextData, path: Path) -> NewFacts:
 
 
 def document_nll(
-    model: Model, data: TextData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: TextData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> DocumentSums:
     """Sum the negative log-likelihood of every document, in the model's own precision (fp32 unless it was converted).
 
@@ -140,11 +152,14 @@ def document_nll(
     """
     assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
     slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
-    for micro in every_micro(model, data, seq_ids, settings, overflow="split"):
-        batch = data.load(micro)
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
         sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
-        np.add.at(nll, slot[micro.seq_ids], sums)
-        np.add.at(targets, slot[micro.seq_ids], counts)
+        return {"nll": sums, "targets": counts}
+
+    for micro, found in each_micro(model, data, seq_ids, settings, measure, overflow="split", group=group):
+        np.add.at(nll, slot[micro.seq_ids], found["nll"])
+        np.add.at(targets, slot[micro.seq_ids], found["targets"])
     tokens = data.tokens
     chars, lost = tokens.target_chars[seq_ids], tokens.lost_target_chars[seq_ids]
     num_bytes = tokens.target_bytes[seq_ids] - tokens.lost_target_bytes[seq_ids]

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unpad.data.once import every_micro, slots
+from unpad.batching.batch import RaggedBatch
+from unpad.data.once import each_micro, slots
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import vqa_kept
@@ -21,6 +22,7 @@ from unpad.inference.answers import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import Model, ScoresTokens
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 from unpad.run.report.kept_patches import Kept
 from unpad.run.report.vqa import to_json
@@ -37,9 +39,16 @@ HIGHER_IS_BETTER: dict[str, bool | None] = {
 }
 
 
-def held_out(model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device) -> HeldOut:
+def held_out(
+    model: Model,
+    data: VqaData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
+) -> HeldOut:
     """Loss per target."""
-    nll, targets = row_nll(model, data, seq_ids, settings, device)
+    nll, targets = row_nll(model, data, seq_ids, settings, device, group)
     loss = float(nll.sum() / max(int(targets.sum()), 1))
     return HeldOut(loss, {"loss": loss}, int(targets.sum()))
 
@@ -134,13 +143,21 @@ def _mode_metrics(
 
 @torch.no_grad()
 def row_nll(
-    model: Model, data: VqaData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: VqaData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Negative log-likelihood and number of the targets of every row, each (num_rows,); in nats."""
     assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
     slot, nll, targets = slots(data, seq_ids), np.zeros(len(seq_ids)), np.zeros(len(seq_ids), np.int64)
-    for micro in every_micro(model, data, seq_ids, settings):
-        batch = data.load(micro)
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
         sums, counts = per_sequence(model.token_nll(batch.to(device)).cpu(), batch)
-        nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = sums, counts
+        return {"nll": sums, "targets": counts}
+
+    for micro, found in each_micro(model, data, seq_ids, settings, measure, group=group):
+        nll[slot[micro.seq_ids]], targets[slot[micro.seq_ids]] = found["nll"], found["targets"]
     return nll, targets

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from unpad.data.once import every_micro, once_each, slots
+from unpad.batching.batch import RaggedBatch
+from unpad.data.once import each_micro, once_each, slots
 from unpad.data.patients import EventData
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import cumulative_hazard
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 
 UNKNOWN = -1  # label of an unknown outcome
@@ -60,7 +62,12 @@ class PatientPredictions:
 
 @torch.no_grad()
 def predict(
-    model: Model, data: EventData, seq_ids: np.ndarray, settings: PlanSettings, device: torch.device
+    model: Model,
+    data: EventData,
+    seq_ids: np.ndarray,
+    settings: PlanSettings,
+    device: torch.device,
+    group: Group = ALONE,
 ) -> PatientPredictions:
     """Predict the outcome of patients, in the model's own precision; no result depends on the batching.
 
@@ -72,20 +79,27 @@ def predict(
     slot, num = slots(data, seq_ids), len(seq_ids)
     log_p, risk, durations = np.full((num, 2), np.nan), np.full(num, np.nan), np.full(num, np.nan)
     labels, observed, num_sets = np.full(num, UNKNOWN), np.zeros(num, bool), np.zeros(num, np.int64)
-    for micro in every_micro(model, data, seq_ids, settings, targets=once_each):
-        batch, at = data.load(micro).to(device), slot[micro.seq_ids]
-        log_p[at] = model.classify(batch).double().log_softmax(-1).cpu().numpy()
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        batch = batch.to(device)
+        found = {"log_p": model.classify(batch).double().log_softmax(-1)}
         hazards = model.hazards(batch) if trains(model, "hazard") else None  # (num_seqs, bins) logits
         # Orders patients as the probability of the outcome by the last edge does, but still distinguishes patients for
         # whom that rounds to 1.
-        risk[at] = log_p[at, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1].cpu().numpy()
+        found["risk"] = found["log_p"][:, 1] if hazards is None else cumulative_hazard(hazards.double())[:, -1]
         sets = batch.require(EventSets)
-        num_sets[at] = sets.history.lengths().cpu().numpy()
+        found["num_sets"] = sets.history.lengths()
         if batch.seq_labels is not None:
-            labels[at] = batch.seq_labels.cpu().numpy()
+            found["labels"] = batch.seq_labels
         if sets.durations is not None and sets.observed is not None:
-            durations[at] = sets.durations.cpu().numpy()
-            observed[at] = sets.observed.cpu().numpy()
+            found |= {"durations": sets.durations, "observed": sets.observed}
+        return {name: values.cpu().numpy() for name, values in found.items()}
+
+    for micro, found in each_micro(model, data, seq_ids, settings, measure, targets=once_each, group=group):
+        at = slot[micro.seq_ids]
+        log_p[at], risk[at], num_sets[at] = found["log_p"], found["risk"], found["num_sets"]
+        labels[at] = found.get("labels", labels[at])
+        durations[at], observed[at] = found.get("durations", durations[at]), found.get("observed", observed[at])
     assert not np.isnan(log_p).any(), "the plan left out a patient, or a score is not a number"
     return PatientPredictions(log_p, labels, risk, durations, observed, num_sets)
 

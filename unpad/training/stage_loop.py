@@ -335,7 +335,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     if ids.size == 0:
         return False, False
     with run.timers("evaluate"):
-        result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device)
+        result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device, setup.group)
     improved = progress.best is None or result.loss < progress.best - train.min_delta
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0
