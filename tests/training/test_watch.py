@@ -12,6 +12,7 @@ from torch import Tensor
 from tests.helpers.toy import LOOP, events, rows, run, write_toy
 from unpad.errors import UnpadError
 from unpad.models.contract import Model
+from unpad.processes.group import ALONE, Group
 from unpad.run import checkpoint
 from unpad.run.timers import Timers
 from unpad.training.stage import StageSetup
@@ -50,7 +51,7 @@ class Pulse:
     def tensors(self) -> dict[str, Tensor]:
         return {"beats": self.beats}
 
-    def save_healthy(self, checkpoints: Path) -> Path:
+    def save_healthy(self, checkpoints: Path, group: Group = ALONE) -> Path:
         checkpoint.save_named(checkpoints, "healthy", checkpoint.State(0, {}, {}))
         return checkpoints / "healthy"
 

@@ -94,8 +94,8 @@ def each_micro(
     found: list[dict[str, np.ndarray]] = [{} for _ in micros]
     for told in group.exchange_arrays(own):
         for key, values in told.items():
-            number, _, name = key.partition(" ")
-            found[int(number)][name] = values
+            place, _, name = key.partition(" ")
+            found[int(place)][name] = values
     yield from zip(micros, found, strict=True)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from unpad.errors import CollapseError
 from unpad.models.adapters import kept_weights, load_kept
 from unpad.models.contract import HasLatent
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
 from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
@@ -153,17 +154,22 @@ class CollapseMonitor:
 
     # ----------------------------------------------------------------------- actions
 
-    def save_healthy(self, checkpoints: Path) -> Path:
+    def save_healthy(self, checkpoints: Path, group: Group = ALONE) -> Path:
         """Write the weights of the last healthy reading to `before-collapse-step-<step>`, once per stage.
+
+        Args:
+            group: all of these processes call it, and the first writes.
 
         Raises:
             DiskError: they do not fit or cannot be written.
         """
         step = self.state.healthy_step
         name = f"before-collapse-step-{step:08d}"
-        tensors = checkpoint.model_tensors(self._healthy)
-        checkpoint.save_named(checkpoints, name, checkpoint.State(step, tensors, {self.name: self.values()}))
-        self.state.kept_aside = True
+        with group.together():
+            if group.leads:
+                tensors = checkpoint.model_tensors(self._healthy)
+                checkpoint.save_named(checkpoints, name, checkpoint.State(step, tensors, {self.name: self.values()}))
+        self.state.kept_aside = True  # in every process, or the next reading would save in some of them only
         return checkpoints / name
 
     def recover(self, step: int, optimizer: torch.optim.Optimizer) -> str:

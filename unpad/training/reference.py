@@ -37,12 +37,13 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     data = setup.data
     if not stage.of_pairs or not isinstance(data, TextData) or data.replies is None:
         return ""
-    path = setup.folder / REFERENCE
+    path, group = setup.folder / REFERENCE, setup.group
     if not begins:
-        named, values = read_reference(setup.folder)
-        if (named.stage, named.data) != (stage.name, data.fingerprint()) or len(values) != len(data.table):
-            fix = "start a new run with train.init_from"
-            raise ResumeError(f"{REFERENCE} is not of stage {stage.name} and its data", where=str(path), fix=fix)
+        with group.together():
+            named, values = read_reference(setup.folder)
+            if (named.stage, named.data) != (stage.name, data.fingerprint()) or len(values) != len(data.table):
+                fix = "start a new run with train.init_from"
+                raise ResumeError(f"{REFERENCE} is not of stage {stage.name} and its data", where=str(path), fix=fix)
         data.replies.reference[:] = values
         return f"{stage.name}: log-probabilities under the weights it started from, as the run keeps them"
     base = setup.base if stage is setup.stages[0] else None  # adapters change nothing before the first step
@@ -52,13 +53,19 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     # Equal bits for equal runs: neither the sizes of batches nor the base's rounding may come from another run.
     sizes, lowered = stage.recipe.plan.tokens_per_micro, setup.base.lowered if setup.base is not None else []
     cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, sizes, lowered)}.bin"
-    found = find_reference(cached)
-    if found is not None and len(found[1]) == len(data.table):
-        values, how = found[1], "from the cache"
+    # The caches of hosts may differ: the leader's decides, and all processes take its values.
+    found = find_reference(cached) if group.leads else None
+    kept = {} if found is None or len(found[1]) != len(data.table) else {"reference": found[1]}
+    given = group.exchange_arrays(kept)[0]
+    if given:
+        values, how = given["reference"], "from the cache"
     else:
         values, how = log_probabilities_of_pairs(setup, stage, data), "computed once"
-        write_reference(cached, named, values)
-    write_reference(path, named, values)
+    with group.together():
+        if group.leads:
+            if not kept:
+                write_reference(cached, named, values)
+            write_reference(path, named, values)
     data.replies.reference[:] = values
     num = int((data.replies.pair >= 0).sum())
     return f"{stage.name}: log-probabilities of {num:,} replies under the weights it starts from, {how}"
@@ -70,7 +77,7 @@ def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: TextData) 
     is_trained = data.table.split[replies] == Split.TRAIN
     values = np.zeros(len(data.table))
     trained, others = replies[is_trained], replies[~is_trained]
-    settings = stage.recipe.plan
-    values[trained] = log_probabilities(setup.model, data, trained, settings, setup.device, setup.precision)
-    values[others] = log_probabilities(setup.model, data, others, settings, setup.device)
+    settings, group = stage.recipe.plan, setup.group
+    values[trained] = log_probabilities(setup.model, data, trained, settings, setup.device, setup.precision, group)
+    values[others] = log_probabilities(setup.model, data, others, settings, setup.device, group=group)
     return values

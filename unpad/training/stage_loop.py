@@ -189,7 +189,7 @@ def _consult(stage: StageRun, watch: Watch) -> None:
         monitor.notice(watch.name, step=progress.step, light=verdict.light, message=verdict.message)
     if verdict.action == "save":
         with run.timers("save"):
-            name = run.setup.group.of_leader(lambda: watch.save_healthy(run.setup.folder / CHECKPOINTS).name)
+            name = watch.save_healthy(run.setup.folder / CHECKPOINTS, run.setup.group).name
         monitor.log("checkpoint", step=progress.step, path=name)
     elif verdict.action == "recover":
         message = watch.recover(progress.step, stage.optimizer)

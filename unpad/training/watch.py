@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import UnpadError
+from unpad.processes.group import ALONE, Group
 
 Action = Literal["save", "stop", "recover"]
 
@@ -87,8 +88,12 @@ class Watch(Protocol):
         """Additional tensors of a checkpoint, by names that no other part of it uses."""
         ...
 
-    def save_healthy(self, checkpoints: Path) -> Path:
-        """Write the weights of the last healthy reading into the folder of checkpoints; return their path."""
+    def save_healthy(self, checkpoints: Path, group: Group = ALONE) -> Path:
+        """Write the weights of the last healthy reading into the folder of checkpoints; return their path.
+
+        Args:
+            group: all of these processes call it, and the first writes.
+        """
         ...
 
     def recover(self, step: int, optimizer: torch.optim.Optimizer) -> str:
