@@ -155,6 +155,26 @@ class Group:
             with lost_processes():
                 dist.all_reduce(values)
 
+    def add_later(self, values: Tensor) -> Callable[[], None]:
+        """Begin to add a tensor over all processes, in place, while this process computes on.
+
+        Returns:
+            Waits until the sum is there; raises as `add` does.
+
+        Raises:
+            LostProcessError: as in `together`.
+        """
+        import torch.distributed as dist
+
+        with lost_processes():
+            work = dist.all_reduce(values, async_op=True)
+
+        def wait() -> None:
+            with lost_processes():
+                work.wait()
+
+        return wait
+
     def of_leader(self, make: Callable[[], T]) -> T:
         """Make a JSON value in the leading process, and return it in all.
 

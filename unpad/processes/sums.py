@@ -23,11 +23,12 @@ class GradientSum(Protocol):
 
     used: set[int]
 
-    def begin(self, *, rounded: bool) -> None:
+    def begin(self, *, rounded: bool, takes: int) -> None:
         """Begin an update.
 
         Args:
             rounded: whether the update has more than one micro-batch; the gradient of one alone stays as it is.
+            takes: number of calls of `take` that follow, each after one backward pass.
         """
         ...
 
@@ -37,6 +38,10 @@ class GradientSum(Protocol):
 
     def finish(self, group: Group, used: set[int]) -> None:
         """Add over all processes, and leave the sums as `.grad` of the parameters in `used`."""
+        ...
+
+    def give_up(self) -> None:
+        """End an update in which a process has failed, in place of `finish`."""
         ...
 
 
@@ -54,7 +59,7 @@ class ExactSum:
         self.used: set[int] = set()
         self._rounded = True
 
-    def begin(self, *, rounded: bool) -> None:
+    def begin(self, *, rounded: bool, takes: int) -> None:
         """As of GradientSum."""
         if self._flat.numel() == 0 and self.parameters:
             sizes = [p.numel() for p in self.parameters]
@@ -84,38 +89,5 @@ class ExactSum:
             if index in used:
                 parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
-
-class FastSum:
-    """Gradients added by autograd in their own precision, then over processes: bits depend on who computes what.
-
-    Args:
-        parameters: as of ExactSum.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = [p for p in parameters if p.requires_grad]
-        self.used: set[int] = set()
-        self._scale = 1.0
-
-    def begin(self, *, rounded: bool) -> None:
-        """As of GradientSum; nothing is rounded."""
-        self.used, self._scale = set(), 1.0
-
-    def take(self, scale: float = 1.0) -> None:
-        """As of GradientSum."""
-        self.used = {index for index, parameter in enumerate(self.parameters) if parameter.grad is not None}
-        self._scale = scale
-
-    def finish(self, group: Group, used: set[int]) -> None:
-        """As of GradientSum."""
-        summed = [self.parameters[index] for index in sorted(used)]
-        for parameter in summed:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if summed:
-            flat = torch.cat([parameter.grad.flatten() for parameter in summed if parameter.grad is not None])
-            if self._scale != 1.0:
-                flat.mul_(1.0 / self._scale)
-            group.add(flat)
-            for parameter, part in zip(summed, flat.split([p.numel() for p in summed]), strict=True):
-                parameter.grad = part.view_as(parameter)
+    def give_up(self) -> None:
+        """As of GradientSum; nothing has been sent."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -14,8 +15,9 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.batching.shares import assign, micro_cost
 from unpad.nn.losses import Terms
+from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import ALONE, Group
-from unpad.processes.sums import ExactSum, FastSum, GradientSum
+from unpad.processes.sums import ExactSum, GradientSum
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,16 @@ class Share:
         if self.seed is not None and number > 0:
             torch.manual_seed(step_seed(*self.seed, number))
 
+    @contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """Give the sums up where the block raises, so that no process waits for those of this one."""
+        try:
+            yield
+        except BaseException:
+            if self.sums is not None:
+                self.sums.give_up()
+            raise
+
     def to_json(self, own: dict[int, MicroResult]) -> list[Any] | None:
         """Results of this process's micro-batches by place, and which parameters have a gradient, for the others."""
         if self.group.size == 1:
@@ -148,7 +160,7 @@ def gradient_sum(group: Group, kind: str, parameters: Sequence[nn.Parameter]) ->
     """The sum that a recipe's `train.sums` names; None where autograd adds the gradients of one process."""
     if kind == "exact":
         return ExactSum(parameters)
-    return FastSum(parameters) if group.size > 1 else None
+    return FastSum(parameters, group) if group.size > 1 else None
 
 
 def own_numbers(micros: Sequence[Micro], group: Group, cells_per_token: float) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Protocol
 
 import torch
@@ -101,24 +102,24 @@ def accumulate(
     # Counts are known from the batches, so every divisor is right before the first backward pass.
     share = share or whole(model, micros)
     totals = {name: share.total(name) for name in weights}
-    if share.sums is not None:
-        share.sums.begin(rounded=len(share.counts) > 1)
+    trained = [any(share.counts[number].terms[name] for name in weights) for number in share.numbers]
     own: dict[int, MicroResult] = {}
-    with share.group.together() as talk, _memory_of(micros):
-        for number, batch in zip(share.numbers, micros, strict=True):
-            if not any(share.counts[number].terms[name] for name in weights):
-                continue
-            share.seed_draws(number)
-            with autocast(precision, batch.position_ids.device):
-                terms = model.losses(batch)
-            trained = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
-            (torch.stack(trained).sum() * scale).backward()
+    with share.given_up_on_error():
+        with share.group.together() as talk, _memory_of(micros):
             if share.sums is not None:
-                share.sums.take(scale)
-            detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
-            own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
-        talk.own = share.to_json(own)
-    results = share.of_all(own, talk.told)
+                share.sums.begin(rounded=len(share.counts) > 1, takes=sum(trained))
+            for number, batch in compress(zip(share.numbers, micros, strict=True), trained):
+                share.seed_draws(number)
+                with autocast(precision, batch.position_ids.device):
+                    terms = model.losses(batch)
+                parts = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
+                (torch.stack(parts).sum() * scale).backward()
+                if share.sums is not None:
+                    share.sums.take(scale)
+                detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
+                own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
+            talk.own = share.to_json(own)
+        results = share.of_all(own, talk.told)
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     for result in results:
