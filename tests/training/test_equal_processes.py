@@ -1,0 +1,80 @@
+"""Any number of processes writes the same bytes: metrics, weights and optimizer of whole runs, of every family."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import equal_processes
+from benchmarks.equal_processes import CASES, digests, train_case, write_small
+from tests.helpers.paths import on
+from tests.helpers.turns import in_turns
+from unpad.nn.native import library
+
+pytestmark = pytest.mark.slow
+
+BY_NAME = {case.name: case for case in CASES}
+REAL = ["zh_chat", "events", "images", "vqa_hard"]  # with several processes of the system; the others take turns
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small data, for all tests."""
+    made = tmp_path_factory.mktemp("equal")
+    write_small(made / "data")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
+
+
+def trained(name: str, folder: Path, size: int, *, native: bool = True) -> dict[str, str]:
+    """Digests of a run of `size` processes that take turns."""
+    runs = folder / f"{'native' if native else 'torch'}-{size}"
+
+    def work(group: object) -> None:
+        assert isinstance(group, equal_processes.Group)
+        with on("native" if native else "torch"):
+            train_case(BY_NAME[name], runs, group, folder / "data")
+
+    in_turns(size, work)
+    return digests(runs / name)
+
+
+def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: Path) -> None:
+    expected = trained("zh_chat", folder, 1)
+    for size in (2, 3, 4):
+        assert trained("zh_chat", folder, size) == expected, size
+
+
+@pytest.mark.skipif(not library.enabled(), reason="no native kernels, which the other tests run without then")
+def test_they_are_equal_with_the_kernels_of_torch(folder: Path) -> None:
+    assert trained("zh_chat", folder, 1, native=False) == trained("zh_chat", folder, 3, native=False)
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME.keys() - {*REAL}))
+def test_runs_of_every_other_kind_are_equal(name: str, folder: Path) -> None:
+    if BY_NAME[name].starts:
+        for size in (1, 2):
+            if not (folder / f"native-{size}" / "zh_chat").exists():
+                trained("zh_chat", folder, size)
+    assert trained(name, folder, 1) == trained(name, folder, 2)
+
+
+def test_processes_of_the_system_write_equal_bytes_for_all_families(tmp_path: Path) -> None:
+    command = [sys.executable, equal_processes.__file__, "--small", str(tmp_path / "data"), "--kernels", "native"]
+    done = subprocess.run(
+        [*command, "--processes", "1,3", *REAL],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("3 processes") == done.stdout.count("  equal\n") == len(REAL)
