@@ -43,6 +43,7 @@ SIGHT = [f"model.{part}.{field}" for part in ("vision", "language") for field in
 DROPOUT = ["model.dropout=0.1", "model.attention_dropout=0.1"]
 TWO_STAGES = ["stages.pretrain.train.max_epochs=1", "plan.tokens_per_step=1024", "plan.tokens_per_micro=300"]
 SPLIT_SIGHT = ["plan.tokens_per_step=2048", "plan.tokens_per_micro=600"]
+HARD = "stages=[{name: hard, train: {freeze: ['pruners.*']}}]"
 ASKED = ["data.vqa={data}/questions.jsonl"]
 # Every reading takes the latent for collapsed, and goes back.
 RECOVERS = [
@@ -99,8 +100,7 @@ CASES = [
          ["images.square=16", "model.patch=16", "data.images={data}/images.jsonl"]),
     Case("vqa", "vqa", [*SIGHT_DROPOUT, *SPLIT_SIGHT], [*SIGHT, *ASKED]),
     Case("vqa_soft", "vqa_prune", [*SIGHT_DROPOUT, *SPLIT_SIGHT], [*SIGHT, *ASKED, "model.prune.inner=8"]),
-    Case("vqa_hard", "vqa_prune", [*SIGHT_DROPOUT, *SPLIT_SIGHT, "stages=[{name: hard, train: {freeze: ['pruners.*']}}]"],
-         [*SIGHT, *ASKED, "model.prune.inner=8"]),
+    Case("vqa_hard", "vqa_prune", [*SIGHT_DROPOUT, *SPLIT_SIGHT, HARD], [*SIGHT, *ASKED, "model.prune.inner=8"]),
 ]  # fmt: skip
 
 

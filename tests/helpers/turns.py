@@ -21,7 +21,7 @@ from unpad.processes.group import Group
 T = TypeVar("T")
 
 
-class Divergence(AssertionError):
+class DivergenceError(AssertionError):
     """Processes that would hang: they send different kinds of messages, or one ends while another waits for it."""
 
 
@@ -63,11 +63,11 @@ class InTurn(Group):
         for rank in range(self.size):
             if rank not in sent:
                 if table.over[rank] is None:
-                    raise Divergence(f"process {rank} has ended, process {self.rank} waits for its {kind}")
+                    raise DivergenceError(f"process {rank} has ended, process {self.rank} waits for its {kind}")
                 raise LostProcessError(f"process {rank} is gone")
         kinds = [sent[rank][0] for rank in range(self.size)]
         if len(set(kinds)) > 1:
-            raise Divergence(f"message {number} is of different kinds: {kinds}")
+            raise DivergenceError(f"message {number} is of different kinds: {kinds}")
         return [sent[rank][1] for rank in range(self.size)]
 
     def exchange(self, value: T) -> list[T]:
