@@ -172,3 +172,23 @@ def test_a_frozen_weight_in_bf16_computes_as_its_copy_does(num_rows: int) -> Non
                 y = one(inputs)
             found.append((y, *(torch.autograd.grad(y.sum(), inputs) if grad else ())))
         assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("recasts", [False, True])
+def test_a_layer_that_recasts_keeps_no_copy_of_its_weight_and_has_the_same_gradients(recasts: bool) -> None:
+    torch.manual_seed(0)
+    layer, x, kept = Linear(16, 24), torch.randn(9, 16), list[Tensor]()
+    expected = gradients_in_bf16(layer, x)
+    layer.recasts = recasts
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        found = gradients_in_bf16(layer, x)
+    weights = [tensor for tensor in kept if tensor.shape == layer.weight.shape]
+    assert [tensor.dtype for tensor in weights] == [torch.float32 if recasts else BF16]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def gradients_in_bf16(layer: Linear, x: Tensor) -> tuple[Tensor, ...]:
+    inputs = x.clone().requires_grad_()
+    with torch.autocast("cpu", BF16):
+        y = layer(inputs)
+    return torch.autograd.grad(y.float().square().sum(), [inputs, *layer.parameters()])

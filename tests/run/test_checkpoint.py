@@ -351,7 +351,8 @@ def test_hostile_tensors_are_refused_or_harmless(tmp_path):
         bad = tmp_path / str(number)
         bad.mkdir()
         content = {**files, "model.safetensors": data}
-        for name, part in {**content, "MANIFEST.json": folders._manifest(content)}.items():
+        entries = {name: folders._entry(part) for name, part in content.items()}
+        for name, part in {**content, "MANIFEST.json": folders._manifest(entries)}.items():
             (bad / name).write_bytes(part)
         try:
             load(bad)

@@ -84,7 +84,14 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """y = x W^T + b over a flat run, (total_tokens, in) to (total_tokens, out), in the computing dtype."""
+    """y = x W^T + b over a flat run, (total_tokens, in) to (total_tokens, out), in the computing dtype.
+
+    Attributes:
+        recasts: whether the backward pass makes its low-precision copy of the weight anew. Of a weight that is divided
+            among processes, a copy that is kept would be whole.
+    """
+
+    recasts: bool = False
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = compute_dtype(x)
@@ -94,7 +101,7 @@ class Linear(nn.Linear):
         if not torch.is_grad_enabled():
             bias = None if self.bias is None else computing_copy(self.bias, dtype)
             return product(x.to(dtype), computing_copy(self.weight, dtype), bias)
-        y: Tensor = apply(_LowPrecision, x.to(dtype), self.weight, self.bias)
+        y: Tensor = apply(_LowPrecision, x.to(dtype), self.weight, self.bias, self.recasts)
         return y
 
 
@@ -121,20 +128,22 @@ def round_rows(x: Tensor) -> Tensor:
 
 class _LowPrecision(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, recasts: bool) -> Tensor:
         low, num_rows = computing_copy(weight, x.dtype), len(x)
         x = round_rows(x)
-        ctx.save_for_backward(x, low)
+        ctx.save_for_backward(x, weight if recasts else low)
         return F.linear(x, low, None if bias is None else computing_copy(bias, x.dtype))[:num_rows]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, low = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
+        x, kept = ctx.saved_tensors
+        low = kept.to(x.dtype)
+        need_x, need_weight, need_bias, _ = ctx.needs_input_grad
         num_rows, grad = len(grad), round_rows(grad)
         return (
             (grad @ low)[:num_rows] if need_x else None,
             grad.t() @ x if need_weight else None,
             grad.sum(0) if need_bias else None,
+            None,
         )

@@ -231,6 +231,22 @@ def lost_processes() -> Iterator[None]:
         raise LostProcessError(f"another process of the run is gone or silent: {reason}", fix=fix) from None
 
 
+@contextmanager
+def lost_connections() -> Iterator[None]:
+    """Turn a broken or silent connection into an error, in code that also computes.
+
+    Raises:
+        LostProcessError: the connection to another process failed in the block.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.distributed.DistError) and "gloo" not in str(error):
+            raise
+        with lost_processes():
+            raise
+
+
 def started_by_torchrun() -> bool:
     """True if this process is one of several that an agent of torch has started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -226,6 +226,11 @@ class TrainSettings(Section):
         description="Sums of gradients over micro-batches and processes. exact: bits are equal for any number of "
         "processes; fast: in fp32, with bits that depend on it.",
     )
+    shard: Literal["none", "full"] = Field(
+        "none",
+        description="full: every process holds some rows of each weight, gradient and moment, by FSDP2 of torch, for "
+        "models that one device does not hold; bits depend on the number of processes.",
+    )
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
         description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",

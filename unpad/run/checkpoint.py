@@ -3,14 +3,16 @@
     checkpoints/step-00000120/   model.safetensors  optim.safetensors  state.json  MANIFEST.json
     checkpoints/best/            the same four files
 
-A folder is complete or absent, and is verified by sha256 whenever it is read. Nothing is ever unpickled.
+Processes that each hold some rows of the tensors write files of their own, model-00001-of-00002.safetensors and so on
+(`shards.py`), which are read here too. A folder is complete or absent, and is verified by sha256 whenever it is read.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
@@ -25,12 +27,15 @@ from torch import Tensor
 from unpad import storage
 from unpad.errors import CheckpointError, NonFiniteError, is_memory_error, needs_memory
 from unpad.models.adapters import kept_weights, load_kept
+from unpad.processes.divided import divided_like
+from unpad.run.shards import MOST_SHARDS, first_rows, join_shards, shard_name
 from unpad.storage import check_space
 
 __all__ = ["State", "load", "load_newest", "save", "save_named"]
 
 MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
-STATE_FORMAT = 1
+MODEL_FILES, OPTIM_FILES = "model*.safetensors", "optim*.safetensors"  # as several processes write them, too
+STATE_FORMAT, SHARDED_FORMAT = 1, 2  # of state.json; the second where several processes wrote the tensors
 SAVE_FIX = "lower the sizes of the model section, or plan.tokens_per_micro, and resume from the checkpoint before"
 PREFIX = "model."  # of the names of a model's tensors among those of a checkpoint
 WEIGHTS = [PREFIX + "*"]  # pattern of those names
@@ -82,16 +87,26 @@ def save(folder: Path, state: State, keep: int) -> Path:
         NonFiniteError: a parameter is NaN or infinite, or a value of the state is; nothing is written.
         DiskError: it does not fit or cannot be written; the older checkpoints are untouched.
     """
-    assert keep >= 1, keep
-    target = folder / f"step-{state.step:08d}"
+    target = step_folder(folder, state.step)
     _write(target, state)
+    remove_old(folder, state.step, keep)
+    return target
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Place of the checkpoint of a step."""
+    return folder / f"step-{step:08d}"
+
+
+def remove_old(folder: Path, step: int, keep: int) -> None:
+    """Delete the oldest checkpoints up to this step, so that the newest `keep` remain."""
+    assert keep >= 1, keep
     steps = _step_folders(folder)
-    done = sorted(step for step in steps if step <= state.step)
-    for step in done[:-keep]:
-        for path in (steps[step], storage.replaced(steps[step])):
+    done = sorted(other for other in steps if other <= step)
+    for old in done[:-keep]:
+        for path in (steps[old], storage.replaced(steps[old])):
             if path.exists():
                 storage.remove_folder(path)
-    return target
 
 
 def save_named(folder: Path, name: str, state: State) -> Path:
@@ -116,7 +131,20 @@ def _write(target: Path, state: State) -> None:
 
 
 def _to_files(state: State) -> dict[str, bytes]:
-    """Serialize, on the processor, each tensor with memory of its own."""
+    return {**tensor_files(state), STATE: state_file(state)}
+
+
+def tensor_files(
+    state: State, headers: Callable[[Mapping[str, Tensor]], dict[str, str]] | None = None
+) -> dict[str, bytes]:
+    """Serialize the tensors, on the processor, each with memory of its own.
+
+    Args:
+        headers: metadata of a file with these tensors; default none.
+
+    Raises:
+        NonFiniteError: a parameter is NaN or infinite.
+    """
     parts: dict[str, dict[str, torch.Tensor]] = {MODEL: {}, OPTIM: {}}
     seen: set[int] = set()
     for name, tensor in state.tensors.items():
@@ -135,7 +163,25 @@ def _to_files(state: State) -> dict[str, bytes]:
                 fix="start again from the checkpoint before with train.init_from=RUN and a lower optim.lr",
             )
         parts[MODEL][name.removeprefix(PREFIX)] = tensor
-    record = {"format": STATE_FORMAT, "step": state.step, "values": state.values}
+    with needs_memory("a copy of weights and optimizer, which a checkpoint is written from,", SAVE_FIX):
+        # The library that serializes ends the process where memory ends: ask for as much before it does.
+        size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
+        _reserve(2 * size)
+        return {name: tensors_to_bytes(part, headers and headers(part)) for name, part in parts.items()}
+
+
+def state_file(state: State, num_shards: int | None = None) -> bytes:
+    """Serialize the values of a state.
+
+    Args:
+        num_shards: processes that each wrote a file of the model's tensors and one of the others; None: one wrote all.
+
+    Raises:
+        NonFiniteError: a number is NaN or infinite.
+    """
+    record: dict[str, Any] = {"format": STATE_FORMAT, "step": state.step, "values": state.values}
+    if num_shards is not None:
+        record |= {"format": SHARDED_FORMAT, "shards": num_shards}
     try:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=1)
     except ValueError as error:
@@ -144,11 +190,7 @@ def _to_files(state: State) -> dict[str, bytes]:
             where=f"step {state.step}",
             fix="resume from the checkpoint before",
         ) from None
-    with needs_memory("a copy of weights and optimizer, which a checkpoint is written from,", SAVE_FIX):
-        # The library that serializes ends the process where memory ends: ask for as much before it does.
-        size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
-        _reserve(2 * size)
-        return {**{name: tensors_to_bytes(part) for name, part in parts.items()}, STATE: (text + "\n").encode()}
+    return (text + "\n").encode()
 
 
 def _reserve(num_bytes: int) -> None:
@@ -214,28 +256,49 @@ def load(path: Path, names: Iterable[str] | None = None) -> State:
 
 def _read(path: Path, patterns: list[str] | None) -> State:
     only_model = patterns is not None and all(pattern.startswith(PREFIX) for pattern in patterns)
-    files = storage.read_folder(path, [MODEL, STATE] if only_model else [MODEL, OPTIM, STATE])
+    files = storage.read_folder(path, [STATE, MODEL_FILES] if only_model else [STATE, MODEL_FILES, OPTIM_FILES])
     record = storage.parse_json(files[STATE], path / STATE)
     if not isinstance(record, dict) or type(record.get("format")) is not int:
         raise CheckpointError(f"{STATE} has no format number", where=str(path), fix="use another copy")
-    if record["format"] != STATE_FORMAT:
+    if record["format"] not in (STATE_FORMAT, SHARDED_FORMAT):
         raise CheckpointError(
-            f"{STATE} has format {record['format'] % 10**9}, this version reads {STATE_FORMAT}",
+            f"{STATE} has format {record['format'] % 10**9}, this version reads {STATE_FORMAT} and {SHARDED_FORMAT}",
             where=str(path),
             fix="install the version of unpad that wrote it, or a newer one",
         )
     step, values = record.get("step"), record.get("values")
     if type(step) is not int or not 0 <= step < 1 << 60 or not isinstance(values, dict):
         raise CheckpointError(f"{STATE} holds no step and values", where=str(path), fix="use another copy")
-    tensors = model_tensors(_tensors(path, MODEL, files))
+    num_shards = _num_shards(record, path)
+    tensors = model_tensors(_all_tensors(path, MODEL, files, num_shards))
     if not only_model:
-        tensors |= _tensors(path, OPTIM, files)
+        tensors |= _all_tensors(path, OPTIM, files, num_shards)
     if patterns is not None:
         tensors = {name: t for name, t in tensors.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
     return State(step, tensors, values)
 
 
+def _num_shards(record: dict[str, Any], path: Path) -> int | None:
+    """Number of processes that wrote the tensors; None if one wrote all."""
+    if record["format"] == STATE_FORMAT:
+        return None
+    num_shards = record.get("shards")
+    if type(num_shards) is not int or not 1 <= num_shards <= MOST_SHARDS:
+        raise CheckpointError(f"{STATE} has no valid number of shards", where=str(path), fix="use another copy")
+    return num_shards
+
+
+def _all_tensors(path: Path, name: str, files: dict[str, bytes], num_shards: int | None) -> dict[str, torch.Tensor]:
+    """The tensors of one file, or of all files that several processes wrote in its place."""
+    if num_shards is None:
+        return _tensors(path, name, files)
+    names = [shard_name(name, number, num_shards) for number in range(num_shards)]
+    return join_shards(path, [(_tensors(path, shard, files), first_rows(path, shard, files[shard])) for shard in names])
+
+
 def _tensors(path: Path, name: str, files: dict[str, bytes]) -> dict[str, torch.Tensor]:
+    if name not in files:
+        raise CheckpointError(f"{name} is missing", where=str(path), fix="use another copy")
     try:
         return tensors_from_bytes(files[name])
     # A hand-made file fails in the parser, in the dtype table or when torch allocates the shape.
@@ -302,5 +365,5 @@ def put_weights(
                 where=where,
                 fix="use the model section and the tokenizer that these weights were trained with",
             )
-    load_kept(model, weights)
+    load_kept(model, {name: divided_like(own[name], values) for name, values in weights.items()})
     return fresh

@@ -17,12 +17,17 @@ from unpad.storage.files import (
     write_atomic,
 )
 from unpad.storage.folders import (
+    Entry,
+    abandon_folder,
+    begin_folder,
+    end_folder,
     read_folder,
     remove_folder,
     replace_folder,
     replaced,
     verify_folder,
     write_folder,
+    write_part,
 )
 from unpad.storage.line_log import LineLog
 from unpad.storage.lock import LOCK, RunLock
@@ -30,11 +35,15 @@ from unpad.storage.strict_json import finite, parse_json
 
 __all__ = [
     "LOCK",
+    "Entry",
     "LineLog",
     "RunLock",
+    "abandon_folder",
+    "begin_folder",
     "cache_folder",
     "check_space",
     "clean_leftovers",
+    "end_folder",
     "finite",
     "make_folder",
     "make_private",
@@ -48,4 +57,5 @@ __all__ = [
     "verify_folder",
     "write_atomic",
     "write_folder",
+    "write_part",
 ]

@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ MANIFEST_FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
 
 _READ_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a planted link, never wait for a named pipe
+Entry = dict[str, Any]  # of a file in the manifest: its size in bytes and its sha256
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -61,24 +63,80 @@ def replace_folder(path: Path, files: dict[str, bytes]) -> None:
     Raises:
         DiskError: it cannot be written; a complete folder is still at one of the two names.
     """
-    old = replaced(path)
     with disk_errors(path, sum(map(len, files.values()))):
-        temporary = _write_temporary_folder(path.parent, files)
-        try:
-            if os.path.lexists(path):
-                if os.path.lexists(old):
-                    _remove(old)
-                rename(path, old)
-            rename(temporary, path)
-        except BaseException:
-            if not os.path.lexists(path) and os.path.lexists(old):
-                with suppress(OSError):
-                    rename(old, path)
-            discard(temporary)
-            raise
-        sync_folder(path.parent)
-        if os.path.lexists(old):
-            _remove(old)
+        _put_in_place(_write_temporary_folder(path.parent, files), path)
+
+
+def _put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a folder that is complete, in place of the one at `path`."""
+    old = replaced(path)
+    try:
+        if os.path.lexists(path):
+            if os.path.lexists(old):
+                _remove(old)
+            rename(path, old)
+        rename(temporary, path)
+    except BaseException:
+        if not os.path.lexists(path) and os.path.lexists(old):
+            with suppress(OSError):
+                rename(old, path)
+        discard(temporary)
+        raise
+    sync_folder(path.parent)
+    if os.path.lexists(old):
+        _remove(old)
+
+
+# --------------------------------------------------------------------------- written by several processes
+
+
+def begin_folder(path: Path) -> Path:
+    """Make the temporary folder of a folder that several processes write; one of them begins and ends it.
+
+    Returns:
+        Where the processes put their files, by `write_part`.
+
+    Raises:
+        DiskError: it cannot be made.
+    """
+    with disk_errors(path):
+        temporary = temporary_name(path.parent)
+        new_folder(temporary, private=False)
+        return temporary
+
+
+def write_part(temporary: Path, name: str, data: bytes) -> Entry:
+    """Write one file of a folder that several processes write, and return its entry of the manifest.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    assert _FILE_NAME.fullmatch(name), name
+    with disk_errors(temporary, len(data)):
+        write_file(temporary / name, data)
+    return _entry(data)
+
+
+def end_folder(temporary: Path, path: Path, entries: dict[str, Entry]) -> None:
+    """Put the folder that `begin_folder` began in its place, as `replace_folder` does.
+
+    Args:
+        entries: of all its files, as `write_part` returned them.
+
+    Raises:
+        DiskError: it cannot be written; what was at `path` is there still, or at `replaced(path)`.
+    """
+    with disk_errors(path):
+        _complete(temporary, entries)
+        _put_in_place(temporary, path)
+
+
+def abandon_folder(temporary: Path) -> None:
+    """Delete what `begin_folder` began."""
+    discard(temporary)
+
+
+# --------------------------------------------------------------------------- read
 
 
 def replaced(path: Path) -> Path:
@@ -99,20 +157,26 @@ def verify_folder(path: Path) -> None:
 
 
 def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, bytes]:
-    """Read and verify the files of a folder, or only those in `names`.
+    """Read and verify the files of a folder, or only those that `names` names or, with a `*` (fnmatch), covers.
 
     Raises:
         CheckpointError: as for `verify_folder`, for the files that are read.
     """
     contents = {}
     with _open_folder(path) as (folder, entries):
-        for name in entries if names is None else names:
-            if name not in entries:
-                raise CheckpointError(f"{MANIFEST} does not name {name}", where=str(path), fix="use another copy")
+        for name in entries if names is None else _chosen(path, entries, names):
             with _open_entry(path, folder, name, entries[name]["size"]) as file:
                 contents[name] = file.read()
             _check_sha256(path, name, sha256(contents[name]), entries[name]["sha256"])
     return contents
+
+
+def _chosen(path: Path, entries: Iterable[str], names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        found = [entry for entry in entries if fnmatchcase(entry, name)]
+        if not found:
+            raise CheckpointError(f"{MANIFEST} does not name {name}", where=str(path), fix="use another copy")
+        yield from found
 
 
 def remove_folder(path: Path) -> None:
@@ -125,10 +189,19 @@ def remove_folder(path: Path) -> None:
         _remove(path)
 
 
-def _manifest(files: dict[str, bytes]) -> bytes:
-    entries = {name: {"size": len(data), "sha256": sha256(data)} for name, data in sorted(files.items())}
+def _entry(data: bytes) -> Entry:
+    return {"size": len(data), "sha256": sha256(data)}
+
+
+def _manifest(entries: dict[str, Entry]) -> bytes:
     # No final newline: a file without its last byte must not parse.
-    return json.dumps({"files": entries, "format": MANIFEST_FORMAT}, indent=1).encode()
+    return json.dumps({"files": dict(sorted(entries.items())), "format": MANIFEST_FORMAT}, indent=1).encode()
+
+
+def _complete(temporary: Path, entries: dict[str, Entry]) -> None:
+    """Write the manifest, and flush the folder."""
+    write_file(temporary / MANIFEST, _manifest(entries))
+    sync_folder(temporary)
 
 
 def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
@@ -138,8 +211,7 @@ def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
         new_folder(temporary, private=False)
         for name, data in files.items():
             write_file(temporary / name, data)
-        write_file(temporary / MANIFEST, _manifest(files))
-        sync_folder(temporary)
+        _complete(temporary, {name: _entry(data) for name, data in files.items()})
     except BaseException:
         discard(temporary)
         raise

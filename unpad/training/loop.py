@@ -29,7 +29,8 @@ from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.length import run_length
 from unpad.training.progress import Progress, restore, save_best, write_run_files
 from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
-from unpad.training.setup import Setup, check_stages, describe, prepare_setup, resolved
+from unpad.training.setup import Setup, check_stages, describe, divide, prepare_setup, resolved
+from unpad.training.sharding import check_sharding
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import AfterEvaluation, RunContext, run_stage
@@ -103,11 +104,15 @@ def train(
             setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
             with timers("build"):
                 check_stages(setup)
+                # A run goes on in one process, which holds the whole model.
+                check_sharding(settings, setup.model, 2 if exists and group.size == 1 else group.size)
             with timers("plan"):
                 length = run_length(setup.stages)
         with group.together():
             if group.leads:
                 _take_folder(folder, locked, stack, private=setup.data.private)
+        with timers("build"):
+            setup = divide(setup)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []
         with group.together():
@@ -209,7 +214,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
             progress.next_stage()
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
-    if trained and progress.step > start and setup.group.leads:
+    if trained and progress.step > start and setup.group.leads and setup.sharding is None:
         _keep_samples(run, trained[-1].kinds)
     timings = timers.summary(time.perf_counter() - began)
     monitor.log("timers", rows=timings, after_step=start, step=progress.step)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from unpad.errors import RecipeError
 from unpad.models.adapters import adapter_names
+from unpad.processes.divided import divided_like, total_norm
 from unpad.recipes.training import OptimSettings, ParameterGroup
 
 
@@ -98,7 +99,7 @@ def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None) -
         limit = groups[0].get("clip") or clip
         if limit is not None and parameters:
             gradients = [p.grad for p in parameters if p.grad is not None]
-            part_norm = norm if len(parts) == 1 else nn.utils.get_total_norm(gradients)
+            part_norm = norm if len(parts) == 1 else total_norm(gradients)
             if not _within(limit, part_norm):
                 nn.utils.clip_grads_with_norm_(parameters, limit, part_norm)
     optimizer.step()
@@ -127,7 +128,7 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, t
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if state:
             optimizer.state[parameter] = {
-                key: value.to(parameter.device if key != "step" else value.device, copy=True)
+                key: value.clone() if key == "step" else divided_like(parameter, value.to(parameter.device, copy=True))
                 for key, value in state.items()
             }
 

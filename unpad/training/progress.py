@@ -13,10 +13,12 @@ import torch
 from unpad import storage
 from unpad.errors import ResumeError
 from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
+from unpad.processes.divided import whole_tensors
 from unpad.run import checkpoint
 from unpad.run.base import KEY
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
+from unpad.run.sharded_checkpoint import save_shards
 from unpad.training.optim import optimizer_tensors
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, epoch_plan
@@ -30,6 +32,7 @@ DECIDE_BITS = (
 # How updates of several micro-batches are drawn and added. 1: random draws by update, gradients added by autograd;
 # 2: random draws by micro-batch, gradients added as `train.sums` says.
 UPDATE_RULE = 2
+SHARDED_AMONG = "sharded_among"  # in a checkpoint of a divided model: the number of processes
 
 
 @dataclass
@@ -76,9 +79,13 @@ def save_checkpoint(
     setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, additional: dict[str, torch.Tensor]
 ) -> Path:
     """Write everything the run needs to continue from here; `additional` tensors are stored by their names."""
+    if setup.sharding is not None:
+        state = _state(setup, progress, kept_weights(setup.model))
+        state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
+        return save_shards(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep, setup.group)
 
     def save() -> str:
-        state = _state(setup, progress)
+        state = _state(setup, progress, kept_weights(setup.model))
         state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
         return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep).name
 
@@ -90,14 +97,17 @@ def save_best(setup: Setup, progress: Progress) -> None:
 
     Adapters that are the run's are also written as a folder for peft.
     """
+    weights = kept_weights(setup.model)
+    if setup.sharding is not None:
+        weights = whole_tensors(weights, setup.group)
     with setup.group.together():
         if setup.group.leads:
-            _save_best(setup, progress)
+            _save_best(setup, progress, weights)
 
 
-def _save_best(setup: Setup, progress: Progress) -> None:
+def _save_best(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> None:
     stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
-    state, name = _state(setup, progress), best_name(setup, stage)
+    state, name = _state(setup, progress, weights), best_name(setup, stage)
     checkpoint.save_named(setup.folder / CHECKPOINTS, name, state)
     if setup.recipe.lora is not None and setup.base is not None and name == "best":
         kept = checkpoint.model_weights(state.tensors)
@@ -121,8 +131,8 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
         save_best(setup, progress)
 
 
-def _state(setup: Setup, progress: Progress) -> checkpoint.State:
-    tensors = checkpoint.model_tensors(kept_weights(setup.model))
+def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> checkpoint.State:
+    tensors = checkpoint.model_tensors(weights)
     values = {
         "progress": progress.to_values(),
         "data": setup.data.fingerprint(),
@@ -130,6 +140,8 @@ def _state(setup: Setup, progress: Progress) -> checkpoint.State:
         "environment": {key: setup.environment[key] for key in DECIDE_BITS},
         "update_rule": UPDATE_RULE,
     }
+    if setup.sharding is not None:
+        values[SHARDED_AMONG] = setup.group.size
     if setup.base is not None:
         values[KEY] = asdict(setup.base)
     return checkpoint.State(progress.step, tensors, values)
@@ -199,6 +211,12 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
         warnings.append(
             "the run was begun by a version that drew dropout once for all micro-batches of an update: updates of "
             "several micro-batches draw other values from here on"
+        )
+    were, are = (state.values.get(SHARDED_AMONG, 1), setup.group.size if setup.sharding is not None else 1)
+    if were != are:
+        warnings.append(
+            f"the model is divided among {are} process{'es' * (are > 1)}, was among {were}: the run continues, and its "
+            "bits differ from those of one that goes on as it was"
         )
     if setup.base is not None and state.values[KEY]["sha256"] != setup.base.sha256:
         raise ResumeError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
+from unpad.training.sharding import Sharding, check_divided_stage, empty_batch
 from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX
 
@@ -49,6 +50,7 @@ class Setup:
     environment: dict[str, Any]
     base: Base | None = None  # of the model's adapters
     group: Group = ALONE
+    sharding: Sharding | None = None  # of the model among the processes of the group
 
 
 def prepare_setup(
@@ -96,7 +98,8 @@ def prepare_setup(
         data.initialize(model)
         base = None if recipe.lora is None else _adapt(model, recipe, recipe.lora, precision)
         with needs_memory("the model", lower_sizes(config)):
-            model = model.to(device)
+            # A model that is divided goes to the device block by block.
+            model = model.to("cpu" if _is_divided(recipe, group) else device)
     environment = {
         "version": version("unpad"),
         "torch": torch.__version__,
@@ -114,6 +117,31 @@ def prepare_setup(
     }
     resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
     return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment, base, group)
+
+
+def _is_divided(recipe: Recipe, group: Group) -> bool:
+    return recipe.train.shard == "full" and group.size > 1
+
+
+def divide(setup: Setup) -> Setup:
+    """Divide the model among the processes if the recipe says so: collective.
+
+    Raises:
+        RecipeError: a stage cannot train a divided model.
+    """
+    if not _is_divided(setup.recipe, setup.group):
+        return setup
+    with setup.group.together():
+        empty = empty_batch(setup.stages)
+        if empty is not None:
+            for stage in setup.stages:
+                freeze(setup.model, stage.recipe.train.freeze)
+                set_objective(setup.model, stage.recipe, of_pairs=stage.of_pairs)
+                check_divided_stage(stage.name, setup.model, empty, of_pairs=stage.of_pairs)
+    if empty is None:
+        return replace(setup, model=setup.model.to(setup.device))
+    with needs_memory("the model", lower_sizes(setup.model.config)):
+        return replace(setup, sharding=Sharding(setup.model, empty.to(setup.device), setup.group, setup.device))
 
 
 def _adapt(model: Model, recipe: Recipe, settings: LoraSettings, precision: Precision) -> Base:
@@ -219,6 +247,13 @@ def describe(setup: Setup) -> list[str]:
         share = f"{num:,} parameters, {num / parameters:.1%}"
         adapters = [f"adapters on the weights of {setup.recipe.train.init_from}: {share}"]
         weights = f"its base in {setup.base.precision}, adapters and optimizer in fp32"
+    if setup.sharding is not None:
+        num = setup.sharding.num_blocks
+        adapters.append(
+            f"weights, gradients and optimizer divided among {setup.group.size} processes by FSDP2, {num} "
+            f"block{'s' * (num != 1)} each for itself; gradients are added in fp32, so bits depend on the number of "
+            "processes"
+        )
     return [
         *source_lines(setup.recipe),
         *setup.data.lines(),

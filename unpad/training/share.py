@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -81,6 +81,19 @@ class MicroResult:
 
 
 @dataclass(frozen=True)
+class Lockstep:
+    """Passes over the micro-batches of an update that all processes compute together, as a divided model needs it.
+
+    Args:
+        num_passes: of every process.
+        empty: a batch without sequences, for those of a process beyond its micro-batches.
+    """
+
+    num_passes: int
+    empty: RaggedBatch
+
+
+@dataclass(frozen=True)
 class Share:
     """The part of an update that this process computes.
 
@@ -89,6 +102,7 @@ class Share:
         counts: of all micro-batches of the update, in its order.
         seed: (seed, step) of the draws of the update; None leaves the generator as it is.
         sums: adds gradients over micro-batches and processes; None where autograd adds those of one process.
+        lockstep: None where every process computes its micro-batches by itself.
     """
 
     numbers: Sequence[int]
@@ -96,6 +110,7 @@ class Share:
     seed: tuple[int, int] | None = None
     group: Group = ALONE
     sums: GradientSum | None = None
+    lockstep: Lockstep | None = None
 
     @property
     def num_targets(self) -> int:
@@ -105,6 +120,26 @@ class Share:
     def total(self, term: str) -> int:
         """Targets of a loss term in the whole update."""
         return sum(micro.terms[term] for micro in self.counts)
+
+    def passes(self, micros: Sequence[RaggedBatch], weights: Iterable[str]) -> Iterator[tuple[int | None, RaggedBatch]]:
+        """Micro-batches of this process with targets of these terms, by place; in lockstep the others too, and empty
+        ones, all without a place.
+
+        Args:
+            micros: of this process, as `numbers`.
+        """
+        names = list(weights)
+        for number, batch in zip(self.numbers, micros, strict=True):
+            if any(self.counts[number].terms[name] for name in names):
+                yield number, batch
+            elif self._has_passes(names):
+                yield None, batch
+        if self.lockstep is not None and self._has_passes(names):
+            yield from ((None, self.lockstep.empty) for _ in range(len(micros), self.lockstep.num_passes))
+
+    def _has_passes(self, names: Sequence[str]) -> bool:
+        """True if all processes compute every pass; none does in an update without targets."""
+        return self.lockstep is not None and any(self.total(name) for name in names)
 
     def seed_draws(self, number: int) -> None:
         """Seed the draws of a micro-batch by its place in the update. The first goes on with the generator that the

@@ -20,6 +20,7 @@ from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
+from unpad.processes.group import ALONE
 from unpad.processes.sums import GradientSum
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
@@ -31,7 +32,7 @@ from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensor
 from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
 from unpad.training.setup import Setup
-from unpad.training.share import Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
+from unpad.training.share import Lockstep, Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step, used_at_most
@@ -149,7 +150,7 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
-    sums = gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
+    sums = run.setup.sharding or gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
     return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), sums, cells_per_token(model))
 
 
@@ -246,7 +247,10 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
             counts = counts_of_all([own_counts for _, own_counts in talk.told])
             seed = (stage.setup.recipe.train.seed, run.progress.step)
             sums = stage.sums if group.size > 1 or len(planned) > 1 else None
-            share = Share(numbers, counts, seed, group, sums)
+            lockstep = None
+            if setup.sharding is not None:
+                lockstep = Lockstep(max(len(own_counts) for _, own_counts in talk.told), setup.sharding.empty)
+            share = Share(numbers, counts, seed, group, sums, lockstep)
             yield Update(planned, micros, share, time.perf_counter() - began)
 
 
@@ -335,7 +339,11 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     if ids.size == 0:
         return False, False
     with run.timers("evaluate"):
-        result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device, setup.group)
+        # All processes compute every pass of a divided model.
+        group = setup.group if setup.sharding is None else ALONE
+        result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device, group)
+        if setup.sharding is not None:
+            setup.sharding.divide()
     improved = progress.best is None or result.loss < progress.best - train.min_delta
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import Protocol
 
 import torch
@@ -19,6 +18,8 @@ from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, needs_memory
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
+from unpad.processes.divided import total_norm
+from unpad.processes.group import lost_connections
 from unpad.training.memory import peak_memory
 from unpad.training.optim import update
 from unpad.training.share import MicroResult, Share, whole
@@ -102,22 +103,25 @@ def accumulate(
     # Counts are known from the batches, so every divisor is right before the first backward pass.
     share = share or whole(model, micros)
     totals = {name: share.total(name) for name in weights}
-    trained = [any(share.counts[number].terms[name] for name in weights) for number in share.numbers]
+    passes = list(share.passes(micros, weights))
     own: dict[int, MicroResult] = {}
     with share.given_up_on_error():
-        with share.group.together() as talk, _memory_of(micros):
+        in_lockstep = share.lockstep is not None
+        with share.group.together() as talk, lost_connections(), _memory_of(micros, alone=in_lockstep):
             if share.sums is not None:
-                share.sums.begin(rounded=len(share.counts) > 1, takes=sum(trained))
-            for number, batch in compress(zip(share.numbers, micros, strict=True), trained):
-                share.seed_draws(number)
+                share.sums.begin(rounded=len(share.counts) > 1, takes=len(passes))
+            for number, batch in passes:
+                if number is not None:
+                    share.seed_draws(number)
                 with autocast(precision, batch.position_ids.device):
                     terms = model.losses(batch)
                 parts = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
                 (torch.stack(parts).sum() * scale).backward()
                 if share.sums is not None:
                     share.sums.take(scale)
-                detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
-                own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
+                if number is not None:
+                    detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
+                    own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
             talk.own = share.to_json(own)
         results = share.of_all(own, talk.told)
     sums: dict[str, Tensor] = {}
@@ -132,14 +136,21 @@ def accumulate(
 
 
 @contextmanager
-def _memory_of(micros: Sequence[RaggedBatch]) -> Iterator[None]:
-    """Describe a memory error by the largest of these micro-batches."""
+def _memory_of(micros: Sequence[RaggedBatch], *, alone: bool = False) -> Iterator[None]:
+    """Describe a memory error by the largest of these micro-batches.
+
+    Args:
+        alone: whether this process ends by itself: the others, within passes in lockstep, wait for it and not for a
+            message, and notice that it has gone.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_memory_error(error):
             raise
-        raise _out_of_memory(error, micros) from error
+        described = _out_of_memory(error, micros)
+        described.is_agreed = alone
+        raise described from error
 
 
 def train_step(
@@ -171,7 +182,7 @@ def train_step(
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if scale != 1.0 and share.sums is None:
             torch._foreach_mul_(gradients, 1.0 / scale)
-        norm = nn.utils.get_total_norm(gradients)
+        norm = total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
     if updated and gradients:

@@ -1,0 +1,213 @@
+"""Models that are divided among processes by FSDP2."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import random_batch
+from tests.helpers.patients import random_patients, tiny_patients_model
+from tests.helpers.ranks import run_ranks
+from tests.helpers.toy import run, write_toy
+from tests.helpers.vision import ROWS, prepare, tiny
+from tests.models.test_vit import random_images, tiny_vit
+from unpad.batching.batch import RaggedBatch
+from unpad.errors import RecipeError
+from unpad.models.contract import Model
+from unpad.models.decoder import Config, Decoder
+from unpad.processes.divided import is_divided, total_norm, whole
+from unpad.processes.group import Group
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.training import OptimSettings, ParameterGroup
+from unpad.training.optim import freeze, make_optimizer, update
+from unpad.training.sharding import Sharding, check_divided_stage, check_sharding
+from unpad.training.share import Lockstep, Share, count_micro
+from unpad.training.step import accumulate
+
+CPU = torch.device("cpu")
+SEED = (3, 5)
+
+
+def decoder(**fields: Any) -> Decoder:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"width": 18, "blocks": 2, "heads": 3, "hidden": 26, "context": 64, "dropout": 0.1}
+    return Decoder(Config(**{**sizes, **fields}), 51)
+
+
+# Every model with micro-batches of which one has no sequence; 51 rows and 3 heads divide by neither 2 nor 4.
+Case = tuple[Callable[[], Model], Callable[[], RaggedBatch], dict[str, float]]
+CASES: dict[str, Case] = {
+    "decoder, tied": (decoder, lambda: random_batch([5, 1, 9, 3, 12]), {"cross_entropy": 1.0}),
+    "decoder, untied": (lambda: decoder(tied=False), lambda: random_batch([5, 1, 9, 3, 12]), {"cross_entropy": 1.0}),
+    "vit": (tiny_vit, random_images, {"cross_entropy": 1.0}),
+    # Some micro-batches have no image, so that only some processes use the tower.
+    "vision_language": (tiny, lambda: prepare(ROWS).batch, {"cross_entropy": 1.0}),
+    # The decoder of sets trains in none, and must not be moved by decay.
+    "set_sequence": (
+        lambda: tiny_patients_model(sample=False),
+        lambda: random_patients([7, 0, 30, 2]),
+        {"classification": 1.0, "kl": 0.5},
+    ),
+}
+
+
+def cut(batch: RaggedBatch) -> list[RaggedBatch]:
+    """A micro-batch for every sequence, and one without any."""
+    return [*(batch.select([i]) for i in range(batch.num_seqs)), batch.select([])]
+
+
+def gradients(model: Model, micros: list[RaggedBatch], weights: dict[str, float], precision: str) -> dict[str, Tensor]:
+    """Gradients of an update in one process, of the parameters that have one."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    model.begin_step(0, 1, weights)
+    counts = [count_micro(model, batch) for batch in micros]
+    torch.manual_seed(1)
+    accumulate(model.train(), micros, weights, precision, share=Share(range(len(micros)), counts, SEED))
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def divided_gradients(
+    sharding: Sharding, group: Group, micros: list[RaggedBatch], weights: dict[str, float], precision: str
+) -> dict[str, Tensor]:
+    """The same of a divided model, of which the first process computes one micro-batch, and the last most."""
+    model, counts = sharding.model, [count_micro(sharding.model, batch) for batch in micros]
+    for parameter in model.parameters():
+        parameter.grad = None
+    model.begin_step(0, 1, weights)
+    owner = [min(number, group.size - 1) for number in range(len(micros))]
+    numbers = [number for number, rank in enumerate(owner) if rank == group.rank]
+    lockstep = Lockstep(max(owner.count(rank) for rank in range(group.size)), sharding.empty)
+    share = Share(numbers, counts, SEED, group, sharding, lockstep)
+    torch.manual_seed(1)
+    accumulate(model.train(), [micros[i] for i in numbers], weights, precision, share=share)
+    assert all(is_divided(parameter) for parameter in model.parameters())
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Largest relative difference of a tensor."""
+    assert found.keys() == expected.keys()
+    return max(float((found[n] - e).norm() / e.norm().clamp_min(1e-9)) for n, e in expected.items())
+
+
+def compare_updates(group: Group) -> None:
+    """Gradients and updated weights of every case are those of one process."""
+    for name, (make, batch, weights) in CASES.items():
+        for dtype, precision, limit in (
+            (torch.float64, "fp32", 1e-12),
+            (torch.float32, "fp32", 1e-6),
+            (torch.float32, "bf16", 1e-6),
+        ):
+            if precision == "bf16" and name != "decoder, tied":
+                continue
+            case = f"{name}, {dtype}, {precision}"
+            micros = cut(batch())
+            alone, model = make().to(dtype), make().to(dtype)
+            sharding = Sharding(model, micros[-1], group, CPU)
+            expected = gradients(alone, micros, weights, precision)
+            found = divided_gradients(sharding, group, micros, weights, precision)
+            assert difference(found, expected) <= limit, case
+            settings = OptimSettings(lr=1e-2, groups=[ParameterGroup(parameters=["*norm*"], clip=0.01)])
+            optimizers = [make_optimizer(one, settings) for one in (alone, model)]
+            for one, optimizer in zip((alone, model), optimizers, strict=True):
+                norm = total_norm([p.grad for p in one.parameters() if p.grad is not None])
+                update(optimizer, norm, 0.1)
+            after = dict(alone.named_parameters())
+            for parameter, tensor in model.named_parameters():
+                torch.testing.assert_close(whole(tensor.detach()), after[parameter].detach(), rtol=1e-4, atol=1e-5)
+            with torch.no_grad():
+                terms = model.eval().losses(micros[0])
+            sharding.divide()
+            assert all(is_divided(tensor) for tensor in model.parameters()), case
+            with torch.no_grad():
+                one = alone.eval().losses(micros[0])
+            assert all(abs(float(terms[key][0] - one[key][0])) < 1e-4 for key in one), case
+
+
+def compare_frozen(group: Group) -> None:
+    """A block that is frozen in one stage trains in the next."""
+    alone, model = decoder(), decoder()
+    micros, weights = cut(random_batch([5, 1, 9])), {"cross_entropy": 1.0}
+    sharding = Sharding(model, micros[-1], group, CPU)
+    for patterns in (["blocks.0.*", "embed.*"], []):
+        assert freeze(alone, patterns) == freeze(model, patterns)
+        found = divided_gradients(sharding, group, micros, weights, "fp32")
+        assert difference(found, gradients(alone, micros, weights, "fp32")) <= 1e-6
+        assert any(name.startswith("blocks.0.") for name in found) == (not patterns)
+
+
+def forbid_pickles() -> None:
+    def trap(*_: Any, **__: Any) -> None:
+        raise AssertionError("unpickled")
+
+    pickle.load = pickle.loads = trap  # type: ignore[assignment]
+
+
+def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path: Path) -> None:
+    def work(group: Group) -> None:
+        forbid_pickles()
+        compare_updates(group)
+        compare_frozen(group)
+
+    assert run_ranks(tmp_path / "two", 2, work) == [None, None]
+
+
+# --------------------------------------------------------------------------- what is refused
+
+
+def recipe_of(**sections: Any) -> Recipe:
+    return Recipe(**{"model": {"kind": "decoder"}, "train": {"shard": "full"}, **sections})
+
+
+REFUSED: list[tuple[Callable[[], Model], Recipe, int, str, str]] = [
+    (decoder, recipe_of(), 1, "one process", "--processes 2"),
+    (decoder, recipe_of(lora={"r": 2}), 2, "adapters", "train.shard=none"),
+    (tiny_patients_model, recipe_of(), 2, "posterior collapse", "collapse.policy=off"),
+    (
+        lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}),
+        recipe_of(),
+        2,
+        "model.prune",
+        "train.shard=none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "recipe", "size", "what", "fix"), REFUSED, ids=[case[3] for case in REFUSED])
+def test_what_cannot_be_divided_is_refused_by_name(
+    make: Callable[[], Model], recipe: Recipe, size: int, what: str, fix: str
+) -> None:
+    with pytest.raises(RecipeError, match=what) as caught:
+        check_sharding(recipe, make(), size)
+    assert caught.value.where == "train.shard"
+    assert fix in caught.value.fix
+    check_sharding(recipe.model_copy(update={"train": recipe.train.model_copy(update={"shard": "none"})}), make(), size)
+
+
+def test_a_watch_that_is_off_and_merging_without_pruning_are_not_refused() -> None:
+    check_sharding(recipe_of(collapse={"policy": "off"}), tiny_patients_model(), 2)
+    check_sharding(recipe_of(), tiny(merge={"variant": "similarity", "ratio": 0.5}), 2)
+
+
+def test_stages_that_compare_replies_or_may_train_nothing_are_refused() -> None:
+    with pytest.raises(RecipeError, match="stage tune compares replies"):
+        check_divided_stage("tune", decoder(), random_batch([]), of_pairs=True)
+    model, empty = tiny(), prepare(ROWS).batch.select([])
+    check_divided_stage("tune", model, empty, of_pairs=False)
+    freeze(model, ["decoder.*"])
+    with pytest.raises(RecipeError, match="stage tune freezes everything that a batch without images trains"):
+        check_divided_stage("tune", model, empty, of_pairs=False)
+
+
+def test_a_run_of_one_process_is_refused_before_its_directory_is_made(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    with pytest.raises(RecipeError, match="one process has nobody to divide the model with"):
+        run(recipe, tmp_path / "run", "train.shard=full")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,212 @@
+"""Division of a model among processes, by FSDP2 of torch: each holds some rows of every weight, gradient and moment.
+
+The weights of a block are whole in every process while the block computes, and divided before and after; those outside
+of the blocks are whole for the length of a pass. Gradients are added over the processes as the backward pass of each
+block ends.
+
+FSDP2 has every process compute the same number of passes: shorter shares of an update end with empty batches. It
+divides sums by the number of processes unless told otherwise, block by block; the step divides by the counts of the
+whole update, so gradients are sums here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.errors import RecipeError
+from unpad.models.contract import (
+    Classifies,
+    Generates,
+    HasLatent,
+    Model,
+    PredictsSets,
+    PrunesTokens,
+    ReadsTokens,
+    ScoresTokens,
+)
+from unpad.models.set_sequence.model import SetSequence
+from unpad.models.vision_language.tower import Tower
+from unpad.models.vit import Vit
+from unpad.nn.block import Block
+from unpad.nn.linear import Linear
+from unpad.processes.group import Group
+from unpad.recipes.recipe import Recipe
+from unpad.training.stage import StageSetup, epoch_plan
+
+T = TypeVar("T")
+
+# Methods of a model that compute with its weights: around a call of one of them FSDP2 makes the weights whole.
+_METHODS: tuple[tuple[type[Model], tuple[str, ...]], ...] = (
+    (Model, ("forward", "losses")),
+    (ReadsTokens, ("embed_tokens",)),
+    (ScoresTokens, ("token_nll",)),
+    (Generates, ("last_hidden", "logits")),
+    (Classifies, ("classify",)),
+    (Vit, ("nll",)),
+    (SetSequence, ("nll",)),
+    (PredictsSets, ("hazards", "next_codes", "code_nll", "vectors", "posterior", "reconstruct", "course")),
+)
+
+
+def divided_blocks(model: Model) -> list[Block]:
+    """Blocks that are divided each for itself: those that every pass computes. A batch without images leaves a tower's
+    out, so these stay with the model."""
+    towers = [module for module in model.modules() if isinstance(module, Tower)]
+    left_out = {id(module) for tower in towers for module in tower.modules()}
+    return [module for module in model.modules() if isinstance(module, Block) and id(module) not in left_out]
+
+
+class _Calls(nn.Module):
+    """Calls of the methods of a model, as the module whose weights FSDP2 makes whole: the methods call each other, and
+    the weights must stay whole to the end of the outermost."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model = model
+        self._runs = False
+
+    def __call__(self, method: Callable[..., T], *args: object, **options: object) -> T:
+        if self._runs:
+            return method(*args, **options)
+        self._runs = True
+        try:
+            result: T = super().__call__(method, *args, **options)
+        finally:
+            self._runs = False
+        return result
+
+    def forward(self, method: Callable[..., T], *args: object, **options: object) -> T:
+        return method(*args, **options)
+
+
+class Sharding:
+    """The division of a model among the processes of a group, as the `GradientSum` of its updates.
+
+    Args:
+        model: whole, with the same weights in every process; divided afterwards.
+        empty: a batch without sequences, of the model's family.
+        device: where the model computes; it may be on the processor still, and goes there block by block.
+
+    Attributes:
+        used: indices of the parameters to which a micro-batch of this process gave a gradient.
+    """
+
+    def __init__(self, model: Model, empty: RaggedBatch, group: Group, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        # A block may return a view: rows without those that complete a product. Nothing writes into it.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+        self.model, self.empty, self.used = model.requires_grad_(True), empty, set[int]()
+        self._scale, mesh = 1.0, init_device_mesh(device.type, (group.size,))
+        self.num_blocks = len(blocks := divided_blocks(model))
+        for block in blocks:
+            fully_shard(block, mesh=mesh)
+            for module in block.modules():
+                if isinstance(module, Linear):
+                    module.recasts = True
+        calls = _Calls(model)
+        fully_shard(calls, mesh=mesh, reshard_after_forward=False)
+        for owner, names in _METHODS:
+            for name in names if isinstance(model, owner) else ():
+                setattr(model, name, partial(calls, getattr(model, name)))
+        self._parts = [module for module in calls.modules() if isinstance(module, FSDPModule)]
+        for part in self._parts:  # the setters of a part do not reach those inside
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_reduce_scatter_unused_params(True)
+        for part in self._parts:
+            part.unshard()
+        for index, parameter in enumerate(model.parameters()):
+            parameter.register_post_accumulate_grad_hook(self._noting(index))
+        # FSDP2 sets itself up in the first pass, and takes no gradient of parts that are frozen then, ever.
+        with torch.no_grad():
+            model.losses(empty)
+        self.divide()
+
+    def _noting(self, index: int) -> Callable[[Tensor], None]:
+        return lambda _: self.used.add(index)
+
+    def divide(self) -> None:
+        """Give up the rows of other processes, which passes without gradient leave in place outside of the blocks."""
+        for part in self._parts:
+            part.reshard()
+
+    def begin(self, *, rounded: bool, takes: int) -> None:
+        """As of GradientSum; nothing is rounded."""
+        self.used = set()
+
+    def take(self, scale: float = 1.0) -> None:
+        """As of GradientSum; FSDP2 has added the gradients over the processes."""
+        self._scale = scale
+
+    def finish(self, group: Group, used: set[int]) -> None:
+        """As of GradientSum. Where no process has a gradient FSDP2 leaves zeros, by which decay would move weights."""
+        for index, parameter in enumerate(self.model.parameters()):
+            if index not in used:
+                parameter.grad = None
+            elif self._scale != 1.0 and parameter.grad is not None:
+                parameter.grad.mul_(1.0 / self._scale)
+
+    def give_up(self) -> None:
+        """As of GradientSum; FSDP2 sends within the passes, and nothing outside of them."""
+
+
+# --------------------------------------------------------------------------- what cannot be divided
+
+
+def check_sharding(recipe: Recipe, model: Model, num_processes: int) -> None:
+    """Refuse a run whose model cannot be divided among its processes.
+
+    Raises:
+        RecipeError: names the field to change.
+    """
+    if recipe.train.shard == "none":
+        return
+    if num_processes == 1:
+        raise _refused("one process has nobody to divide the model with", "add --processes 2 or more")
+    if recipe.lora is not None:
+        raise _refused("with adapters the weights of the model stay as they are, and every process holds them")
+    if isinstance(model, HasLatent) and recipe.collapse.policy != "off":
+        what = "the watch for posterior collapse copies and reads a model that one process holds"
+        raise _refused(what, "set collapse.policy=off")
+    if isinstance(model, PrunesTokens) and "hard" in model.modes:
+        raise _refused("model.prune reads weights of blocks between these, where they are divided")
+
+
+def check_divided_stage(stage: str, model: Model, empty: RaggedBatch, *, of_pairs: bool) -> None:
+    """Refuse a stage that cannot train a divided model.
+
+    Args:
+        model: with the stage's frozen parameters and its objective set.
+        of_pairs: whether the stage learns preferences.
+
+    Raises:
+        RecipeError: it compares replies, or some batches train nothing.
+    """
+    if of_pairs:
+        raise _refused(f"stage {stage} compares replies under the weights it starts from, which one process holds")
+    terms = model.losses(empty)
+    if not any(terms[name][0].requires_grad for name in model.weights):
+        what = f"stage {stage} freezes everything that a batch without images trains"
+        raise _refused(what, "leave a part of the language model to train")
+
+
+def _refused(what: str, fix: str = "") -> RecipeError:
+    return RecipeError(what, where="train.shard", fix=f"{fix}{', or ' * bool(fix)}set train.shard=none")
+
+
+def empty_batch(stages: Sequence[StageSetup]) -> RaggedBatch | None:
+    """A batch of a run's data without sequences; None where no stage has a step."""
+    for stage in stages:
+        first = epoch_plan(stage, 0) if stage.train_ids.size else None
+        if first is not None and first.num_steps:
+            return stage.data.load(first.step(0)[0]).flat().select([])
+    return None
