@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "cross_entropy.h"
 #include "decode.h"
+#include "gradient_sum.h"
 #include "norm.h"
 #include "small_linear.h"
 
@@ -11,7 +12,7 @@ namespace {
 
 constexpr unpad_kernels table = {
     attention_forward,  attention_backward,  decode_attention,    small_linear,  add_norm_forward,
-    add_norm_backward,  activation_forward,  activation_backward, cross_entropy,
+    add_norm_backward,  activation_forward,  activation_backward, cross_entropy, add_rounded,
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 /* The C interface of the native kernels: plain pointers and sizes, no header of torch.
  *
  * The kernels are compiled for several targets, sets of instructions; `unpad_kernels_for` gives the functions of
- * one. Every function takes `dtype`, the type of activations: UNPAD_FP32, UNPAD_BF16 (on the target avx512_bf16
+ * one. Every function of activations takes `dtype`, their type: UNPAD_FP32, UNPAD_BF16 (on the target avx512_bf16
  * alone) or UNPAD_DOUBLE (the same code, one number at a time, which the proof runs). "Wide" below is the type sums
  * are kept in: double for double, float for the others. Arrays are contiguous unless a stride is given; nothing is
  * kept between calls. Results depend on the arguments alone: no atomics, no sum in an order that a scheduler
@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 6
+#define UNPAD_INTERFACE 7
 int unpad_interface(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
@@ -116,6 +116,11 @@ struct unpad_kernels {
     int64_t (*cross_entropy)(
         int dtype, int64_t num_rows, int64_t vocab_size, double smoothing, int want_grad, int num_threads, void* logits,
         const int64_t* labels, void* loss, void* nll);
+
+    /* Rounded sums of gradients (gradient_sum.h): (gradient * factor + shift) - shift is added to sum, or replaces it
+     * where `replace` is 1; gradient, sum (count). factor is a power of two; shift 0 does not round. */
+    void (*add_rounded)(
+        int64_t count, double factor, double shift, int replace, int num_threads, const float* gradient, double* sum);
 };
 
 /* The functions of a target - "plain", "avx2", "avx512", "avx512_bf16" - or NULL where the processor cannot run

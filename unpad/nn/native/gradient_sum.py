@@ -1,0 +1,58 @@
+"""Rounded sums of gradients as one operator, `unpad::add_rounded`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from unpad.nn.native.library import function, is_plain, pointer, runs
+
+
+def accepts(gradient: Tensor) -> bool:
+    """True if the kernel reads gradients like this one: contiguous fp32 on the processor, kernels being enabled."""
+    return gradient.dtype == torch.float32 and runs(gradient) and gradient.is_contiguous() and is_plain(gradient)
+
+
+def add_rounded(
+    sums: Sequence[Tensor], gradients: Sequence[Tensor], *, factor: float, shift: float, replace: bool
+) -> None:
+    """Add (gradient * factor + shift) - shift to every sum, or put it in the sum's place.
+
+    Args:
+        sums: contiguous fp64.
+        gradients: contiguous fp32, each with as many numbers as its sum.
+        factor: a power of two, so that the product is exact.
+        shift: 0 to leave gradients as they are.
+        replace: the sums hold nothing yet.
+    """
+    torch.ops.unpad.add_rounded.default(sums, gradients, factor, shift, replace)
+
+
+_library = torch.library.Library("unpad", "FRAGMENT")
+_library.define("add_rounded(Tensor(a!)[] sums, Tensor[] gradients, float factor, float shift, bool replace) -> ()")
+
+
+@cache
+def _function() -> Callable[..., None]:
+    sizes = [ctypes.c_int64, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_int]
+    return function("add_rounded", None, *sizes, *[ctypes.c_void_p] * 2)
+
+
+def _add(sums: list[Tensor], gradients: list[Tensor], factor: float, shift: float, replace: bool) -> None:
+    call, threads = _function(), torch.get_num_threads()
+    for total, gradient in zip(sums, gradients, strict=True):
+        assert (total.dtype, gradient.dtype) == (torch.float64, torch.float32), (total.dtype, gradient.dtype)
+        assert total.numel() == gradient.numel(), (total.numel(), gradient.numel())
+        call(gradient.numel(), factor, shift, replace, threads, pointer(gradient), pointer(total))
+
+
+def _fake(sums: list[Tensor], gradients: list[Tensor], factor: float, shift: float, replace: bool) -> None:
+    return None
+
+
+_library.impl("add_rounded", _add, "CPU")
+torch.library.register_fake("unpad::add_rounded", _fake, lib=_library)
