@@ -394,6 +394,26 @@ void check_cross_entropy() {
     comparison.report(T::bound);
 }
 
+/* Of rounded sums the bits are compared with the formula: rounded sums have no type of activations. */
+void check_add_rounded() {
+    Comparison comparison{"add_rounded"};
+    const double shift = 48, factor = 0.25;
+    for (int64_t count : {0, 1, 3, 4, 7, 8, 15, 16, 17, 33, 40001})
+        for (int replace : {0, 1}) {
+            Array<float> gradient = random_array<float>(count, 1);
+            for (int64_t i = 0; i < count; ++i) gradient.data()[i] *= std::ldexp(1.0f, -(int)(i % 60));
+            Array<double> sum = random_array<double>(count, 2);
+            Numbers expected = sum.numbers();
+            for (int64_t i = 0; i < count; ++i) {
+                const double rounded = gradient.data()[i] * factor + shift - shift;
+                expected[(size_t)i] = replace ? rounded : expected[(size_t)i] + rounded;
+            }
+            kernels->add_rounded(count, factor, shift, replace, num_threads, gradient.data(), sum.data());
+            comparison.add({sum.numbers()}, {expected});
+        }
+    comparison.report(std::numeric_limits<double>::min());
+}
+
 template <class T>
 void check_all() {
     check_attention<T>();
@@ -402,6 +422,7 @@ void check_all() {
     check_add_norm<T>();
     check_activation<T>();
     check_cross_entropy<T>();
+    check_add_rounded();
 }
 
 }  // namespace

@@ -26,4 +26,4 @@ def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "ASAN_OPTIONS": "detect_leaks=0"}
     run = subprocess.run([driver], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("ok ") == 6 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())
+    assert run.stdout.count("ok ") == 7 * sum(line.endswith(("float", "bf16")) for line in run.stdout.splitlines())

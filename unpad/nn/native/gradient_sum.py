@@ -26,7 +26,7 @@ def add_rounded(
         sums: contiguous fp64.
         gradients: contiguous fp32, each with as many numbers as its sum.
         factor: a power of two, so that the product is exact.
-        shift: 0 to leave gradients as they are.
+        shift: a number whose neighbours are as far apart as the multiples to round to.
         replace: the sums hold nothing yet.
     """
     torch.ops.unpad.add_rounded.default(sums, gradients, factor, shift, replace)

@@ -118,7 +118,7 @@ struct unpad_kernels {
         const int64_t* labels, void* loss, void* nll);
 
     /* Rounded sums of gradients (gradient_sum.h): (gradient * factor + shift) - shift is added to sum, or replaces it
-     * where `replace` is 1; gradient, sum (count). factor is a power of two; shift 0 does not round. */
+     * where `replace` is 1; gradient, sum (count). factor is a power of two. */
     void (*add_rounded)(
         int64_t count, double factor, double shift, int replace, int num_threads, const float* gradient, double* sum);
 };
