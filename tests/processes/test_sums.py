@@ -61,7 +61,7 @@ def added(
         shapes = [next(g.shape for g in column if g is not None) for column in zip(*gradients, strict=True)]
         parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
         exact = ExactSum(parameters)
-        exact.begin(rounded=len(gradients) > 1)
+        exact.begin(rounded=len(gradients) > 1, takes=len(share))
         for micro in share:
             for parameter, gradient in zip(parameters, gradients[micro], strict=True):
                 parameter.grad = None if gradient is None else gradient * scale
@@ -127,7 +127,7 @@ def test_each_micro_batch_is_rounded_by_at_most_half_a_quantum() -> None:
         for _ in range(5)
     ]
     exact = ExactSum([nn.Parameter(torch.zeros(1000))])
-    exact.begin(rounded=True)
+    exact.begin(rounded=True, takes=2)
     for (gradient,) in gradients:
         exact.parameters[0].grad = gradient.clone()
         exact.take()
@@ -149,7 +149,7 @@ def test_an_update_of_one_micro_batch_keeps_its_gradient_whoever_computes_it(pat
 def test_one_process_with_one_micro_batch_makes_no_copy() -> None:
     parameter = nn.Parameter(torch.zeros(3))
     exact, gradient = ExactSum([parameter]), torch.ones(3)
-    exact.begin(rounded=False)
+    exact.begin(rounded=False, takes=1)
     parameter.grad = gradient
     exact.take()
     exact.finish(ALONE, exact.used)
@@ -163,7 +163,7 @@ def test_parameters_without_a_gradient_keep_none_and_frozen_ones_are_left_alone(
     frozen.grad = torch.full((2,), 5.0)
     with on(path):
         for _ in range(2):  # the second update finds the sums of the first
-            exact.begin(rounded=True)
+            exact.begin(rounded=True, takes=2)
             for first, last in ((None, 3.0), (1.0, 4.0)):
                 one.grad = None if first is None else torch.full((2,), first)
                 three.grad, two.grad = torch.full((2,), last), None
@@ -229,7 +229,7 @@ def test_sums_of_an_update_do_not_change_with_the_next() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     exact, kept = ExactSum([parameter]), []
     for value in (1.0, 2.0):
-        exact.begin(rounded=True)
+        exact.begin(rounded=True, takes=2)
         parameter.grad = torch.full((2,), value, dtype=torch.float64)
         exact.take()
         exact.finish(ALONE, exact.used)
@@ -252,7 +252,7 @@ def test_gradients_that_are_not_contiguous_or_longer_than_a_block_are_added_at_t
 
 def test_a_model_without_trained_parameters_has_nothing_to_add() -> None:
     exact = ExactSum([nn.Parameter(torch.zeros(2), requires_grad=False)])
-    exact.begin(rounded=True)
+    exact.begin(rounded=True, takes=2)
     exact.take()
     exact.finish(ALONE, exact.used)
     assert exact.used == set()

@@ -1,8 +1,6 @@
-"""Sums of gradients over micro-batches and processes.
+"""Sums of gradients over micro-batches and processes that come out the same in every order, and to the bit.
 
-`ExactSum` gives the same bits whoever computes which micro-batch, `FastSum` adds as torch does.
-
-Proof for `ExactSum`. Each entry x of a micro-batch's gradient, in fp32, becomes r(x), the nearest multiple of
+Proof. Each entry x of a micro-batch's gradient, in fp32, becomes r(x), the nearest multiple of
 QUANTUM = 2^-47; the multiples are added in fp64.
 
 1. r depends on x alone. In [32, 64) neighbouring numbers of fp64 are 2^-47 apart, so for |x| < 16 the addition of
@@ -129,6 +127,9 @@ class ExactSum:
             parameter = self.parameters[index]
             parameter.grad = parts[index].view_as(parameter).to(parameter.dtype, copy=True)
 
+    def give_up(self) -> None:
+        """As of GradientSum; nothing has been sent."""
+
     def _sums(self) -> tuple[Tensor, Sequence[Tensor]]:
         """The sums of all parameters as one tensor, and the part of each; fp64."""
         sizes = [parameter.numel() for parameter in self.parameters]
@@ -170,6 +171,3 @@ def _add_by_torch(total: Tensor, gradient: Tensor, factor: float, shift: float, 
             wide.add_(shift).sub_(shift)
         if not replace:
             sums.add_(wide)
-
-    def give_up(self) -> None:
-        """As of GradientSum; nothing has been sent."""
