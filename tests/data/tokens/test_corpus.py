@@ -17,7 +17,7 @@ from tests.helpers.tokenizers import dropping_bpe, word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.read import read_file
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens import corpus, corpus_files
+from unpad.data.tokens import corpus, corpus_files, corpus_leaks
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet, build_token_set
@@ -522,7 +522,9 @@ def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_re
         prepare(refusing)
 
 
-def test_near_duplicates_stay_together_on_request_and_groups_always_do(folder: Path) -> None:
+def test_near_duplicates_stay_together_on_request_and_groups_always_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw = np.random.default_rng(0)
     texts = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 40))) for _ in range(20)]
     rows = [{"text": text} for text in texts] + [{"text": text[:36] + "完全不同"} for text in texts]
@@ -532,7 +534,10 @@ def test_near_duplicates_stay_together_on_request_and_groups_always_do(folder: P
     apart, _, report = prepare(make_recipe(folder, data=data))
     assert report.leaks is not None
     assert report.leaks.num_near > 0
-    for _ in range(2):  # the second time from the cache
+    for turn in range(2):  # the second time from the cache, and without a row
+        if turn:
+            monkeypatch.setattr(corpus_leaks, "near_pairs", lambda *_: pytest.fail("looked for again"))
+            monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("read again"))
         tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
         assert report.leaks is not None
         assert (report.leaks.num_near, report.leaks.num_exact, report.leaks.num_groups) == (0, 0, 0)

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.sources.example import BadRow, count_bad
-from unpad.data.sources.leaks import near_pairs
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.read import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
@@ -31,7 +30,7 @@ from unpad.data.tokens.cache import (
     write_shard,
 )
 from unpad.data.tokens.corpus_files import CorpusFile, Rows, Work, corpus_key, judge_rows, list_files
-from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, refuse_leaks, text_of
+from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_links, refuse_leaks
 from unpad.data.tokens.corpus_report import CorpusReport, describe_followed
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
@@ -205,8 +204,7 @@ def split_documents(work: Work) -> None:
         declared = rows_of([rows[index].declared for index in members], np.int8)
         links = [(np.arange(len(keys)), rows_of([groups[index] for index in members], np.int64))]
         if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
-            examples = [example for index in members for example in work.rows(index).examples]
-            links.append(near_pairs([text_of(example) for example in examples], work.recipe.train.seed))
+            links.append(near_links(work, members))
         split = divide(keys, declared, work.recipe.data, work.recipe.train.seed, work.wanted, links=links)
         if work.wanted is not Wanted.NEW:
             work.num_followed += int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())

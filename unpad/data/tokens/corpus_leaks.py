@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unpad.data.sources.example import Example
-from unpad.data.sources.leaks import NEW, Leak, LeakReport, compare, refused, report
+from unpad.data.sources.leaks import NEW, Leak, LeakReport, compare, near_pairs, refused, report
 from unpad.data.sources.read import TEXT_KINDS, read_rows
 from unpad.data.sources.rows import reading
 from unpad.data.sources.split import PARTS, Split, Wanted
@@ -39,6 +40,22 @@ def find_leaks(work: Work, part: Split) -> LeakReport | None:
         leaks = report(texts, np.concatenate(work.sides), groups, work.recipe.train.seed, part)
     write_sealed(path, json.dumps(asdict(leaks)).encode())
     return leaks
+
+
+def near_links(work: Work, members: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Near-duplicates among the documents of some files as `near_pairs` has them, looked for once per set of files."""
+    seed = work.recipe.train.seed
+    key = make_key("near pairs", code_key(), [work.files[index].key for index in members], seed)
+    path = work.folder / "near" / f"{key}.bin"
+    data, damage = read_sealed(path)
+    if damage:
+        work.events.append(f"cache: the near-duplicates of this corpus {damage}; they are looked for again")
+    if data is None:
+        texts = [text_of(example) for index in members for example in work.rows(index).examples]
+        data = np.stack(near_pairs(texts, seed)).astype("<i8").tobytes()
+        write_sealed(path, data)
+    documents, keys = np.frombuffer(data, "<i8").astype(np.int64).reshape(2, -1)
+    return documents, keys
 
 
 def compare_new(
