@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from unpad import storage
+from unpad.storage.disk import temporary_name
 
 NUM_IMAGES = 1500
 VERSION = 1  # of the drawing; a change makes a new folder
@@ -49,14 +50,20 @@ def _draw_all(folder: Path) -> None:
         color = list(COLORS)[int(rng.integers(len(COLORS)))]
         width, height = (int(8 * rng.integers(3, 13)) for _ in range(2))
         name = f"shapes/{number:04d}.png"
-        path = folder / name
-        draw(shape, color, width, height, rng).save(path)
+        _save(draw(shape, color, width, height, rng), folder / name)
         split = "val" if number % 5 == 0 else "train"
         images.append({"image": name, "label": shape, "width": width, "height": height, "split": split})
         for question, answer in _questions(shape, color, width, height, rng):
             questions.append({"image": name, "question": question, "answer": answer, "split": split})
     for file, rows in (("shapes.jsonl", images), ("shapes_vqa.jsonl", questions)):
         storage.write_atomic(folder / file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    """Put a picture in its place at once: another host may read those of a cache that both share."""
+    temporary = temporary_name(path.parent)
+    picture.save(temporary, "PNG")
+    temporary.replace(path)
 
 
 def draw(shape: str, color: str, width: int, height: int, rng: np.random.Generator) -> Image.Image:
