@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tests.conftest import tiny_model
 from tests.helpers.models import Stub
+from tests.helpers.turns import in_turns
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import Layout, build_layout
 from unpad.batching.plan import Micro
@@ -24,6 +25,7 @@ from unpad.models.contract import HasLatent
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.losses import Terms
 from unpad.nn.segments import segment_mean
+from unpad.processes.group import Group
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import CollapseSettings, OptimSettings
 from unpad.run import checkpoint
@@ -404,6 +406,19 @@ def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path)
     assert all(torch.equal(kept.tensors[f"model.{name}"], value) for name, value in run.read_at[healthy_step].items())
     assert run.lights[healthy_step] in ("green", "yellow")
     assert checkpoint.load_newest(tmp_path) is None  # it is no checkpoint that a resume would take
+
+
+def test_one_process_keeps_weights_aside_and_all_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[str] = []
+    monkeypatch.setattr(checkpoint, "save_named", lambda folder, name, state: saved.append(name))
+
+    def work(group: Group) -> tuple[Path, bool]:
+        watch = CollapseMonitor(changed("save"), TopicVae(), SAMPLE, SavedWatches(step=20))
+        return watch.save_healthy(tmp_path, group), watch.state.kept_aside
+
+    path = tmp_path / "before-collapse-step-00000020"
+    assert in_turns(2, work) == [(path, True)] * 2, "or one of them would save again, and wait for the others"
+    assert saved == [path.name]
 
 
 def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from unpad import errors
 from unpad.errors import LostProcessError, UnpadError
-from unpad.processes.start import started_by_torchrun
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT_S = 600.0
+BEAT_S = 1.0  # between two messages of a process at long work
 MESSAGE_BYTES = 4096  # of the first round of a message; what is longer takes a second one
 
 
@@ -118,21 +119,21 @@ class Group:
         """
         if self.size == 1:
             return [arrays]
-        contiguous = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        contiguous = {name: np.asarray(values, order="C") for name, values in arrays.items()}
         return [safetensors.numpy.load(data) for data in self._exchange_bytes(safetensors.numpy.save(contiguous))]
 
-    def _exchange_bytes(self, text: bytes) -> list[bytes]:
+    def _exchange_bytes(self, data: bytes) -> list[bytes]:
         with lost_processes():
             head = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
-            head[:8] = torch.tensor([len(text)], dtype=torch.int64).view(torch.uint8)
+            head[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
             first = MESSAGE_BYTES - 8
-            head[8 : 8 + min(first, len(text))] = _bytes(text[:first])
+            head[8 : 8 + min(first, len(data))] = _bytes(data[:first])
             heads = self._gather(head)
             sizes = [int(part[:8].view(torch.int64)) for part in heads]
             rests = [part[:0] for part in heads]
             if max(sizes) > first:
                 rest = torch.zeros(max(sizes) - first, dtype=torch.uint8)
-                rest[: max(len(text) - first, 0)] = _bytes(text[first:])
+                rest[: max(len(data) - first, 0)] = _bytes(data[first:])
                 rests = self._gather(rest)
         parts = zip(heads, rests, sizes, strict=True)
         return [bytes(torch.cat([head[8:], rest])[:size].numpy()) for head, rest, size in parts]
@@ -143,15 +144,6 @@ class Group:
         found = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(found, own, group=self.messages)
         return found
-
-    def limit(self, seconds: float) -> None:
-        """Set how long this process waits for another from now on."""
-        if self.messages is not None:
-            import torch.distributed as dist
-
-            for group in (dist.group.WORLD, self.messages):
-                if group is not None:
-                    group.set_timeout(timedelta(seconds=seconds))
 
     def add(self, values: Tensor) -> None:
         """Add a tensor over all processes, in place.
@@ -206,10 +198,46 @@ class Group:
             return make()
         made: list[T] = []
         for turn in (True, False):
-            with self.together():
+            with self.together(), self._at_length():
                 if turn == (self.local_rank == 0):
                     made.append(make())
         return made[0]
+
+    @contextmanager
+    def _at_length(self) -> Iterator[None]:
+        """Run a block in every process that may take longer than the time limit, and wait until all have ended it.
+
+        A thread tells the others every `BEAT_S` seconds that this process is at work: one that is gone, or stopped as
+        a whole, is still found within the limit. The block itself must not use the group.
+
+        Raises:
+            LostProcessError: as in `together`.
+        """
+        over, lost = threading.Event(), list[LostProcessError]()
+
+        def tell() -> None:
+            try:
+                while not over.wait(BEAT_S):
+                    self.exchange(True)
+            except LostProcessError as error:
+                lost.append(error)
+
+        teller = threading.Thread(target=tell, name="unpad-at-work", daemon=True)
+        teller.start()
+        failure: UnpadError | None = None
+        try:
+            yield
+        except UnpadError as error:
+            failure = error
+        finally:
+            over.set()
+            teller.join()
+        if lost:
+            raise lost[0]
+        while any(self.exchange(False)):
+            continue
+        if failure is not None:
+            raise failure
 
 
 ALONE = Group()
@@ -255,6 +283,11 @@ def lost_connections() -> Iterator[None]:
             raise
         with lost_processes():
             raise
+
+
+def started_by_torchrun() -> bool:
+    """True if this process is one of several that an agent of torch has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

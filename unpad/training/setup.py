@@ -89,7 +89,8 @@ def prepare_setup(
     if recipe.train.init_from and files is None:
         files = starting_files(recipe, recipe.train.init_from)
     with timers("read"):
-        data = group.first_of_host_first(lambda: open_data(recipe, files, compare=compare))
+        # What the comparison finds is told by one process; it refuses in all.
+        data = group.first_of_host_first(lambda: open_data(recipe, files, compare=compare and group.leads))
     if is_new:  # runs of earlier versions may have a rule that was not followed
         check_near_duplicates(recipe, data)
     torch.manual_seed(recipe.train.seed)

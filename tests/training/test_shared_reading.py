@@ -1,0 +1,175 @@
+"""Processes of a run share its data: one of each host fills the cache, the others find it, and one writes the files."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.pairs import write_pairs
+from tests.helpers.ranks import run_ranks
+from tests.helpers.toy import write_toy
+from tests.helpers.turns import in_turns, outcomes_in_turns
+from unpad.data import alike_pictures
+from unpad.data.sources import drawn
+from unpad.data.text import TextData
+from unpad.errors import DiskError, LostProcessError, SourceError
+from unpad.processes import group as groups
+from unpad.processes.group import Group
+from unpad.recipes.file import load_recipe
+from unpad.training import reference
+from unpad.training.reference import put_reference
+from unpad.training.setup import Setup, prepare_setup
+
+
+def counted(patch: pytest.MonkeyPatch, place: Any, name: str, calls: list[str]) -> None:
+    """Note every call of a function."""
+    original = getattr(place, name)
+
+    def call(*args: Any, **fields: Any) -> Any:
+        calls.append(name)
+        return original(*args, **fields)
+
+    patch.setattr(place, name, call)
+
+
+def read(recipe: Path, folder: Path, group: Group, *changes: str) -> Setup:
+    return prepare_setup(load_recipe(str(recipe), list(changes)), folder, None, group=group)
+
+
+def corpus_of(setup: Setup) -> TextData:
+    assert isinstance(setup.data, TextData)
+    return setup.data
+
+
+def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(drawn, "NUM_IMAGES", 40)
+    texts, pairs, no_folder = write_toy(tmp_path / "texts"), write_pairs(tmp_path / "pairs"), tmp_path / "a_file"
+    no_folder.write_text("where the cache should be")
+
+    def work(group: Group) -> dict[str, Any]:
+        """What this process did; every value is JSON."""
+        calls: list[str] = []
+        for place, name in (
+            (drawn, "_draw_all"),
+            (alike_pictures, "_small"),
+            (reference, "log_probabilities"),
+            (reference, "write_reference"),
+        ):
+            counted(monkeypatch, place, name, calls)
+        # Texts: encoded once.
+        data = corpus_of(read(texts, tmp_path / "run", group))
+        found: dict[str, Any] = {
+            "encoded": data.report.encoded_documents,
+            "misses": data.report.cache_misses,
+            "hits": data.report.cache_hits,
+            "compared": data.report.leaks is not None,
+            "same": data.fingerprint(),
+        }
+        # Pictures: drawn, decoded and compared once.
+        calls.clear()
+        refused = "data.near_duplicates=refuse"
+        pictures = prepare_setup(load_recipe("images", [refused]), tmp_path / "pictures", None, group=group)
+        found |= {"drawn": calls.count("_draw_all"), "decoded": calls.count("_small") > 0}
+        found["same"] += pictures.data.fingerprint()
+        # Pairs: the log-probabilities of the start are shared, and those that the leader has kept are taken by all.
+        setup = read(pairs, tmp_path, group)
+        for turn in ("computed", "kept"):
+            calls.clear()
+            how = put_reference(setup, setup.stages[0], begins=True).rpartition(", ")[2]
+            replies = corpus_of(setup).replies
+            assert replies is not None
+            found[turn] = [how, calls.count("log_probabilities"), calls.count("write_reference")]
+            found["same"] += replies.reference.tobytes().hex()
+            assert np.any(replies.reference)
+            replies.reference[:] = 0
+            if group.rank:
+                os.environ["UNPAD_CACHE"] = str(tmp_path / "cache of another host")
+        put_reference(setup, setup.stages[0], begins=False)
+        found["same"] += replies.reference.tobytes().hex()
+        # Long messages.
+        told = group.exchange_arrays({f"{group.rank}": np.arange(3000.0) / (group.rank + 3)})
+        found["told"] = [np.array_equal(one[f"{r}"], np.arange(3000.0) / (r + 3)) for r, one in enumerate(told)]
+        # A cache that cannot be written.
+        os.environ["UNPAD_CACHE"] = str(no_folder)
+        with pytest.raises(DiskError, match="UNPAD_CACHE" if group.leads else r"\(process 0\)"):
+            read(texts, tmp_path / "run", group, "train.seed=5")
+        return found
+
+    first, second = run_ranks(tmp_path / "ranks", 2, work)
+    assert first["encoded"] == 100
+    assert (first["misses"], second["misses"], second["hits"], second["encoded"]) == (2, 0, 2, 0)
+    assert (first["compared"], second["compared"]) == (True, False)
+    assert (first["drawn"], second["drawn"]) == (1, 0)
+    assert (first["decoded"], second["decoded"]) == (True, False)
+    assert first["computed"] == ["computed once", 2, 2], "of training and other pairs; into the cache and the run"
+    assert second["computed"] == ["computed once", 2, 0]
+    assert (first["kept"], second["kept"]) == (["from the cache", 0, 1], ["from the cache", 0, 0])
+    assert first["told"] == second["told"] == [True, True]
+    assert first["same"] == second["same"]
+
+
+def test_reading_may_take_longer_than_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "BEAT_S", 0.01)
+    rounds: list[bool] = []
+
+    def work(group: Group) -> str:
+        original = group.exchange
+
+        def exchange(value: Any) -> list[Any]:
+            rounds.append(value)
+            return original(value)
+
+        object.__setattr__(group, "exchange", exchange)
+
+        def make() -> str:
+            deadline = time.monotonic() + 20
+            while group.leads and rounds.count(True) < 3:  # tells the others that it is at work
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            return f"made by {group.rank}"
+
+        return group.first_of_host_first(make)
+
+    assert in_turns(2, work) == ["made by 0", "made by 1"]
+
+
+def test_what_fails_in_the_first_process_of_a_host_fails_in_all() -> None:
+    made: list[int] = []
+
+    def work(group: Group) -> None:
+        def make() -> None:
+            made.append(group.rank)
+            raise SourceError("no such file", where="texts.jsonl")
+
+        group.first_of_host_first(make)
+
+    found = outcomes_in_turns(3, work)
+    assert [type(one) for one in found] == [SourceError] * 3
+    assert made == [0]
+
+
+def test_a_process_that_is_lost_while_another_reads_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "BEAT_S", 0.01)
+    gone: list[int] = []
+
+    def work(group: Group) -> None:
+        def make() -> None:
+            deadline = time.monotonic() + 20
+            while not gone and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.05)
+
+        if group.rank == 1:
+            gone.append(1)
+            raise ZeroDivisionError
+        group.first_of_host_first(make)
+
+    lost, fault = outcomes_in_turns(2, work)
+    assert isinstance(lost, LostProcessError)
+    assert isinstance(fault, ZeroDivisionError)
