@@ -109,6 +109,8 @@ class ResumeError(UnpadError):
 class UnlikeProcessesError(ResumeError):
     """The processes of a run have different data, code, weights or machines, so that they cannot share its updates."""
 
+    is_agreed = True  # found by all, from what each has told
+
 
 class Interrupted(UnpadError):  # noqa: N818 - requested by the user, not a fault
     """Ctrl-C, after saving."""

@@ -10,12 +10,22 @@ import traceback
 
 from unpad.cli import app
 from unpad.errors import DiskError, Interrupted, OutOfMemoryError, RecipeError, UnpadError, is_memory_error
+from unpad.processes.start import started_by_torchrun
 
 
 def main() -> None:
     """Run a verb; print an error that a user can cause as three lines, without a traceback, and exit with its code."""
-    options: dict[str, bool] = {}
     prepare_streams()
+    if started_by_torchrun():
+        from unpad.processes.worker import run_as_worker
+
+        run_as_worker(_run)
+    else:
+        _run()
+
+
+def _run() -> None:
+    options: dict[str, bool] = {}
     try:
         try:
             _refuse_bytes(sys.argv[1:])
@@ -25,8 +35,9 @@ def main() -> None:
     except UnpadError as error:
         if options.get("debug"):
             traceback.print_exc()
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        if not _is_left(error):
+            print(error, file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
     except (MemoryError, RuntimeError) as error:
         if not is_memory_error(error):
             raise
@@ -37,12 +48,21 @@ def main() -> None:
         print(OutOfMemoryError(what, fix=fix), file=sys.stderr)
         sys.exit(OutOfMemoryError.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:  # the library of the verbs turns a Ctrl-C into an exit
-        if isinstance(end, SystemExit) and end.code != Interrupted.exit_code:
+        if isinstance(end, SystemExit) and (end.code != Interrupted.exit_code or options.get("told")):
             raise
         print("Interrupted: stopped by Ctrl-C", file=sys.stderr)
         sys.exit(Interrupted.exit_code)
     except OSError as error:
         sys.exit(end_output(error))
+
+
+def _is_left(error: UnpadError) -> bool:
+    """True if another process prints the error."""
+    if not started_by_torchrun():
+        return False
+    from unpad.processes.worker import leave_to_launcher
+
+    return leave_to_launcher(error)
 
 
 def end_output(error: OSError) -> int:

@@ -16,20 +16,33 @@ verbs = typer.Typer()
 
 @verbs.command(epilog="Example: unpad train zh_chat data.chat=my.jsonl optim.lr=1e-3 --out runs/mine")
 def train(
+    context: typer.Context,
     recipe: RecipeArgument,
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/RECIPE-N.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Processes of this machine that train the model.")] = 1,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
     from unpad.processes.group import joined
+    from unpad.processes.start import refuse_under_torchrun
     from unpad.run.folder import free_folder
     from unpad.run.kept import what_next
     from unpad.run.screen import open_console
     from unpad.training.loop import train
 
+    if processes > 1:
+        from unpad.processes.launch import launch
+
+        what = "torchrun has started this process already, as one of several"
+        refuse_under_torchrun(what, where="--processes", fix="leave out --processes, or start without torchrun")
+        folder = out or free_folder(recipe, resume)
+        flags = [name for name, is_set in (("--resume", resume), ("--verbose", verbose), ("--debug", debug)) if is_set]
+        code = launch(processes, ["train", "--out", str(folder), *flags, "--", recipe, *(overrides or [])], folder)
+        context.obj["told"] = True
+        raise typer.Exit(code)
     folder = out or free_folder(recipe, resume)
     with joined() as group:
         result = train(

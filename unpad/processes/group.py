@@ -22,6 +22,7 @@ from torch import Tensor
 
 from unpad import errors
 from unpad.errors import LostProcessError, UnpadError
+from unpad.processes.start import started_by_torchrun
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -144,6 +145,15 @@ class Group:
         found = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(found, own, group=self.messages)
         return found
+
+    def limit(self, seconds: float) -> None:
+        """Set how long this process waits for another from now on."""
+        if self.messages is not None:
+            import torch.distributed as dist
+
+            for group in (dist.group.WORLD, self.messages):
+                if group is not None:
+                    group.set_timeout(timedelta(seconds=seconds))
 
     def add(self, values: Tensor) -> None:
         """Add a tensor over all processes, in place.
@@ -283,11 +293,6 @@ def lost_connections() -> Iterator[None]:
             raise
         with lost_processes():
             raise
-
-
-def started_by_torchrun() -> bool:
-    """True if this process is one of several that an agent of torch has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 @contextmanager

@@ -231,6 +231,13 @@ class TrainSettings(Section):
         description="full: every process holds some rows of each weight, gradient and moment, by FSDP2 of torch, for "
         "models that one device does not hold; bits depend on the number of processes.",
     )
+    timeout: float = Field(
+        600.0,
+        gt=0,
+        le=1e6,
+        description="Seconds that a process waits for another, which may read data or save a checkpoint meanwhile, "
+        "before it gives it up for lost.",
+    )
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
         description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",
@@ -289,6 +296,9 @@ class CheckpointSettings(Section):
     """Saving of checkpoints."""
 
     every: int | None = Field(None, ge=1, description="Steps between checkpoints; default: every epoch.")
+    every_seconds: float | None = Field(
+        None, gt=0, description="Seconds after which a step is followed by a checkpoint besides; default: none."
+    )
     keep: int = Field(
         2, ge=2, description="Newest checkpoints to keep besides the best; at least 2, since one may be damaged."
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, RecipeError, nearest
+from unpad.processes.start import refuse_under_torchrun
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import earlier_versions
@@ -70,8 +71,10 @@ def free_folder(recipe: str, resume: bool) -> Path:
     """The next free runs/<recipe>-<n>, or the newest run of the recipe when resuming.
 
     Raises:
-        RecipeError: there is no run to resume.
+        RecipeError: there is no run to resume, or several processes would each choose a folder.
     """
+    what = "processes that torchrun has started would each choose a run directory"
+    refuse_under_torchrun(what, where="--out", fix="name one with --out, which all of them can reach")
     stem = Path(recipe).stem
     taken = {
         int(p.name.removeprefix(stem + "-")): p

@@ -17,6 +17,7 @@ from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
 from unpad.models.contract import Generates
+from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
@@ -26,6 +27,7 @@ from unpad.run.report.attention import keep_attention
 from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
+from unpad.training.alike import check_alike, check_recipe, check_weights
 from unpad.training.length import run_length
 from unpad.training.progress import Progress, restore, save_best, write_run_files
 from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
@@ -87,9 +89,10 @@ def train(
             holds everything up to there.
     """
     timers, began = Timers(), time.perf_counter()
-    # A run goes on without the model that it began from.
-    known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
-    settings = resolved(open_recipe(recipe, overrides, known=known))
+    with group.together():
+        # A run goes on without the model that it began from.
+        known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
+        settings = resolved(open_recipe(recipe, overrides, known=known))
     with ExitStack() as stack:
         with group.together():
             locked = folder.exists()  # a new one is made once the data has been read
@@ -100,6 +103,8 @@ def train(
             if exists:
                 overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
             files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
+        group.limit(settings.train.timeout)
+        check_recipe(group, folder, settings, exists=exists)
         with group.together():
             setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
             with timers("build"):
@@ -108,9 +113,12 @@ def train(
                 check_sharding(settings, setup.model, 2 if exists and group.size == 1 else group.size)
             with timers("plan"):
                 length = run_length(setup.stages)
+        check_alike(setup)
         with group.together():
             if group.leads:
                 _take_folder(folder, locked, stack, private=setup.data.private)
+        with group.together():
+            own_log.keep(folder, private=setup.data.private)
         with timers("build"):
             setup = divide(setup)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
@@ -122,6 +130,7 @@ def train(
                 write_run_files(setup, recipe, overrides)
                 if group.leads and not exists and settings.train.init_from:
                     keep_origin(settings.train.init_from, folder)
+        check_weights(setup, progress.step)
         monitor = (
             silent_monitor()
             if not group.leads

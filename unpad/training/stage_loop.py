@@ -26,11 +26,13 @@ from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.run.timers import Timers
+from unpad.training.alike import check_weights
 from unpad.training.length import RunLength
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
 from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
+from unpad.training.save_clock import SaveClock
 from unpad.training.setup import Setup
 from unpad.training.share import Lockstep, Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
 from unpad.training.signals import Signals
@@ -67,6 +69,7 @@ class StageRun:
     schedule: Schedule
     watches: list[Watch]
     heap: HeapKeeper
+    clock: SaveClock
     sums: GradientSum | None  # None where autograd adds the gradients of one process
     cells_per_token: float
 
@@ -79,12 +82,14 @@ class Update:
         planned: its micro-batches, as the plan has them.
         micros: those that this process computes; share: which ones these are.
         waited: seconds spent waiting for them.
+        is_saved: whether a checkpoint follows, by the clock of the first process.
     """
 
     planned: list[Micro]
     micros: list[RaggedBatch]
     share: Share
     waited: float
+    is_saved: bool
 
 
 def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[int, float | None]:
@@ -128,7 +133,7 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
             progress.epoch += 1
         for update in _epoch_updates(stage, plan):
             _one_step(stage, update)
-            _after_step(stage, progress.epoch_step == plan.num_steps)
+            _after_step(stage, progress.epoch_step == plan.num_steps, update.is_saved)
             if progress.epoch_step == 0 or _is_over(stage):
                 break
         run.signals.raise_if_received(run.setup.folder)
@@ -151,11 +156,18 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
     sums = run.setup.sharding or gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
-    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), sums, cells_per_token(model))
+    clock = SaveClock(recipe.checkpoint.every_seconds)
+    return StageRun(
+        run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, cells_per_token(model)
+    )
 
 
-def _after_step(stage: StageRun, ends_epoch: bool) -> None:
-    """Evaluate, log and save what is due after a step; stop if a signal has arrived."""
+def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
+    """Evaluate, log and save what is due after a step; stop if a signal has arrived.
+
+    Args:
+        is_saved: whether a checkpoint is due by time.
+    """
     run, recipe, progress = stage.run, stage.setup.recipe, stage.run.progress
     if ends_epoch:
         progress.epoch, progress.epoch_step = progress.epoch + 1, 0
@@ -167,7 +179,8 @@ def _after_step(stage: StageRun, ends_epoch: bool) -> None:
     if ends_epoch:
         run.monitor.epoch(progress.step, stage.setup.name, progress.epoch)
     stopping = stop or run.signals.stops is not None
-    if _due(recipe.checkpoint.every, progress.step, ends_epoch) or improved or stopping or _is_over(stage):
+    is_saved = is_saved or _due(recipe.checkpoint.every, progress.step, ends_epoch)
+    if is_saved or improved or stopping or _is_over(stage):
         _save(stage)
     if improved and stage.setup.keeps_best:
         # After the checkpoint, so that the best weights are never ahead of where a resume begins.
@@ -242,16 +255,16 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
                     micros = next(steps)
                 planned = plan.step(step)
                 numbers = own(planned)
-                talk.own = [run.signals.received, counts_to_json(model, micros, numbers)]
-            run.signals.agree([received for received, _ in talk.told])
-            counts = counts_of_all([own_counts for _, own_counts in talk.told])
+                talk.own = [run.signals.received, stage.clock.due(), counts_to_json(model, micros, numbers)]
+            run.signals.agree([received for received, *_ in talk.told])
+            counts = counts_of_all([own_counts for *_, own_counts in talk.told])
             seed = (stage.setup.recipe.train.seed, run.progress.step)
             sums = stage.sums if group.size > 1 or len(planned) > 1 else None
             lockstep = None
             if setup.sharding is not None:
-                lockstep = Lockstep(max(len(own_counts) for _, own_counts in talk.told), setup.sharding.empty)
+                lockstep = Lockstep(max(len(own_counts) for *_, own_counts in talk.told), setup.sharding.empty)
             share = Share(numbers, counts, seed, group, sums, lockstep)
-            yield Update(planned, micros, share, time.perf_counter() - began)
+            yield Update(planned, micros, share, time.perf_counter() - began, talk.told[0][1])
 
 
 def _one_step(stage: StageRun, loaded: Update) -> None:
@@ -365,7 +378,9 @@ def _save(stage: StageRun) -> None:
     """Write a checkpoint, after the metrics that it counts on."""
     run = stage.run
     with run.timers("save"):
+        check_weights(run.setup, run.progress.step)
         run.monitor.sync()
         additional = {name: tensor for watch in stage.watches for name, tensor in watch.tensors().items()}
         path = save_checkpoint(run.setup, run.progress, stage.optimizer, additional)
+    stage.clock.saved()
     run.monitor.log("checkpoint", step=run.progress.step, path=path.name)

@@ -1,0 +1,113 @@
+"""Processes under the launcher: their exit codes, signals to them, and what is said of their ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from unpad.processes import launch
+from unpad.processes.launch import Ended, run_processes
+
+START = "import os, signal, sys, time; rank = int(os.environ['RANK']); folder = sys.argv[1]\n"
+
+
+def run(source: str, folder: Path) -> Ended:
+    return run_processes(2, [sys.executable, "-S", "-c", START + source, str(folder)])
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ({}, 0),
+        ({0: 3, 1: 3}, 3),
+        ({0: 3, 1: -signal.SIGTERM}, 3),
+        ({0: 10, 1: 1}, 1),  # the first has only lost the other
+        ({0: 10, 1: -signal.SIGKILL}, 10),
+        ({0: -signal.SIGKILL, 1: 10}, 10),
+        ({0: 10, 1: 10}, 10),
+    ],
+)
+def test_the_lowest_rank_whose_code_is_not_that_of_a_lost_process_decides(codes: dict[int, int], code: int) -> None:
+    assert Ended(codes, first=min(codes, default=None)).code() == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_decides_unless_a_process_has_an_error_of_its_own(number: int) -> None:
+    assert Ended({0: -number, 1: -number}, signal=number).code() == 128 + number
+    assert Ended({0: 128 + number, 1: 128 + number}, signal=number).code() == 128 + number
+    assert Ended({0: 6, 1: 6}, signal=number).code() == 6  # the disk was full when they saved
+    assert Ended({0: 6, 1: -9}, signal=number, at_once=True).code() == 128 + number
+
+
+def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path: Path) -> None:
+    log = tmp_path / "processes" / "1.log"
+    log.parent.mkdir()
+    log.touch()
+    lines = Ended({0: 10, 1: -signal.SIGKILL}, first=1).error(tmp_path, "lost").splitlines()
+    assert lines[0] == "LostProcessError: process 1 was killed by SIGKILL"
+    assert lines[1] == f"  at: {log}"
+    assert len(lines) == 3
+    assert "--resume" in lines[2]
+
+
+def test_the_launcher_is_silent_on_what_the_first_process_has_said(tmp_path: Path) -> None:
+    assert Ended({0: 3, 1: 3}, first=1).error(tmp_path, "") == ""
+    assert Ended({0: 143, 1: 143}, signal=signal.SIGTERM, first=0).error(tmp_path, "") == ""
+    assert Ended({}).error(tmp_path, "") == ""
+
+
+def test_other_ends_are_told_by_the_process_and_its_code(tmp_path: Path) -> None:
+    assert "process 1 ended with exit code 1" in Ended({0: 10, 1: 1}, first=1).error(tmp_path, "")
+    assert "process 1 did not answer" in Ended({0: 10, 1: -9}, first=0, silent=[1]).error(tmp_path, "")
+    assert Ended({0: 10, 1: 10}, first=0).error(tmp_path, "refused\n") == "refused"
+    twice = Ended({0: -9, 1: -9}, signal=signal.SIGINT, at_once=True).error(tmp_path, "")
+    assert twice.startswith("Interrupted: stopped at once by a second Ctrl-C")
+
+
+def test_processes_get_their_ranks_and_arguments_as_they_are(tmp_path: Path) -> None:
+    source = START + "open(f'{folder}/{rank}', 'w').write(' '.join([os.environ['WORLD_SIZE'], *sys.argv[2:]]))"
+    given = ["a=$b", "$$", "${local_rank}", "c d"]
+    ended = run_processes(2, [sys.executable, "-S", "-c", source, str(tmp_path), *given])
+    assert (ended.code(), ended.first) == (0, None)
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["2 a=$b $$ ${local_rank} c d"] * 2
+
+
+def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path) -> None:
+    ended = run("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", tmp_path)
+    assert (ended.codes[1], ended.first, ended.silent, ended.code()) == (-signal.SIGKILL, 1, [], 10)
+
+
+def test_a_process_that_does_not_end_after_the_failure_of_another_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "PATIENCE_S", 0.5)
+    ended = run("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else (time.sleep(1), sys.exit(10))", tmp_path)
+    assert (ended.codes, ended.first, ended.silent, ended.code()) == ({0: 10, 1: -signal.SIGKILL}, 0, [1], 10)
+
+
+@pytest.mark.parametrize(("num", "codes"), [(1, [7, 7]), (2, [-signal.SIGKILL, -signal.SIGKILL])])
+def test_a_first_ctrl_c_is_passed_on_and_a_second_one_kills(tmp_path: Path, num: int, codes: list[int]) -> None:
+    """The processes end at a first one with a code of their own, if they are given the time."""
+    source = f"signal.signal(signal.SIGINT, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
+    source += "open(f'{folder}/{rank}', 'w').close()\ntime.sleep(60)\nwhile True: time.sleep(60)"
+
+    def interrupt() -> None:
+        for wanted in (("0", "1"), ("got",))[:num]:
+            while not all((tmp_path / name).exists() for name in wanted):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = signal.getsignal(signal.SIGINT)
+    ended = run(source, tmp_path)
+    thread.join()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert ([code for _, code in sorted(ended.codes.items())], ended.signal) == (codes, signal.SIGINT)
+    assert ended.at_once == (num == 2)

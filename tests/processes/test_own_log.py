@@ -1,0 +1,105 @@
+"""Logs of the processes of a run that are not its first."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unpad.processes.own_log import shown
+
+# A process of the given rank: prints, does what the rest says, and ends as the program does.
+PROGRAM = """
+import os, sys
+from pathlib import Path
+from unpad.errors import DiskError, LostProcessError
+from unpad.processes import own_log
+from unpad.processes.worker import leave_to_launcher, run_as_worker
+
+def fail(error):
+    print(error, file=sys.stderr)
+    raise SystemExit(error.exit_code) from error
+
+def agreed():
+    error = DiskError("full")
+    error.is_agreed = True
+    return error
+
+def work():
+    folder = Path(sys.argv[1])
+    print("early")
+    print("also early", file=sys.stderr)
+"""
+
+
+def run(folder: Path, rank: int, *lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run PROGRAM, with `lines` as the rest of its work."""
+    source = PROGRAM + "".join(f"    {line}\n" for line in lines) + "run_as_worker(work)\n"
+    return subprocess.run(
+        [sys.executable, "-S", "-c", source, str(folder)],
+        env={"PYTHONPATH": os.pathsep.join(sys.path), "RANK": str(rank), "TMPDIR": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_it(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = run(tmp_path, 1, "own_log.keep(folder, private=False)", "print('late')", "os.write(2, b'C code\\n')")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    lines = (tmp_path / "processes" / "1.log").read_text().splitlines()
+    assert lines == ["early", "also early", "late", "C code"] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["processes"]
+
+
+def test_the_log_of_a_private_run_is_private(tmp_path: Path) -> None:
+    run(tmp_path, 1, "own_log.keep(folder, private=True)")
+    for path in (tmp_path / "processes", tmp_path / "processes" / "1.log"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_the_first_process_keeps_the_terminal(tmp_path: Path) -> None:
+    done = run(tmp_path, 0, "own_log.keep(folder, private=False)")
+    assert (done.stdout, done.stderr) == ("early\n", "also early\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("end", "code"), [("fail(DiskError('full'))", 6), ("1 / 0", 1)])
+def test_a_process_that_fails_before_its_log_is_kept_shows_it(tmp_path: Path, end: str, code: int) -> None:
+    done = run(tmp_path, 1, end)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("process 1:\nearly\nalso early\n")
+    assert ("DiskError: full" in done.stderr) == (code == 6)
+    assert ("ZeroDivisionError" in done.stderr) == (code == 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_all_processes_have_is_shown_by_the_first_alone(tmp_path: Path) -> None:
+    assert run(tmp_path, 1, "fail(agreed())").stderr == ""
+    assert "DiskError: full" in run(tmp_path, 0, "fail(agreed())").stderr
+
+
+def test_under_the_launcher_the_file_is_left_for_it_to_show(tmp_path: Path) -> None:
+    done = run(tmp_path, 1, "fail(DiskError('full'))", UNPAD_LOGS=str(tmp_path), UNPAD_LAUNCHER=str(os.getpid()))
+    assert (done.returncode, done.stderr) == (6, "")
+    assert shown(1, tmp_path / "1.log") == "process 1:\nearly\nalso early\nDiskError: full\n"
+    assert shown(2, tmp_path / "2.log") == ""
+
+
+def test_the_launcher_is_told_of_a_lost_process_and_the_terminal_is_not(tmp_path: Path) -> None:
+    lines = "error = LostProcessError('gone')", "print(leave_to_launcher(error), leave_to_launcher(DiskError('full')))"
+    launched = {"UNPAD_LOGS": str(tmp_path), "UNPAD_LAUNCHER": str(os.getpid())}
+    assert run(tmp_path, 0, *lines, **launched).stdout == "early\nTrue False\n"
+    assert (tmp_path / "0.log").read_text() == "LostProcessError: gone\n"
+    assert run(tmp_path, 0, *lines).stdout == "early\nFalse False\n"
+
+
+def test_a_process_whose_launcher_is_gone_ends(tmp_path: Path) -> None:
+    done = run(tmp_path, 0, UNPAD_LOGS=str(tmp_path), UNPAD_LAUNCHER="1")
+    assert (done.returncode, done.stdout) == (10, "")

@@ -1,0 +1,25 @@
+"""Commands that several processes must not run as one does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers.shell import Shell
+
+
+@pytest.fixture(autouse=True)
+def _by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+
+
+def test_processes_that_would_each_choose_a_run_directory_are_refused(unpad: Shell) -> None:
+    done = unpad("train", "zh_chat")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.splitlines()[1:] == ["  at: --out", "  do: name one with --out, which all of them can reach"]
+
+
+def test_a_process_of_torchrun_starts_no_processes(unpad: Shell) -> None:
+    done = unpad("train", "zh_chat", "--out", "run", "--processes", "2")
+    assert done.code == 2
+    assert "at: --processes" in done.err

@@ -1,0 +1,252 @@
+"""Start of several processes of this machine that train one model, under torch's elastic agent.
+
+The agent starts the processes in sessions of their own, tells each its rank and an address where they meet, and ends
+those that are left when one has failed. A signal to this process is passed on to them, so that they save and end; a
+second one kills them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from unpad.errors import Interrupted, LostProcessError, Terminated, UnpadError
+from unpad.processes.own_log import LOGS, log_of, shown
+from unpad.processes.worker import LAUNCHER
+
+PATIENCE_S = 8.0  # that the others may take to end after one has failed
+POLL_S = 0.1
+
+_ENDS: dict[int, type[UnpadError]] = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
+
+
+def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
+    """Run `unpad ARGUMENTS` in several processes, and say on standard error what ended them where they do not.
+
+    The cores are divided among the processes, unless OMP_NUM_THREADS is set.
+
+    Args:
+        folder: run directory, which gets the logs of all processes but the first.
+
+    Returns:
+        Exit code of the run: that of the lowest rank whose code is not LostProcessError's; 130 or 143 after Ctrl-C or
+        SIGTERM; LostProcessError's if a process was killed.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // processes, 1)))
+    with tempfile.TemporaryDirectory(prefix="unpad-") as logs:
+        os.environ[LOGS], os.environ[LAUNCHER] = logs, str(os.getpid())
+        ended = run_processes(processes, [sys.executable, "-m", "unpad", *arguments])
+        for rank in range(1, processes):
+            if ended.untold(rank):
+                sys.stderr.write(shown(rank, Path(logs) / f"{rank}.log"))
+        lost = Path(logs) / "0.log"
+        error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "")
+    if error:
+        print(error, file=sys.stderr)
+    return ended.code()
+
+
+@dataclass
+class Ended:
+    """Ends of the processes of a run.
+
+    Args:
+        codes: exit code by rank, minus the signal's number for one that a signal ended; none for those that succeeded.
+        signal: number of the signal that this process received; None if it received none.
+        first: rank whose failure came first; None if none failed.
+        silent: ranks that were killed because they went on after another had failed.
+        at_once: whether a second signal killed the processes.
+    """
+
+    codes: dict[int, int] = field(default_factory=dict)
+    signal: int | None = None
+    first: int | None = None
+    silent: list[int] = field(default_factory=list)
+    at_once: bool = False
+
+    def code(self) -> int:
+        """Exit code of the run."""
+        told = [code for _, code in sorted(self.codes.items()) if code > 0]
+        known = [code for code in told if code != LostProcessError.exit_code]
+        if self.signal is not None and (self.at_once or not known):
+            return 128 + self.signal
+        if known:
+            return known[0]
+        return LostProcessError.exit_code if self.codes else 0
+
+    def untold(self, rank: int) -> bool:
+        """True if the first process cannot have said why this one ended."""
+        code = self.codes.get(rank, 0)
+        return code not in (0, self.codes.get(0)) and not self.at_once
+
+    def error(self, folder: Path, lost: str) -> str:
+        """Message on what no process could say itself, for a run in `folder`; empty if the first has said all.
+
+        Args:
+            lost: error of the first process if it lost the connection to another; it has not shown that.
+        """
+        if self.signal is not None:
+            what = f"stopped at once by a second {_name(self.signal)}"
+            return str(_ENDS[self.signal](what, where=str(folder))) if self.at_once else ""
+        if self.first is None:
+            return ""
+        code, rank = self.codes.get(self.first, 0), self.first
+        if code < 0:
+            what = f"process {rank} was killed by {_name(-code)}"
+        elif code == LostProcessError.exit_code and self.silent:
+            rank = self.silent[0]
+            what = f"process {rank} did not answer for the seconds of train.timeout, and was ended"
+        elif code not in (LostProcessError.exit_code, self.codes.get(0)):
+            what = f"process {rank} ended with exit code {code}"
+        else:
+            return lost.rstrip()
+        log = log_of(folder, rank)
+        fix = "see why it ended, such as for lack of memory; then continue with --resume, with any number of processes"
+        return str(LostProcessError(what, where=str(log if log.is_file() else folder), fix=fix))
+
+
+def _name(number: int) -> str:
+    return {signal.SIGINT: "Ctrl-C"}.get(signal.Signals(number), signal.Signals(number).name)
+
+
+def run_processes(num: int, command: Sequence[str]) -> Ended:
+    """Run a command in several processes until all have ended, and return how they ended.
+
+    Must be called in the main thread: it handles Ctrl-C and SIGTERM.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+    if "LOGLEVEL" not in os.environ:  # our processes say what happened
+        for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"  # the others are the supervisor's
+    meeting = RendezvousParameters("c10d", "localhost:0", uuid.uuid4().hex, 1, 1, local_addr="localhost")
+    handler = get_rendezvous_handler(meeting)
+    entry, *arguments = (part.replace("$", "$$") for part in command)  # the agent puts its values in place of $NAME
+    spec = WorkerSpec(
+        role="unpad",
+        local_world_size=num,
+        rdzv_handler=handler,
+        entrypoint=entry.replace("$$", "$"),
+        args=tuple(arguments),
+        max_restarts=0,
+        monitor_interval=POLL_S,
+        local_addr="localhost",
+    )
+    with tempfile.TemporaryDirectory(prefix="unpad-") as logs:
+        agent = LocalElasticAgent(spec, DefaultLogsSpecs(logs))
+
+        def pids() -> dict[int, int]:
+            workers = agent.get_worker_group().workers
+            return {worker.global_rank: worker.id for worker in workers if isinstance(worker.id, int)}
+
+        with _supervised(pids) as supervisor:
+            try:
+                result: RunResult = agent.run()
+            except SignalException as end:  # a closed terminal
+                return Ended(signal=int(end.sigval), at_once=False)
+            finally:
+                handler.shutdown()
+    failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
+    codes = {rank: failure.exitcode for rank, failure in failures}
+    first = supervisor.first if supervisor.first in codes else next(iter(codes), None)
+    silent = [rank for rank in supervisor.killed if rank in codes]
+    return Ended(codes, supervisor.received, first, silent, supervisor.at_once)
+
+
+class _Supervisor:
+    """Thread that passes signals on to the processes, and kills those that go on after one has failed.
+
+    Args:
+        pids: ids of the processes by rank, which are also those of their sessions; empty before they have begun.
+    """
+
+    def __init__(self, pids: Callable[[], Mapping[int, int]]) -> None:
+        self.received: int | None = None
+        self.at_once = False
+        self.first: int | None = None
+        self.killed: list[int] = []
+        self._pids, self._passed_on, self._failed_at = pids, False, 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal, for the thread."""
+        self.at_once = self.received is not None
+        self.received = self.received or number
+
+    def _run(self) -> None:
+        while not self._over.wait(POLL_S / 4):
+            pids = self._pids()
+            if self.received is not None and pids and not self._passed_on:
+                self._passed_on = True
+                _send(pids, self.received)
+            if self.at_once:
+                _send(pids, signal.SIGKILL)
+            if self.first is None:
+                self.first = next((rank for rank, pid in pids.items() if _failed(pid)), None)
+                self._failed_at = time.monotonic()
+            elif not self.killed and time.monotonic() - self._failed_at > PATIENCE_S:
+                self.killed = [rank for rank, pid in pids.items() if _runs(pid)]
+                _send({rank: pids[rank] for rank in self.killed}, signal.SIGKILL)
+
+
+@contextmanager
+def _supervised(pids: Callable[[], Mapping[int, int]]) -> Iterator[_Supervisor]:
+    supervisor = _Supervisor(pids)
+    before = {number: signal.signal(number, supervisor.handle) for number in _ENDS}
+    supervisor.start()
+    try:
+        yield supervisor
+    finally:
+        supervisor.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _send(pids: Mapping[int, int], number: int) -> None:
+    """Send a signal to the sessions of processes; one that has ended needs none."""
+    for pid in pids.values():
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+
+
+def _failed(pid: int) -> bool:
+    """True if a process has ended otherwise than with exit code 0. The agent is left to collect its end."""
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return end is not None and (end.si_code != os.CLD_EXITED or end.si_status != 0)
+
+
+def _runs(pid: int) -> bool:
+    """True if a process has not ended yet."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False

@@ -1,0 +1,79 @@
+"""Life of one of several processes, from the side of the process: where it prints, and how it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from unpad.errors import LostProcessError, UnpadError
+from unpad.processes import own_log
+
+LAUNCHER = "UNPAD_LAUNCHER"  # set by `launch`: its process id
+LAST_S = 60.0  # that a process waits for the end of the first, which has an error to tell
+_PR_SET_PDEATHSIG = 1
+
+
+def run_as_worker(work: Callable[[], None]) -> None:
+    """Do the work of this process, one of several, with its output where that belongs; exits when it has failed.
+
+    Every process prints its errors. Those that all have are seen once, since only the first has the terminal; the
+    others wait for its end, because the agent ends all when one has failed, and the first has files to complete.
+    """
+    _end_with_launcher()
+    rank = int(os.environ["RANK"])
+    log = own_log.begin(rank)
+    try:
+        work()
+    except SystemExit as end:
+        if end.code not in (0, None) and log is not None:
+            agreed = isinstance(end.__cause__, UnpadError) and end.__cause__.is_agreed
+            if (agreed or log.kept) and not isinstance(end.__cause__, LostProcessError):
+                _wait_for_first()
+            if not agreed:
+                log.show()
+        raise
+    except BaseException:
+        traceback.print_exc()
+        if log is not None:
+            log.show()
+        sys.exit(1)
+
+
+def leave_to_launcher(error: UnpadError) -> bool:
+    """Note the loss of another process for the launcher, which knows more of it; False for an error to print."""
+    if not isinstance(error, LostProcessError) or LAUNCHER not in os.environ or os.environ.get("RANK") != "0":
+        return False
+    with suppress(OSError):
+        (Path(os.environ[own_log.LOGS]) / "0.log").write_text(f"{error}\n", encoding="utf-8")
+    return True
+
+
+def _wait_for_first() -> None:
+    """Wait until the agent ends this process, as it does when the first has ended with an error."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return
+    over: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: over.append(number))
+    agent, latest = os.getppid(), time.monotonic() + LAST_S
+    while not over and os.getppid() == agent and time.monotonic() < latest:
+        time.sleep(0.05)
+
+
+def _end_with_launcher() -> None:
+    """Have the kernel kill this process when the launcher is gone; Linux alone can do that.
+
+    Not SIGTERM: the kernel sends the signal for every thread of the launcher, and a second one would end the saving.
+    """
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it was gone before
+        sys.exit(LostProcessError.exit_code)

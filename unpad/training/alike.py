@@ -1,0 +1,97 @@
+"""Comparison of the processes of a run: alike at its start, and of equal weights at every checkpoint.
+
+Processes that differ in what bits depend on would drift apart without an error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from unpad import storage
+from unpad.errors import UnlikeProcessesError
+from unpad.models.contract import Model
+from unpad.processes.group import Group
+from unpad.recipes.recipe import Recipe
+from unpad.run.base import fingerprint
+from unpad.training.progress import DECIDE_BITS
+from unpad.training.setup import Setup
+
+FIXES = {
+    "run directory": "give every host the same run directory",
+    "recipe": "start all processes with the same recipe and overrides",
+    "data": "give every host the same files",
+    "code": "install the same version of unpad on every host",
+    "torch": "install the same torch on every host",
+    "threads": "set train.threads, or the same OMP_NUM_THREADS for all processes",
+}
+
+
+def check_recipe(group: Group, folder: Path, recipe: Recipe, *, exists: bool) -> None:
+    """Compare what this process begins with to what the others do, before anything is read.
+
+    Args:
+        exists: whether this process sees a run in the folder.
+
+    Raises:
+        UnlikeProcessesError: a process has another recipe, or another run directory.
+    """
+    _compare(group, folder, {"run directory": str(exists), "recipe": storage.sha256(recipe.to_yaml())})
+
+
+def check_alike(setup: Setup) -> None:
+    """Compare this process with the others of its run, before the run directory is taken.
+
+    Raises:
+        UnlikeProcessesError: data, code or environment of a process differ from those of the first.
+    """
+    if setup.group.size == 1:
+        return
+    environment = {name: str(setup.environment[name]) for name in DECIDE_BITS}
+    own = {"code": code_hash(), **environment, "data": setup.data.fingerprint()}
+    _compare(setup.group, setup.folder, own)
+
+
+def check_weights(setup: Setup, step: int) -> None:
+    """Compare the weights of all processes; not where each holds a part of them.
+
+    Raises:
+        UnlikeProcessesError: those of a process differ from those of the first.
+    """
+    if setup.group.size == 1 or setup.sharding is not None:
+        return
+    first, *others = setup.group.exchange(weights_hash(setup.model))
+    for rank, other in enumerate(others, start=1):
+        if other != first:
+            what = f"process {rank} has other weights than process 0"
+            fix = "continue with --resume; if it comes again, train without that machine"
+            raise UnlikeProcessesError(what, where=f"step {step}", fix=fix)
+
+
+def _compare(group: Group, folder: Path, own: dict[str, str]) -> None:
+    """Compare named values of all processes; the first name that differs is told."""
+    if group.size == 1:
+        return
+    first, *others = group.exchange(own)
+    for name, value in first.items():
+        for rank, other in enumerate(others, start=1):
+            if other[name] == value:
+                continue
+            what = f"process {rank} has another {name} than process 0"
+            if name in DECIDE_BITS:
+                what = f"{what}: {other[name]}, not {value}"
+            raise UnlikeProcessesError(what, where=str(folder), fix=FIXES.get(name, "train on hosts of one kind"))
+
+
+def weights_hash(model: Model) -> str:
+    """sha256 of all weights of a model."""
+    return fingerprint(model.state_dict())
+
+
+def code_hash() -> str:
+    """sha256 of the package's sources, those of the kernels included, by their names."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
+        digest.update(f"{path.relative_to(root)} {storage.sha256_file(path)}\n".encode())
+    return digest.hexdigest()
