@@ -20,13 +20,18 @@ def plan(
     overrides: Overrides = None,
     as_json: Json = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this PNG file.")] = None,
+    processes: Annotated[
+        str | None, typer.Option(help="Also how busy so many processes would be, as 2,8,64.", metavar="N,N")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Preview training: the cost of every batching strategy on your data, and where every token goes."""
     from unpad.run.screen import open_console
     from unpad.trials.preview import preview
+    from unpad.trials.process_table import process_counts
 
-    result = preview(recipe, overrides or [], plot, None if as_json else open_console())
+    counts = () if processes is None else process_counts(processes)
+    result = preview(recipe, overrides or [], plot, None if as_json else open_console(), counts)
     if as_json:
         print_json(result.to_json())
 

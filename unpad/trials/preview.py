@@ -18,6 +18,7 @@ from unpad.batching.plan import Micro, Plan, plan
 from unpad.errors import RecipeError, needs_memory
 from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
+from unpad.models.cost import cells_per_token
 from unpad.models.objective import set_objective
 from unpad.terminal.progress import progress
 from unpad.terminal.table import WIDTH, cells, wrapped
@@ -27,6 +28,7 @@ from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.stage import StageSetup, plan_inputs
 from unpad.training.step import train_step
 from unpad.trials.estimate import Estimate, estimates_of, show_estimate
+from unpad.trials.process_table import process_table
 from unpad.trials.stage_table import (
     StagePreview,
     Trial,
@@ -65,7 +67,8 @@ class Preview:
                 if not row.refused:
                     trial = stage.trials[row.name]
                     values |= {"peak_bytes": trial.peak_bytes, "seconds": stage.estimated_seconds(row)}
-            stages.append({"name": stage.name, "epochs": stage.epochs, **part})
+            shared = {} if stage.shared is None else {"processes": stage.shared.to_json()}
+            stages.append({"name": stage.name, "epochs": stage.epochs, **part, **shared})
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
         lengths = np.concatenate([stage.lengths for stage in self.stages])
         whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
@@ -85,11 +88,16 @@ class Preview:
                 if row.name in stage.trials:
                     show(console, [trial_line(stage, row)])
             show(console, _notes(stage, self.setup))
+            show(console, _shared_lines(stage))
         show(console, self.compared)
 
 
 def preview(
-    recipe: str, overrides: Sequence[str], picture: Path | None = None, console: Console | None = None
+    recipe: str,
+    overrides: Sequence[str],
+    picture: Path | None = None,
+    console: Console | None = None,
+    processes: Sequence[int] = (),
 ) -> Preview:
     """Plan every strategy for every stage of a recipe, and try one micro-batch of each.
 
@@ -97,6 +105,7 @@ def preview(
         picture: path for a PNG of lengths, padding and attention cells.
         console: shows tables over a sample of large data first, then each stage's table of padding as soon as it is
             planned, each trial as it is done, and last how much of the held-out data occurs in training.
+        processes: numbers of processes that each stage is shared out among.
     """
     console = console or Console(quiet=True)
     loaded = open_recipe(recipe, overrides)
@@ -107,7 +116,7 @@ def preview(
         setup = prepare_setup(loaded, Path(), None, compare=False)
     described = describe(setup)
     show(console, described)
-    stages = [_tried(setup, stage, console) for stage in setup.stages if stage.train_ids.size]
+    stages = [_tried(setup, stage, console, processes) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
@@ -120,8 +129,8 @@ def preview(
     return Preview(setup, stages, estimates, described, compared)
 
 
-def _tried(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
-    """Plan every strategy for a stage, and try a step of each."""
+def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequence[int]) -> StagePreview:
+    """Plan every strategy for a stage, try a step of each, and share its updates out among processes."""
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
         seen = planned(stage)
@@ -134,6 +143,11 @@ def _tried(setup: Setup, stage: StageSetup, console: Console) -> StagePreview:
                 seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
             show(console, [trial_line(seen, row)])
     show(console, _notes(seen, setup))
+    if processes:
+        names = [row.name for row in seen.rows if not row.refused]
+        with progress(f"sharing {stage.name} out"):
+            seen = replace(seen, shared=process_table(stage, processes, cells_per_token(setup.model), names))
+        show(console, _shared_lines(seen))
     return seen
 
 
@@ -216,6 +230,11 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         _memory_advice(stage.trials[chosen.name], stage.units),
     ]
     return lines
+
+
+def _shared_lines(stage: StagePreview) -> list[str]:
+    """Lines on several processes; none where they were not asked for."""
+    return [] if stage.shared is None else ["", *stage.shared.lines(stage.units)]
 
 
 def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:

@@ -13,6 +13,7 @@ from unpad.data.family import family_of
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.table import text_table
 from unpad.training.stage import StageSetup, plan_inputs
+from unpad.trials.process_table import ProcessTable
 from unpad.trials.strategy_table import StrategyRow, Units, compare, histogram_lines
 
 
@@ -43,6 +44,7 @@ class StagePreview:
         units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and one target each is learned.
+        shared: the stage on several processes, where asked for.
     """
 
     name: str
@@ -54,6 +56,7 @@ class StagePreview:
     lr: float
     units: Units
     attends: bool
+    shared: ProcessTable | None = None
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""

@@ -1,0 +1,173 @@
+"""Balance of a plan's updates among processes, and sizes that would give all of them work.
+
+Every process takes its share of an update by `shares.assign`, and the update ends with the dearest share. Costs are
+those of `shares.micro_cost`; communication is not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heapreplace
+
+import numpy as np
+
+from unpad.batching.grouping import sum_runs
+from unpad.batching.plan import Plan
+from unpad.batching.shares import micro_costs
+
+MOST_UPDATES = 2000  # of a plan that are shared out; of longer plans so many, evenly spaced
+BUSY = 0.9  # mean over maximum of the cost per process from which on all count as busy
+MICROS_EACH = (1, 2, 3, 4)  # micro-batches per process of the cuts that are tried
+MOST_EACH = 64  # micro-batches per process of an update that fills processes
+DRAWN_MICROS = 4096  # of all updates that are drawn to find that one
+WHOLE_MICROS = 0.97  # of an update of so many micro-batches, so that none is cut off its end
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Balance of a plan among so many processes.
+
+    Args:
+        efficiency: cost of the real tokens over that of all processes from the beginning to the end of every update,
+            which is the mean over the maximum of the cost per process, with padding and filler as waste.
+        bound: efficiency if micro-batches could be cut anywhere but inside a sequence: a share then costs at least as
+            much as the dearest sequence of its update.
+        idle: processes without a micro-batch in most updates.
+    """
+
+    processes: int
+    efficiency: float
+    bound: float
+    idle: int
+
+
+class Costs:
+    """Costs of a plan's pieces and micro-batches.
+
+    Args:
+        made: the plan.
+        cells_per_token, attended: as in `shares.micro_cost`.
+
+    Attributes:
+        micros: (num_micros,) fp64.
+        pieces: without padding, in the order of the plan, (num_pieces,) fp64.
+        tokens: real tokens of the dearest piece; 0 for an empty plan.
+    """
+
+    def __init__(self, made: Plan, cells_per_token: float, attended: np.ndarray | None = None) -> None:
+        pieces = made.pieces.take(made.order)
+        lengths = pieces.lengths.astype(np.int64)
+        sides = lengths if attended is None else attended[pieces.seq_ids].astype(np.int64)
+        self.made, self.micros = made, micro_costs(made, cells_per_token, attended)
+        self.pieces = lengths + np.square(sides) / cells_per_token
+        self.tokens = int(lengths[self.pieces.argmax()]) if len(lengths) else 0
+
+    @property
+    def dearest(self) -> float:
+        """Cost of the dearest piece."""
+        return float(self.pieces.max(initial=0))
+
+    def balance(self, processes: int) -> Balance:
+        """Share the updates out among so many processes."""
+        made = self.made
+        if not made.num_steps:
+            return Balance(processes, 1.0, 1.0, processes)
+        updates = np.unique(np.linspace(0, made.num_steps - 1, MOST_UPDATES).round().astype(np.int64))
+        first, last = made.step_offsets[updates], made.step_offsets[updates + 1]
+        runs = list(zip(made.micro_offsets[first], made.micro_offsets[last], strict=True))
+        useful = np.array([self.pieces[begin:end].sum() for begin, end in runs])
+        dearest = np.array([self.pieces[begin:end].max() for begin, end in runs])
+        micros = [self.micros[begin:end] for begin, end in zip(first, last, strict=True)]
+        spent = sum(_dearest_share(costs, processes) for costs in micros)
+        return Balance(
+            processes,
+            efficiency=float(useful.sum()) / (processes * spent),
+            bound=float(useful.sum() / np.maximum(useful, processes * dearest).sum()),
+            idle=_idle(last - first, processes),
+        )
+
+    def fill_tokens(self, processes: int) -> int | None:
+        """Real tokens of the smallest update that keeps so many processes at least BUSY with two micro-batches for each
+        or more, padding aside; None if MOST_EACH for each do not, and for an empty plan.
+
+        Updates are drawn from the micro-batches of this plan, which should be those of updates much larger than one
+        micro-batch.
+        """
+        if not len(self.micros):
+            return None
+        whole = slice(max(len(self.micros) - 1, 1))  # the last may be what was left over
+        micros, per_micro = self.micros[whole], float(self.made.micro_tokens[whole].mean())
+        rng, each = np.random.default_rng(0), 2
+        while each <= MOST_EACH:
+            drawn = rng.choice(micros, (max(DRAWN_MICROS // (each * processes), 2), each * processes))
+            spent = sum(_dearest_share(update, processes) for update in drawn)
+            if float(drawn.sum()) >= BUSY * processes * spent:
+                return math.floor(WHOLE_MICROS * each * processes * per_micro)
+            each += math.ceil(each / 4)
+        return None
+
+
+def _dearest_share(costs: np.ndarray, processes: int) -> float:
+    """Cost of the dearest share of `shares.assign`."""
+    if len(costs) <= processes:
+        return float(costs.max())
+    loads = [0.0] * processes
+    for cost in np.sort(costs)[::-1].tolist():
+        heapreplace(loads, loads[0] + cost)
+    return max(loads)
+
+
+def _idle(micros: np.ndarray, processes: int) -> int:
+    """Processes without work in most updates of so many micro-batches each, (num_updates,) int."""
+    working = sum(2 * int((micros > rank).sum()) >= len(micros) for rank in range(min(processes, int(micros.max()))))
+    return processes - working
+
+
+# --------------------------------------------------------------------------- a finer cut
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A smaller `plan.tokens_per_micro`, and the balance that it gives."""
+
+    tokens_per_micro: int
+    balance: Balance
+
+
+def finer_cut(
+    replan: Callable[[int], Plan],
+    tokens_per_micro: int,
+    processes: int,
+    cells_per_token: float,
+    attended: np.ndarray | None = None,
+) -> Cut | None:
+    """Find the largest `plan.tokens_per_micro` with which every process has work in most updates and efficiency is at
+    least BUSY, or else the one with the highest efficiency.
+
+    Tried are the sizes that cut the median update into MICROS_EACH micro-batches per process.
+
+    Args:
+        replan: a plan of the same sequences with another `plan.tokens_per_micro`.
+        tokens_per_micro: the one in use; the result is smaller.
+        processes: number of them; cells_per_token, attended: as in `shares.micro_cost`.
+
+    Returns:
+        None if no such size gives every process work: an update has too few sequences, or the strategy does not cut by
+        this setting.
+    """
+    made = replan(tokens_per_micro)
+    if not made.num_steps:
+        return None
+    update = float(np.median(sum_runs(made.micro_tokens, made.step_offsets)))
+    best: Cut | None = None
+    for size in sorted({math.ceil(update / (each * processes)) for each in MICROS_EACH}, reverse=True):
+        if not 0 < size < tokens_per_micro:
+            continue
+        found = Cut(size, Costs(replan(size), cells_per_token, attended).balance(processes))
+        if not found.balance.idle and (best is None or found.balance.efficiency > best.balance.efficiency):
+            best = found
+            if best.balance.efficiency >= BUSY:
+                break
+    return best

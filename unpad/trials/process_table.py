@@ -1,0 +1,146 @@
+"""Table of a stage on several processes: how busy each strategy keeps them, and what would keep all of them busy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unpad.batching.balance import Balance, Costs, Cut
+from unpad.errors import RecipeError
+from unpad.terminal.table import text_table, wrapped
+from unpad.training.fit import best_cut, fill_tokens, recut
+from unpad.training.stage import StageSetup
+from unpad.trials.strategy_table import Units
+
+
+@dataclass(frozen=True)
+class Shared:
+    """One strategy on several processes.
+
+    Args:
+        balances: one per number of processes.
+        fill_tokens: `Costs.fill_tokens` of each number of processes.
+        longest: tokens of the dearest sequence; longest_cost: its cost.
+        mean_cost: of an update, padding included.
+    """
+
+    balances: list[Balance]
+    fill_tokens: list[int | None]
+    longest: int
+    longest_cost: float
+    mean_cost: float
+
+
+@dataclass(frozen=True)
+class ProcessTable:
+    """A stage on several processes.
+
+    Args:
+        strategies: by name.
+        chosen: the recipe's strategy.
+        cuts: a smaller `plan.tokens_per_micro` of it that gives all processes work, one per number of processes; None
+            if the recipe's does, or none does.
+        epoch_tokens: real tokens of an epoch.
+    """
+
+    processes: tuple[int, ...]
+    cells_per_token: float
+    strategies: dict[str, Shared]
+    chosen: str
+    cuts: list[Cut | None]
+    epoch_tokens: int
+
+    def to_json(self) -> dict[str, Any]:
+        ratio = self.cells_per_token
+        strategies = [
+            {
+                "name": name,
+                "longest": one.longest,
+                "longest_cost": one.longest_cost,
+                "mean_cost": one.mean_cost,
+                "processes": [
+                    {**asdict(made), "fill_tokens": fill}
+                    for made, fill in zip(one.balances, one.fill_tokens, strict=True)
+                ],
+            }
+            for name, one in self.strategies.items()
+        ]
+        cuts = [None if cut is None else asdict(cut) for cut in self.cuts]
+        return {
+            "cells_per_token": ratio if math.isfinite(ratio) else None,
+            "strategies": strategies,
+            "cuts": cuts,
+            "epoch_tokens": self.epoch_tokens,
+        }
+
+    def lines(self, units: Units) -> list[str]:
+        """The table, and notes that say how to read it, in 80 columns."""
+        head = ("processes", *(f"{num:,}" for num in self.processes))
+        rows = [
+            [name + (" *" if name == self.chosen else ""), *(f"{made.efficiency:.1%}" for made in one.balances)]
+            for name, one in self.strategies.items()
+        ]
+        own = self.strategies.get(self.chosen)
+        if own is None:
+            return text_table(head, rows)
+        rows += [
+            ["at most, by its sequences", *(f"{made.bound:.1%}" for made in own.balances)],
+            ["idle in most updates", *(f"{made.idle:,}" for made in own.balances)],
+            ["tokens_per_micro for all", *("-" if cut is None else f"{cut.tokens_per_micro:,}" for cut in self.cuts)],
+            ["  efficiency with it", *("-" if cut is None else f"{cut.balance.efficiency:.1%}" for cut in self.cuts)],
+            ["tokens_per_step to fill", *("-" if fill is None else f"{fill:,}" for fill in own.fill_tokens)],
+        ]
+        tokens = units.tokens
+        sequences, tokens = units
+        pairs = f", {self.cells_per_token:,.0f} pairs that attend 1" if math.isfinite(self.cells_per_token) else ""
+        notes = [
+            "* the recipe's; the rows below the strategies are of it. Percentages: cost of the real "
+            f"{tokens} over that of all processes until the dearest share of every update is done. One of the "
+            f"{tokens} costs 1{pairs}; communication is not counted.",
+            f"The dearest of the {sequences} has {own.longest:,} {tokens} and costs {own.longest_cost:,.0f}, a mean "
+            f"update {own.mean_cost:,.0f}. An epoch has {self.epoch_tokens:,} {tokens}.",
+        ]
+        return [*text_table(head, rows), *(line for note in notes for line in wrapped(note))]
+
+
+def process_table(
+    stage: StageSetup, processes: Sequence[int], cells_per_token: float, names: Sequence[str]
+) -> ProcessTable:
+    """Share the first epoch of a stage out among processes.
+
+    Args:
+        processes: numbers of them; cells_per_token: of the model.
+        names: strategies that can plan it.
+    """
+    strategies, tokens = dict[str, Shared](), 0
+    for name in names:
+        made = recut(stage, strategy=name)
+        costs = Costs(made, cells_per_token, stage.data.table.attended)
+        strategies[name] = Shared(
+            [costs.balance(num) for num in processes],
+            fill_tokens(stage, processes, cells_per_token, name),
+            costs.tokens,
+            costs.dearest,
+            float(costs.micros.sum()) / max(made.num_steps, 1),
+        )
+        tokens = max(tokens, made.real_tokens)
+    chosen = stage.recipe.plan.strategy
+    own = strategies.get(chosen)
+    balances = own.balances if own is not None else []
+    cuts = [best_cut(stage, made.processes, cells_per_token) if made.idle else None for made in balances]
+    return ProcessTable(tuple(processes), cells_per_token, strategies, chosen, cuts, tokens)
+
+
+def process_counts(text: str) -> tuple[int, ...]:
+    """Numbers of processes from "2,8,64".
+
+    Raises:
+        RecipeError: one is no number above 0.
+    """
+    counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(counts) < 1:
+        fix = "write numbers above 0, as in --processes 2,8,64"
+        raise RecipeError(f'"{text[:80]}" is no list of numbers of processes', where="--processes", fix=fix)
+    return tuple(dict.fromkeys(counts))
