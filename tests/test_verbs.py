@@ -145,9 +145,11 @@ def test_plan_shows_itself_or_is_json(unpad: Shell, calls: Calls) -> None:
     assert unpad("plan", "mine").out == ""
     told = unpad("plan", "mine", "optim.lr=1", "--json", "--plot", "plan.png")
     assert json.loads(told.out) == {"strategies": []}
+    assert unpad("plan", "mine", "--processes", "2,8", "--json").code == 0
     assert calls.made == [
-        ("preview", ("mine", [], None, "console")),
-        ("preview", ("mine", ["optim.lr=1"], Path("plan.png"), None)),
+        ("preview", ("mine", [], None, "console", ())),
+        ("preview", ("mine", ["optim.lr=1"], Path("plan.png"), None, ())),
+        ("preview", ("mine", [], None, None, (2, 8))),
     ]
 
 

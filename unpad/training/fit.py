@@ -13,6 +13,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, plan_inputs
 
+FIELD = "plan.tokens_per_micro"
 EVERYTHING = 1 << 40  # tokens of an update that no epoch fills
 
 
@@ -117,24 +118,24 @@ def share_out(setup: Setup, *, fit: bool) -> tuple[Setup, list[str], list[str]]:
 
 
 def _changes(recipe: Recipe, found: Sequence[Advice]) -> dict[str, int]:
-    """Fields of the recipe to set: of a stage that has a size of its own that one, for the others the run's."""
-    own = {stage.name for stage in recipe.stages if "tokens_per_micro" in stage.plan}
+    """Fields of the recipe to set: the run's, or where a stage has a size of its own, that of every stage named."""
+    by_stage = any("tokens_per_micro" in stage.plan for stage in recipe.stages)
     changes: dict[str, int] = {}
     for one in found:
         if one.cut is not None:
-            key = f"stages.{one.stage}.plan.tokens_per_micro" if one.stage in own else "plan.tokens_per_micro"
+            key = f"stages.{one.stage}.{FIELD}" if by_stage else FIELD
             changes[key] = min(one.cut.tokens_per_micro, changes.get(key, one.cut.tokens_per_micro))
     return changes
 
 
 def _changed(recipe: Recipe, changes: dict[str, int]) -> Recipe:
     """The recipe with these fields set."""
-    tokens = changes.get("plan.tokens_per_micro", recipe.plan.tokens_per_micro)
+    tokens = changes.get(FIELD, recipe.plan.tokens_per_micro)
     stages = [
         stage.model_copy(update={"plan": {**stage.plan, "tokens_per_micro": changes[key]}})
-        if (key := f"stages.{stage.name}.plan.tokens_per_micro") in changes
+        if (key := f"stages.{stage.name}.{FIELD}") in changes
         else stage
         for stage in recipe.stages
     ]
-    plan_settings = recipe.plan.model_copy(update={"tokens_per_micro": tokens})
-    return recipe.model_copy(update={"plan": plan_settings, "stages": stages})
+    settings = recipe.plan.model_copy(update={"tokens_per_micro": tokens})
+    return recipe.model_copy(update={"plan": settings, "stages": stages})
