@@ -20,9 +20,10 @@ from unpad.batching.shares import micro_costs
 MOST_UPDATES = 2000  # of a plan that are shared out; of longer plans so many, evenly spaced
 BUSY = 0.9  # mean over maximum of the cost per process from which on all count as busy
 MICROS_EACH = (1, 2, 3, 4)  # micro-batches per process of the cuts that are tried
+ROOM = (1.0, 1.03, 1.1)  # of their tokens over an even cut
 MOST_EACH = 64  # micro-batches per process of an update that fills processes
 DRAWN_MICROS = 4096  # of all updates that are drawn to find that one
-WHOLE_MICROS = 0.97  # of an update of so many micro-batches, so that none is cut off its end
+WHOLE_MICROS = 0.97  # size of an update that is to have so many micro-batches, and not one more
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,11 @@ def finer_cut(
     cells_per_token: float,
     attended: np.ndarray | None = None,
 ) -> Cut | None:
-    """Find the largest `plan.tokens_per_micro` with which every process has work in most updates and efficiency is at
-    least BUSY, or else the one with the highest efficiency.
+    """Find a `plan.tokens_per_micro` with which every process has work in most updates.
 
-    Tried are the sizes that cut the median update into MICROS_EACH micro-batches per process.
+    Tried are sizes that cut the median update into MICROS_EACH micro-batches per process, until an efficiency is BUSY;
+    the best is taken. Each is tried with some ROOM: whole sequences leave some of it empty, and one micro-batch more
+    than processes would keep all of them waiting.
 
     Args:
         replan: a plan of the same sequences with another `plan.tokens_per_micro`.
@@ -162,12 +164,15 @@ def finer_cut(
         return None
     update = float(np.median(sum_runs(made.micro_tokens, made.step_offsets)))
     best: Cut | None = None
-    for size in sorted({math.ceil(update / (each * processes)) for each in MICROS_EACH}, reverse=True):
-        if not 0 < size < tokens_per_micro:
-            continue
-        found = Cut(size, Costs(replan(size), cells_per_token, attended).balance(processes))
-        if not found.balance.idle and (best is None or found.balance.efficiency > best.balance.efficiency):
-            best = found
-            if best.balance.efficiency >= BUSY:
-                break
+    for each in MICROS_EACH:
+        sizes = (math.ceil(room * update / (each * processes)) for room in ROOM)
+        cuts = [
+            Cut(size, Costs(replan(size), cells_per_token, attended).balance(processes))
+            for size in sizes
+            if 0 < size < tokens_per_micro
+        ]
+        useful = [cut for cut in cuts if not cut.balance.idle]
+        best = max([*([] if best is None else [best]), *useful], key=lambda cut: cut.balance.efficiency, default=None)
+        if best is not None and best.balance.efficiency >= BUSY:
+            break
     return best

@@ -86,7 +86,7 @@ class ProcessTable:
         if own is None:
             return text_table(head, rows)
         rows += [
-            ["at most, by its sequences", *(f"{made.bound:.1%}" for made in own.balances)],
+            ["bound: longest sequence", *(f"{made.bound:.1%}" for made in own.balances)],
             ["idle in most updates", *(f"{made.idle:,}" for made in own.balances)],
             ["tokens_per_micro for all", *("-" if cut is None else f"{cut.tokens_per_micro:,}" for cut in self.cuts)],
             ["  efficiency with it", *("-" if cut is None else f"{cut.balance.efficiency:.1%}" for cut in self.cuts)],

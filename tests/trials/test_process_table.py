@@ -1,0 +1,124 @@
+"""`unpad plan --processes`: its percentages are a recount of the shares that training would give."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.helpers.shell import Shell
+from tests.helpers.toy import write_toy
+from unpad.batching.shares import assign, micro_cost
+from unpad.errors import RecipeError
+from unpad.models.cost import cells_per_token
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import strategy_names
+from unpad.training.setup import prepare_setup
+from unpad.training.stage import epoch_plan
+from unpad.trials.preview import Preview, preview
+from unpad.trials.process_table import process_counts
+from unpad.trials.stage_table import Trial
+
+COUNTS = (2, 5, 64)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Preview, str, str]]:
+    """A preview on several processes, its screen, and its recipe."""
+    folder, out = tmp_path_factory.mktemp("processes"), StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+        patch.setattr("unpad.trials.preview._try", lambda *_: Trial(1, 1.0, 1, 1, 0))
+        recipe = str(write_toy(folder, plan={"row_tokens": 64}))
+        yield preview(recipe, [], console=Console(file=out, width=80), processes=COUNTS), out.getvalue(), recipe
+
+
+def test_efficiency_of_every_strategy_equals_a_recount_of_its_shares(made: tuple[Preview, str, str]) -> None:
+    stages = made[0].to_json()["stages"]
+    for name in strategy_names():
+        setup = prepare_setup(load_recipe(made[2], [f"plan.strategy={name}"]), Path(), None, compare=False)
+        ratio = cells_per_token(setup.model)
+        for stage, part in zip(setup.stages, stages, strict=True):
+            assert part["processes"]["cells_per_token"] == ratio
+            row = next(row for row in part["processes"]["strategies"] if row["name"] == name)
+            steps = [epoch_plan(stage, 0).step(index) for index in range(epoch_plan(stage, 0).num_steps)]
+            lengths = [(micro.stops - micro.starts).tolist() for step in steps for micro in step]
+            costs = [length + length**2 / ratio for micro in lengths for length in micro]
+            assert row["longest"] == max(length for micro in lengths for length in micro)
+            assert row["longest_cost"] == pytest.approx(max(costs))
+            total = sum(micro_cost(micro, ratio) for step in steps for micro in step)
+            assert row["mean_cost"] == pytest.approx(total / len(steps))
+            assert [one["processes"] for one in row["processes"]] == list(COUNTS)
+            for one in row["processes"]:
+                spent = 0.0
+                for step in steps:
+                    each = [micro_cost(micro, ratio) for micro in step]
+                    spent += max(sum(each[i] for i in share) for share in assign(each, one["processes"]))
+                assert one["efficiency"] == pytest.approx(sum(costs) / spent / one["processes"])
+
+
+def test_json_has_the_bound_the_idle_the_update_and_the_cut(made: tuple[Preview, str, str]) -> None:
+    values = json.loads(json.dumps(made[0].to_json(), allow_nan=False))
+    for stage in values["stages"]:
+        shared = stage["processes"]
+        assert set(shared) == {"cells_per_token", "strategies", "cuts", "epoch_tokens"}
+        for row in shared["strategies"]:
+            for one in row["processes"]:
+                assert set(one) == {"processes", "efficiency", "bound", "idle", "fill_tokens"}
+                assert 0 < one["efficiency"] <= one["bound"] + 1e-9 <= 1 + 2e-9
+        idle = [one["idle"] for row in shared["strategies"] if row["name"] == "pack" for one in row["processes"]]
+        assert [cut is None for cut in shared["cuts"]] == [True, idle[1] == 0, True], "idle, or beyond any cut"
+    assert "processes" not in preview_json_without(made)
+
+
+def preview_json_without(made: tuple[Preview, str, str]) -> dict[str, object]:
+    stage = made[0].to_json()["stages"][0]
+    return {key: value for key, value in stage.items() if key != "processes"}
+
+
+def test_the_screen_fits_80_columns_and_shows_every_number(made: tuple[Preview, str, str]) -> None:
+    lines = made[1].splitlines()
+    starts = [index for index, line in enumerate(lines) if line.startswith("processes ")]
+    assert len(starts) == 2, "one table per stage"
+    for start, stage in zip(starts, made[0].to_json()["stages"], strict=True):
+        table = lines[start : start + 16]
+        assert max(map(len, table)) <= 80
+        assert table[0].split()[1:] == [f"{num:,}" for num in COUNTS]
+        rows = {line[:26].strip(): line[26:].split() for line in table[1:12]}
+        for row in stage["processes"]["strategies"]:
+            shown = [f"{one['efficiency']:.1%}" for one in row["processes"]]
+            assert rows[row["name"] + " *" * (row["name"] == "pack")] == shown
+            if row["name"] == "pack":
+                assert rows["bound: longest sequence"] == [f"{one['bound']:.1%}" for one in row["processes"]]
+                assert rows["idle in most updates"] == [f"{one['idle']:,}" for one in row["processes"]]
+                fills = [one["fill_tokens"] for one in row["processes"]]
+                assert rows["tokens_per_step to fill"] == ["-" if fill is None else f"{fill:,}" for fill in fills]
+
+
+def test_a_model_without_attention_says_nothing_of_pairs(made: tuple[Preview, str, str]) -> None:
+    stage = made[0].stages[0]
+    assert stage.shared is not None
+    assert "pairs" in " ".join(stage.shared.lines(stage.units))
+    object.__setattr__(stage.shared, "cells_per_token", math.inf)
+    assert "pairs" not in " ".join(stage.shared.lines(stage.units))
+    assert stage.shared.to_json()["cells_per_token"] is None
+
+
+def test_numbers_of_processes_are_read_from_a_list() -> None:
+    assert process_counts("2,8,64,1024") == (2, 8, 64, 1024)
+    assert process_counts("4") == (4,)
+    assert process_counts("8,2,8") == (8, 2)
+    for wrong in ("", "0", "2,,4", "2,-1", "two"):
+        with pytest.raises(RecipeError, match="no list of numbers of processes"):
+            process_counts(wrong)
+
+
+def test_a_wrong_list_ends_with_the_code_of_the_command_line(unpad: Shell) -> None:
+    told = unpad("plan", "zh_chat", "--processes", "2,x")
+    assert (told.code, told.out) == (2, "")
+    assert "--processes 2,8,64" in told.err
