@@ -6,6 +6,7 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from unpad.nn.native import library
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import recipe_names
 from unpad.trials import preview
+from unpad.trials.process_table import process_counts
 
 OUTPUTS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "outputs.py"))
 BLOCKS = [block for page in OUTPUTS["PAGES"] for block in OUTPUTS["blocks"](page)]
@@ -40,13 +42,18 @@ def test_a_command_prints_what_its_page_shows(block: list[Any], native_lines: No
         assert OUTPUTS["drift"](shown.expected, printed) is None, printed
 
 
-def test_the_page_on_plans_shows_the_tables_of_the_packaged_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_show_the_tables_of_the_packaged_example(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the trial steps: memory and time are those of a machine."""
-    [[shown]] = [block for block in BLOCKS if block[0].command.startswith("unpad plan")]
+    shown = {block[0].page: block[0] for block in BLOCKS if block[0].command.startswith("unpad plan zh_chat")}
+    assert set(shown) == {"plan.md", "processes.md"}
+    counts = process_counts(shown["processes.md"].command.partition("--processes ")[2])
     monkeypatch.setattr(preview, "_try", lambda *_: preview.Trial(2048, 1.0, 4096, 700 << 20, 500 << 20))
     out = StringIO()
-    preview.preview("zh_chat", [], None, Console(file=out, width=200))
-    assert OUTPUTS["drift"](shown.expected, out.getvalue()) is None, out.getvalue()
+    made = preview.preview("zh_chat", [], None, Console(file=out, width=200), counts)
+    assert OUTPUTS["drift"](shown["processes.md"].expected, out.getvalue()) is None, out.getvalue()
+    alone = StringIO()
+    replace(made, stages=[replace(stage, shared=None) for stage in made.stages]).show(Console(file=alone, width=200))
+    assert OUTPUTS["drift"](shown["plan.md"].expected, alone.getvalue()) is None, alone.getvalue()
 
 
 @pytest.fixture
