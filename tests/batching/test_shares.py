@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.batching.plan import Micro, plan
-from unpad.batching.shares import assign, micro_cost, micro_costs
+from unpad.batching.shares import assign, assign_equally, micro_cost, micro_costs
 from unpad.recipes.training import PlanSettings, strategy_names
 
 COSTS = st.lists(st.floats(0, 1e6), max_size=40)
@@ -86,3 +87,21 @@ def test_costs_of_a_plan_are_those_of_its_micro_batches(
     attended = (np.array(lengths) + 1) // 2 if by_set else None
     one_by_one = [micro_cost(one, ratio, attended) for step in range(made.num_steps) for one in made.step(step)]
     assert micro_costs(made, ratio, attended).tolist() == one_by_one
+
+
+@given(st.integers(1, 6), st.integers(0, 6), st.data())
+def test_equal_numbers_go_to_every_process_and_alike_pieces_to_the_same_place(
+    num: int, turns: int, data: st.DataObject
+) -> None:
+    costs = data.draw(st.lists(st.floats(0, 1e6), min_size=num * turns, max_size=num * turns))
+    shares = assign_equally(costs, num)
+    assert [len(share) for share in shares] == [turns] * num
+    assert sorted(piece for share in shares for piece in share) == list(range(len(costs)))
+    places = [[costs[share[turn]] for share in shares] for turn in range(turns)]
+    assert all(min(one) >= max(other) for one, other in pairwise(places))
+    loads = [sum(costs[piece] for piece in share) for share in shares]
+    assert max(loads, default=0) - min(loads, default=0) <= max(costs, default=0) + 1e-6
+
+
+def test_the_dearest_of_a_turn_goes_to_the_process_with_the_least() -> None:
+    assert assign_equally([9, 5, 8, 4], 2) == [[0, 3], [2, 1]]

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,10 +19,17 @@ from unpad.processes.group import Group, joined
 
 
 def run_group(work: Callable[[Group], Any], size: int, folder: Path, seconds: float = 60) -> list[Any]:
-    """What `work` returns in each process of a new group, as JSON; "exit CODE" of one that ended without returning.
+    """As `run_ranks`; `work` gets the group that the processes make up."""
+    return run_ranks(partial(_in_group, work), size, folder, seconds)
+
+
+def run_ranks(work: Callable[[], Any], size: int, folder: Path, seconds: float = 60) -> list[Any]:
+    """What `work` returns as JSON in each of several processes, which have the variables that torchrun sets.
+
+    The result of one that ended without returning is "exit CODE".
 
     Args:
-        work: function of a module; gets the group.
+        work: function of a module.
         folder: for the results.
         seconds: after which processes that go on are killed, which fails.
     """
@@ -44,12 +52,16 @@ def run_group(work: Callable[[Group], Any], size: int, folder: Path, seconds: fl
             process.join()
 
 
-def _run(work: Callable[[Group], Any], rank: int, size: int, port: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+def _in_group(work: Callable[[Group], Any]) -> Any:
+    with joined(timeout_s=30) as group:
+        return work(group)
+
+
+def _run(work: Callable[[], Any], rank: int, size: int, port: int, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    with joined(timeout_s=30) as group:
-        (folder / f"{rank}.json").write_text(json.dumps(work(group)))
+    (folder / f"{rank}.json").write_text(json.dumps(work()))
 
 
 def _told(process: BaseProcess, path: Path) -> Any:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
-from unpad.errors import PlanError, SourceError
+from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.hf import collate, prepare, steps
 from unpad.hf.loader import Examples, PlannedBatches, halved
 from unpad.recipes.training import PlanSettings
@@ -36,6 +36,26 @@ def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time
         total += float(loss.detach())
     assert total == pytest.approx(wanted_loss, rel=1e-5)
     assert distance(take_gradient(model), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_size: int) -> None:
+    model = make_model("qwen3")
+    _, wanted = truth(model, ROWS)
+    prepare(model)
+    settings = {"tokens_per_step": 10_000, "tokens_per_micro": 64}
+    own = [next(steps(ROWS, rank=rank, world_size=world_size, **settings)) for rank in range(world_size)]
+    assert len({len(step.batches) for step in own}) == 1
+    for step in own:
+        assert int(step.num_targets) == targets_of(ROWS)
+        for batch in step.batches:
+            model(**batch, num_items_in_batch=step.num_targets).loss.backward()
+    assert distance(take_gradient(model), wanted) < 1e-5
+
+
+def test_a_rank_that_is_none_is_refused() -> None:
+    with pytest.raises(RecipeError, match="no rank 2 of 2"):
+        next(steps(ROWS, rank=2, world_size=2))
 
 
 def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:

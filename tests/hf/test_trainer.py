@@ -17,6 +17,7 @@ from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, m
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
+    from accelerate.utils import DistributedType
     from peft import LoraConfig, get_peft_model
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -344,10 +345,21 @@ def test_trainers_that_batch_by_themselves_are_refused(
     assert not trainer.model._forward_pre_hooks
 
 
-def test_several_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
+def test_ranks_that_hold_parts_of_the_model_are_refused(
+    kind: DistributedType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer("plain", make_model("llama"), tmp_path)
-    monkeypatch.setattr(type(trainer.args), "world_size", property(lambda self: 2))
-    with pytest.raises(RecipeError, match="in one process, and this run has 2"):
+    monkeypatch.setattr(type(trainer.accelerator), "distributed_type", property(lambda self: kind))
+    with pytest.raises(RecipeError, match=f"accelerate runs {kind.value}, and .*weights of the head"):
+        attach(trainer)
+
+
+@pytest.mark.parametrize("name", ["tp", "cp", "sp"])
+def test_ranks_that_divide_sequences_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer("plain", make_model("llama"), tmp_path)
+    monkeypatch.setattr(trainer, f"get_{name}_size", lambda: 2)
+    with pytest.raises(RecipeError, match=r"parallelism over 2 processes"):
         attach(trainer)
 
 

@@ -62,3 +62,21 @@ def assign(costs: Sequence[float], num_shares: int) -> list[list[int]]:
         heapreplace(loads, (load + float(costs[piece]), least))
         shares[least].append(piece)
     return [sorted(share) for share in shares]
+
+
+def assign_equally(costs: Sequence[float], num_shares: int) -> list[list[int]]:
+    """Equal numbers of pieces of work for each of `num_shares` processes, the dearest first.
+
+    Of every `num_shares` pieces that follow each other in cost, the dearest goes to the process with the least so far.
+    So pieces at the same place of all shares cost about the same, for processes that wait for each other after each.
+
+    Args:
+        costs: of the pieces, a multiple of `num_shares`.
+    """
+    order = np.argsort(-np.asarray(costs, np.float64), kind="stable").reshape(-1, num_shares)
+    loads, shares = np.zeros(num_shares), [list[int]() for _ in range(num_shares)]
+    for turn in order.tolist():
+        for piece, share in zip(turn, np.argsort(loads, kind="stable").tolist(), strict=True):
+            loads[share] += costs[piece]
+            shares[share].append(piece)
+    return shares

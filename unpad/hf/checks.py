@@ -28,17 +28,13 @@ def refuse(trainer: Trainer) -> None:
     """Refuse settings that flat batches of our plan contradict.
 
     Raises:
-        RecipeError: several ranks or devices, rows without boundaries, or a sampling strategy.
+        RecipeError: several devices in a process, rows without boundaries, or a sampling strategy.
     """
     args = trainer.args
-    if (ranks := max(args.world_size, trainer.accelerator.num_processes)) > 1:
-        raise RecipeError(
-            f"flat batches are trained in one process, and this run has {ranks}", fix="start it without torchrun"
-        )
     if args.n_gpu > 1:
         raise RecipeError(
             f"flat batches are trained on one device, and this process sees {args.n_gpu}",
-            fix="set CUDA_VISIBLE_DEVICES to one of them",
+            fix="start one process for each by torchrun, or set CUDA_VISIBLE_DEVICES to one of them",
         )
     if args.train_sampling_strategy != "random":
         raise RecipeError(
@@ -88,8 +84,9 @@ def divide_by_targets(trainer: Trainer) -> None:
     """Let every micro-batch's loss be its sum over the targets of the whole step, also where the model cannot.
 
     Models whose `forward` takes no `num_items_in_batch` return a mean per micro-batch, and the mean of such means
-    weighs targets of small micro-batches more.
+    weighs targets of small micro-batches more. The same is true of means per rank.
     """
+    trainer.args.average_tokens_across_devices = trainer.args.world_size > 1
     if trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None:
         return
     if is_sft(trainer):  # it computes the loss itself, and only has to be told the number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,6 +20,11 @@ class MeanOverTargets:
         if num_targets:
             self.total += float(mean) * num_targets
             self.num_targets += num_targets
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Sequence[float]]) -> MeanOverTargets:
+        """Sum of parts of a set: `total` and `num_targets` of each."""
+        return cls(sum(total for total, _ in parts), int(sum(num for _, num in parts)))
 
     @property
     def mean(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import pairwise
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
 from unpad.batching.plan import Plan, plan
-from unpad.errors import PlanError, SourceError
+from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.hf.ranks import Ranks
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 
@@ -68,8 +70,11 @@ class Examples(Dataset[dict[str, Tensor]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`input_ids` and `labels` of an example, both (length,) int64; the first label is never a target."""
-        number, span = self.places[index]
+        """`input_ids` and `labels` of an example, both (length,) int64; the first label is never a target.
+
+        Example -1 - i is example i without a target, for a rank that has nothing else to compute.
+        """
+        number, span = self.places[~index if index < 0 else index]
         row = self.data[number]
         ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
         labels = torch.as_tensor(row["labels"], dtype=torch.int64).clone() if "labels" in row else ids.clone()
@@ -83,8 +88,12 @@ class Examples(Dataset[dict[str, Tensor]]):
         if "attention_mask" in row:
             real = torch.as_tensor(row["attention_mask"])[span].bool()
             ids, labels = ids[real], labels[real]
-        labels[:1] = IGNORED
+        labels[: None if index < 0 else 1] = IGNORED
         return {"input_ids": ids, "labels": labels}
+
+    def digest(self) -> str:
+        """The same for examples of the same lengths and targets in the same order."""
+        return hashlib.blake2b(np.stack([self.lengths, self.targets]).tobytes(), digest_size=16).hexdigest()
 
     def _places(self, number: int) -> Iterator[tuple[int, slice]]:
         """The examples of a row: its number, and their tokens in it."""
@@ -113,23 +122,25 @@ class Examples(Dataset[dict[str, Tensor]]):
 
 
 class PlannedBatches(Sampler[list[int]]):
-    """Micro-batches of every epoch, as indices of examples; every epoch has the same number.
+    """Micro-batches of one rank in every epoch, as indices of examples; every epoch and rank has the same number.
 
-    The trainers of transformers count the steps of an epoch once. Where the plan of an epoch has fewer micro-batches
-    than that of another, its largest ones are cut in two.
+    The trainers of transformers count the steps of an epoch once, and their ranks wait for each other in every
+    micro-batch. Where the plan of an epoch has fewer micro-batches than that of another, or no multiple of the number
+    of ranks, its largest ones are cut in two.
 
     Args:
         tokens: most tokens of a micro-batch, unless a single example has more.
         epochs: number of epochs whose plans are made; a later one repeats their order.
+        ranks: how micro-batches are divided; default one rank, which has all.
     """
 
-    def __init__(self, examples: Examples, tokens: int, *, epochs: int, seed: int) -> None:
-        self.examples, self.seed, self.epoch = examples, seed, 0
+    def __init__(self, examples: Examples, tokens: int, *, epochs: int, seed: int, ranks: Ranks | None = None) -> None:
+        self.examples, self.seed, self.epoch, self.ranks = examples, seed, 0, ranks or Ranks()
         self.settings = checked(PlanSettings, {"tokens_per_step": tokens, "tokens_per_micro": tokens})
         self.epochs = max(epochs, 1)
         plans = [self.plan(epoch) for epoch in range(self.epochs)]
         self.ledger = plans[0].ledger
-        self.num = max(one.num_micros for one in plans)
+        self.num = rounded_up(max(one.num_micros for one in plans), self.ranks.size)
 
     def plan(self, epoch: int) -> Plan:
         return self.examples.plan(self.settings, self.seed, epoch % self.epochs)
@@ -138,19 +149,25 @@ class PlannedBatches(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.num
+        return self.num // self.ranks.size
 
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self.plan(self.epoch)
         micros = [micro.seq_ids.tolist() for index in range(epoch.num_steps) for micro in epoch.step(index)]
-        yield from halved(micros, self.examples.lengths, self.num)
+        yield from self.ranks.own(halved(micros, self.examples.lengths, self.num), self.examples.lengths)
+
+
+def rounded_up(num: int, multiple: int) -> int:
+    return -(-num // multiple) * multiple
 
 
 def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
     """Cut the largest micro-batches in two until there are `num`; the halves stay neighbours.
 
+    Where all are single sequences, the rest are the shortest one without targets, which changes no sum.
+
     Args:
-        micros: indices of sequences; all together at least `num`.
+        micros: indices of sequences.
         lengths: tokens per sequence, (num_sequences,) int64.
     """
     parts: dict[tuple[int, ...], list[int]] = {(index,): micro for index, micro in enumerate(micros)}
@@ -158,7 +175,7 @@ def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[
         (-int(lengths[micro].sum()), key) for key, micro in parts.items() if len(micro) > 1
     ]
     heapq.heapify(largest)
-    while len(parts) < num:
+    while largest and len(parts) < num:
         _, key = heapq.heappop(largest)
         micro = parts.pop(key)
         tokens = np.cumsum(lengths[micro])
@@ -167,7 +184,11 @@ def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[
             parts[(*key, half)] = part
             if len(part) > 1:
                 heapq.heappush(largest, (-int(lengths[part].sum()), (*key, half)))
-    return [parts[key] for key in sorted(parts)]
+    cut = [parts[key] for key in sorted(parts)]
+    if len(cut) < num:
+        shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
+        cut += [[~shortest]] * (num - len(cut))
+    return cut
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
@@ -196,16 +217,19 @@ def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, A
 
 
 class Step(NamedTuple):
-    """Micro-batches of one optimizer step, and the number of their targets.
+    """Micro-batches of one rank in an optimizer step, and the number of targets of all ranks in it.
 
-    `model(**batch, num_items_in_batch=num_targets).loss` of all of them adds up to the mean over the step's targets.
+    `model(**batch, num_items_in_batch=num_targets).loss` of all of them, on all ranks, adds up to the mean over
+    the step's targets.
     """
 
     batches: list[dict[str, Any]]
     num_targets: Tensor
 
 
-def steps(data: Sequence[Row], *, seed: int = 0, epoch: int = 0, **settings: Any) -> Iterator[Step]:
+def steps(
+    data: Sequence[Row], *, seed: int = 0, epoch: int = 0, rank: int = 0, world_size: int = 1, **settings: Any
+) -> Iterator[Step]:
     """Yield the steps of an epoch for a training loop of one's own.
 
         for batches, num_targets in unpad.hf.steps(rows, tokens_per_step=16384, tokens_per_micro=4096, epoch=epoch):
@@ -214,13 +238,21 @@ def steps(data: Sequence[Row], *, seed: int = 0, epoch: int = 0, **settings: Any
             optimizer.step()
             optimizer.zero_grad()
 
+    Of several ranks each gets its micro-batches of every step, an equal number, shared out by cost. The gradient of the
+    step is the sum of theirs; torch's DistributedDataParallel makes the mean, so there the loss is to be multiplied by
+    `world_size`.
+
     Args:
         data: as in `Examples`.
+        rank, world_size: number of this process and of all; every one calls this with the same other arguments.
         settings: fields of the recipe's `plan` section. Examples are never cut.
 
     Raises:
         PlanError: settings that cut examples or pad them.
+        RecipeError: no such rank.
     """
+    if not 0 <= rank < world_size:
+        raise RecipeError(f"there is no rank {rank} of {world_size}", fix="pass 0 <= rank < world_size")
     examples = Examples(data)
     chosen = checked(PlanSettings, settings)
     epoch_plan = examples.plan(chosen, seed, epoch)
@@ -229,4 +261,6 @@ def steps(data: Sequence[Row], *, seed: int = 0, epoch: int = 0, **settings: Any
     for index in range(epoch_plan.num_steps):
         micros = [micro.seq_ids.tolist() for micro in epoch_plan.step(index)]
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
-        yield Step([collate([examples[one] for one in micro]) for micro in micros], torch.tensor(num_targets))
+        num = rounded_up(len(micros), world_size)
+        own = Ranks(rank, world_size, num // world_size).own(halved(micros, examples.lengths, num), examples.lengths)
+        yield Step([collate([examples[one] for one in micro]) for micro in own], torch.tensor(num_targets))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer
@@ -26,9 +27,12 @@ from unpad.hf.checks import (
     warn_of_cuts,
 )
 from unpad.hf.evaluation import MeanOverTargets
+from unpad.hf.group import cells_per_token, check_alike, group_of, own_counts
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import IGNORED, Examples, PlannedBatches, Row, collate
 from unpad.hf.prepare import Prepared, preparing
+from unpad.hf.ranks import Ranks
+from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 
 
@@ -41,6 +45,7 @@ class Attachment:
         prepared: the model, and its isolated layers.
         head: mode in which the loss is computed; see `TargetHead`.
         certificate: the proof of the model on sequences of the training data; None if it was not asked for.
+        group: the processes that train together.
     """
 
     tokens_per_micro: int
@@ -49,6 +54,7 @@ class Attachment:
     head: TargetHead
     certificate: ForeignCertificate | None
     examples: dict[int, tuple[object, Examples]]
+    group: Group = ALONE
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
 
     def examples_of(self, data: Sequence[Row]) -> Examples:
@@ -69,7 +75,7 @@ class UnpadMixin(Trainer):
         trainer = MyTrainer(model=model, args=args, train_dataset=data, tokens_per_micro=4096)
 
     `attach` gives the same to a trainer that is there already. `per_device_train_batch_size` no longer says anything: a
-    micro-batch has up to `tokens_per_micro` tokens, and a step `gradient_accumulation_steps` of them.
+    micro-batch has up to `tokens_per_micro` tokens, and a step `gradient_accumulation_steps` of them on every rank.
 
     Args:
         tokens_per_micro, tokens_per_eval, prove: as in `attach`.
@@ -95,9 +101,11 @@ class UnpadMixin(Trainer):
         epochs = math.ceil(args.num_train_epochs)
         if args.max_steps > 0:  # the plan fills micro-batches, so that an epoch has at least so many
             least = max(1, int(examples.lengths[examples.targets > 0].sum()) // tokens)
-            epochs = math.ceil(args.max_steps * args.gradient_accumulation_steps / least)
+            per_step = args.gradient_accumulation_steps * self.attachment.group.size
+            epochs = math.ceil(args.max_steps * per_step / least)
         seed = args.seed if args.data_seed is None else args.data_seed
-        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=epochs, seed=seed))
+        ranks = self._ranks(args.gradient_accumulation_steps)
+        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own."""
@@ -107,8 +115,12 @@ class UnpadMixin(Trainer):
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
         examples = self.attachment.examples_of(data)
-        sampler = PlannedBatches(examples, self.attachment.tokens_per_eval, epochs=1, seed=0)
-        return self._flat_batches(examples, sampler)
+        tokens = self.attachment.tokens_per_eval
+        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=1, seed=0, ranks=self._ranks(1)))
+
+    def _ranks(self, micros: int) -> Ranks:
+        group = self.attachment.group
+        return Ranks(group.rank, group.size, micros, cells_per_token(self.attachment.prepared.inner))
 
     def _flat_batches(self, examples: Examples, sampler: PlannedBatches) -> DataLoader[Any]:
         args = self.args
@@ -121,7 +133,17 @@ class UnpadMixin(Trainer):
             persistent_workers=args.dataloader_persistent_workers,
             prefetch_factor=args.dataloader_prefetch_factor,
         )
-        prepared: DataLoader[Any] = self.accelerator.prepare(loader)
+        accelerator = self.accelerator
+        prepared: DataLoader[Any] = prepare_data_loader(
+            loader,
+            accelerator.device,
+            num_processes=1,  # the sampler has the batches of this rank alone
+            put_on_device=accelerator.device_placement,
+            rng_types=accelerator.rng_types.copy(),
+            dispatch_batches=False,
+            non_blocking=accelerator.non_blocking,
+            use_stateful_dataloader=accelerator.use_stateful_dataloader,
+        )
         return prepared
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -136,16 +158,26 @@ class UnpadMixin(Trainer):
         """A batch of an evaluation, whose loss is counted by its targets."""
         labels = inputs.get("labels")
         num_targets = 0 if labels is None else int((labels[..., 1:] != IGNORED).sum())
-        with self._targets_alone() if prediction_loss_only else nullcontext():
+        with self._targets_alone() if prediction_loss_only else nullcontext(), own_counts(self.args):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
             self.attachment.evaluated.add(loss, num_targets)
         return loss, logits, given
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+    def evaluation_loop(
+        self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> EvalLoopOutput:
         """An evaluation, whose loss is the mean over the targets of the whole set."""
-        evaluated = self.attachment.evaluated = MeanOverTargets()
-        out = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        evaluated, group = MeanOverTargets(), self.attachment.group
+        examples = dataloader.dataset
+        if isinstance(examples, Examples):
+            told = group.exchange([self.attachment.tokens_per_eval, examples.digest()])
+            check_alike("sequences of evaluation", told)
+        self.attachment.evaluated = evaluated
+        out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
+            parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
+            evaluated = MeanOverTargets.of_parts(parts)
         if evaluated.num_targets:
             out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
         return out
@@ -171,7 +203,8 @@ def attach(
         prove: False leaves the proof out, for a model that was proved before.
 
     Raises:
-        RecipeError: the trainer batches by itself, or runs on several ranks.
+        RecipeError: the trainer batches by itself, or its ranks hold parts of the model.
+        UnlikeProcessesError: ranks have other data or arguments.
         SourceError: its dataset is streamed or not tokenized.
         ProofError: the model does not keep the sequences of a flat batch apart.
     """
@@ -189,27 +222,36 @@ def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
 
 
 def set_up(trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool) -> Attachment:
-    """Check the trainer, prove its model, and give it an attachment; nothing is changed if either fails."""
-    refuse(trainer)
-    if trainer.train_dataset is None:
-        raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
-    if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
-        raise RecipeError("a micro-batch of no tokens", fix="set tokens_per_micro and tokens_per_eval to 1 or more")
-    examples = Examples(trainer.train_dataset)
-    warn_of_cuts(trainer, examples)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    with preparing(model) as prepared:
-        rows = sample(examples, prepared)
-        certificate = certify(prepared, rows) if prove else None
-        device = next(model.parameters()).device
-        batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
-        head = add_target_head(model, prepared.inner, batch, trainer.args.loss_type if is_sft(trainer) else None)
+    """Check the trainer, prove its model, and give it an attachment; nothing is changed if either fails on a rank."""
+    group, args = group_of(trainer), trainer.args
+    with ExitStack() as stack:
+        with group.together() as talk:
+            refuse(trainer)
+            if trainer.train_dataset is None:
+                raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
+            if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
+                fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
+                raise RecipeError("a micro-batch of no tokens", fix=fix)
+            examples = Examples(trainer.train_dataset)
+            warn_of_cuts(trainer, examples)
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            prepared = stack.enter_context(preparing(model))
+            rows = sample(examples, prepared)
+            certificate = certify(prepared, rows) if prove else None
+            device = next(model.parameters()).device
+            batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(rows).items()}
+            head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
+            stack.push(lambda kind, error, trace: None if error is None else head.remove())
+            talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
+            talk.own.append(examples.digest())
+        check_alike("training data or arguments", talk.told)
     known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
     divide_by_targets(trainer)
     stop_packing(trainer)
     if not isinstance(trainer, UnpadMixin):
         trainer.__class__ = _with_mixin(type(trainer))
     assert isinstance(trainer, UnpadMixin)
-    attachment = Attachment(tokens_per_micro, tokens_per_eval or tokens_per_micro, prepared, head, certificate, known)
+    tokens = (tokens_per_micro, tokens_per_eval or tokens_per_micro)
+    attachment = Attachment(*tokens, prepared, head, certificate, known, group)
     trainer.attachment = attachment
     return attachment
