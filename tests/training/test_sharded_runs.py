@@ -1,0 +1,122 @@
+"""Runs of models that are divided among processes: whole, stopped, resumed by fewer and more, and ended by a fault."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers.ranks import run_ranks
+from tests.helpers.toy import quiet, rows, run, write_toy
+from unpad.errors import RecipeError, Stopped
+from unpad.evaluation.run import evaluate_run
+from unpad.processes.group import Group
+from unpad.run import checkpoint
+from unpad.training.loop import train
+
+pytestmark = pytest.mark.slow
+
+torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
+
+FILES = ("metrics.jsonl", "metrics.csv", "checkpoints/best/model.safetensors")
+
+
+def trained(
+    recipe: Path, folder: Path, group: Group, *overrides: str, resume: bool = False, stop: bool = False
+) -> None:
+    """Train with a divided model; `stop` ends the run after its first evaluation."""
+    try:
+        train(
+            str(recipe),
+            folder,
+            overrides,
+            resume=resume,
+            console=quiet(),
+            group=group,
+            after_evaluation=lambda *_: stop,
+        )
+    except Stopped:
+        assert stop
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`one`, of one process; `whole`, of two; `again`, stopped after an evaluation and resumed; copies of the stopped
+    one, which three processes and one have resumed; and `joined`, which one began and two continued."""
+    folder = tmp_path_factory.mktemp("runs")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("UNPAD_CACHE", str(folder / "cache"))
+    recipe = write_toy(
+        folder / "toy",
+        stages=[],
+        train={"max_steps": 9, "eval_every": 3, "threads": 1, "sums": "fast"},
+        checkpoint={"every": 3, "keep": 9},
+    )
+    run(recipe, folder / "one")
+    with pytest.raises(Stopped):
+        train(str(recipe), folder / "joined", console=quiet(), after_evaluation=lambda *_: True)
+
+    def two(group: Group) -> None:
+        divided(recipe, folder / "whole", group, "train.shard=full")
+        divided(recipe, folder / "again", group, "train.shard=full", stop=True)
+        with group.together():
+            if group.leads:
+                for name in ("by_three", "by_one"):
+                    shutil.copytree(folder / "again", folder / name)
+        divided(recipe, folder / "again", group, resume=True)
+        divided(recipe, folder / "joined", group, "train.shard=full", resume=True)
+
+    assert run_ranks(folder / "two", 2, two) == [None, None]
+    assert (
+        run_ranks(folder / "three", 3, lambda group: divided(recipe, folder / "by_three", group, resume=True))
+        == [None] * 3
+    )
+    run(recipe, folder / "by_one", resume=True)
+    patch.undo()
+    return folder
+
+
+def values(folder: Path) -> list[float]:
+    return [row["loss"] for kind in ("train", "heldout") for row in rows(folder, kind)]
+
+
+@pytest.mark.parametrize("name", ["whole", "by_three", "by_one", "joined"])
+def test_losses_are_those_of_one_process_but_for_rounding(runs: Path, name: str) -> None:
+    assert len(values(runs / name)) > 9
+    assert values(runs / name) == pytest.approx(values(runs / "one"), rel=1e-5)
+
+
+def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Path) -> None:
+    for file in FILES:
+        assert (runs / "again" / file).read_bytes() == (runs / "whole" / file).read_bytes(), file
+    again, whole = (checkpoint.load_newest(runs / name / "checkpoints") for name in ("again", "whole"))
+    assert again is not None
+    assert whole is not None
+    assert again[0].tensors.keys() == whole[0].tensors.keys()
+    assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in whole[0].tensors.items())
+
+
+def test_the_run_says_that_its_bits_depend_on_the_number_of_processes(runs: Path) -> None:
+    log = (runs / "whole" / "log.jsonl").read_text(encoding="utf-8")
+    assert "divided among 2 processes by FSDP2, 1 block each for itself" in log
+    for name, are, were in (("by_three", "3 processes", 2), ("by_one", "1 process", 2), ("joined", "2 processes", 1)):
+        log = (runs / name / "log.jsonl").read_text(encoding="utf-8")
+        assert f"the model is divided among {are}, was among {were}" in log
+    assert "was among" not in (runs / "again" / "log.jsonl").read_text(encoding="utf-8")
+
+
+def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
+    shards = runs / "whole" / "checkpoints" / "step-00000009"
+    assert (shards / "model-00002-of-00002.safetensors").is_file()
+    state = checkpoint.load(runs / "whole" / "checkpoints" / "best")
+    assert (runs / "whole" / "checkpoints" / "best" / "model.safetensors").is_file()
+    assert state.values["sharded_among"] == 2
+    assert evaluate_run(str(runs / "whole"), 0)
+
+
+def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="one process"):
+        run(runs / "toy" / "toy.yaml", tmp_path / "new", "train.shard=full")
+    assert rows(runs / "by_one", "train")[-1]["step"] == 9
