@@ -23,20 +23,11 @@ torch.set_num_threads(1)  # a forked child must not wait for threads that did no
 FILES = ("metrics.jsonl", "metrics.csv", "checkpoints/best/model.safetensors")
 
 
-def trained(
-    recipe: Path, folder: Path, group: Group, *overrides: str, resume: bool = False, stop: bool = False
-) -> None:
+def divided(recipe: Path, folder: Path, group: Group, *given: str, resume: bool = False, stop: bool = False) -> None:
     """Train with a divided model; `stop` ends the run after its first evaluation."""
+    console = quiet()
     try:
-        train(
-            str(recipe),
-            folder,
-            overrides,
-            resume=resume,
-            console=quiet(),
-            group=group,
-            after_evaluation=lambda *_: stop,
-        )
+        train(str(recipe), folder, given, resume=resume, console=console, group=group, after_evaluation=lambda *_: stop)
     except Stopped:
         assert stop
 
@@ -68,11 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         divided(recipe, folder / "again", group, resume=True)
         divided(recipe, folder / "joined", group, "train.shard=full", resume=True)
 
-    assert run_ranks(folder / "two", 2, two) == [None, None]
-    assert (
-        run_ranks(folder / "three", 3, lambda group: divided(recipe, folder / "by_three", group, resume=True))
-        == [None] * 3
-    )
+    run_ranks(folder / "two", 2, two)
+    run_ranks(folder / "three", 3, lambda group: divided(recipe, folder / "by_three", group, resume=True))
     run(recipe, folder / "by_one", resume=True)
     patch.undo()
     return folder
