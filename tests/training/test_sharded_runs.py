@@ -67,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def values(folder: Path) -> list[float]:
-    return [row["loss"] for kind in ("train", "heldout") for row in rows(folder, kind)]
+    return [row["loss"] for kind in ("train", "eval") for row in rows(folder, kind)]
 
 
 @pytest.mark.parametrize("name", ["whole", "by_three", "by_one", "joined"])
