@@ -1,0 +1,80 @@
+"""Endings of runs of several processes: the exit code, soon, of all processes; and resumed runs with the same bytes."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.equal_processes import digests
+from tests.helpers.endings import ENDINGS, UNLIKE, Ending, killed_at, run_command
+from tests.helpers.toy import write_toy
+
+pytestmark = pytest.mark.slow
+
+SECONDS = 20.0  # from an event to the end of all processes
+NUM_KILLS = 3
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache, and a working directory from which the recipe names its data."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    write_toy(
+        Path(),
+        plan={"tokens_per_step": 80, "tokens_per_micro": 40},
+        checkpoint={"every": 2},
+        stages=[
+            {"name": "pretrain", "use": ["text"], "train": {"max_epochs": 3, "eval_every": 7}},
+            {"name": "tune", "use": ["chat"], "optim": {"per": "epoch"}, "train": {"max_epochs": 3}},
+        ],
+        train={"threads": 1},
+    )
+
+
+def train(folder: Path, *more: str) -> list[str]:
+    return ["train", str(folder.parent / "toy.yaml"), "--out", str(folder), *more]
+
+
+def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_path: Path) -> None:
+    assert run_command(train(tmp_path / "calm"), 1, tmp_path / "outputs").codes == [0]
+    folder = tmp_path / "run"
+    for ending in ENDINGS:
+        arguments = train(folder, "--resume", "checkpoint.every_seconds=0.1", *ending.overrides)
+        ended = run_command(arguments, 2, tmp_path / "outputs", ending.fault)
+        assert ended.codes == ending.codes(2), (ending.name, ended.error)
+        assert ending.said in ended.error, ending.name
+        assert 0 < ended.seconds < SECONDS, ending.name
+        assert "Traceback" not in ended.error, ending.name
+    draw = random.Random(0)
+    for _ in range(NUM_KILLS):
+        rank = draw.randrange(3)
+        ended = run_command(train(folder, "--resume"), 3, tmp_path / "outputs", killed_at(draw.randint(1, 5), rank))
+        assert ended.codes == [-9 if other == rank else 10 for other in range(3)], ended.error
+        assert ended.seconds < SECONDS
+    assert run_command(train(folder, "--resume"), 3, tmp_path / "outputs").codes == [0] * 3
+    assert digests(folder) == digests(tmp_path / "calm")
+
+
+@pytest.mark.parametrize("ending", UNLIKE, ids=lambda ending: ending.name)
+def test_processes_that_are_not_alike_are_named_before_they_write_a_checkpoint(tmp_path: Path, ending: Ending) -> None:
+    (tmp_path / "changed").mkdir()
+    for name in ("texts", "chats"):
+        shutil.copy(f"{name}.jsonl", "changed")
+    with (tmp_path / "changed" / "texts.jsonl").open("a") as file:
+        file.write('{"text": "一行"}\n')
+    ended = run_command(train(tmp_path / "run", *ending.overrides), 2, tmp_path / "outputs", ending.fault)
+    assert ended.codes == [9, 9], ended.error
+    assert ending.said in ended.error
+    assert 0 < ended.seconds < SECONDS
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
+
+
+def test_another_recipe_is_named(tmp_path: Path) -> None:
+    ended = run_command(train(tmp_path / "run"), 2, tmp_path / "outputs", own={1: ["optim.lr=1"]})
+    assert ended.codes == [9, 9]
+    assert "process 1 has another recipe than process 0" in ended.error
+    assert not (tmp_path / "run").exists()
