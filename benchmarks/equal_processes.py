@@ -136,7 +136,7 @@ def digests(run: Path) -> dict[str, str]:
 
 
 def start(size: int, names: list[str], kernels: str, runs: Path, data: Path | None, seconds: float) -> None:
-    """Train cases one after another in `size` forked processes of one thread, as one group.
+    """Train cases one after another in `size` processes of one thread, as one group.
 
     Raises:
         RuntimeError: one failed, or took longer than `seconds`; none is left behind.
@@ -144,7 +144,8 @@ def start(size: int, names: list[str], kernels: str, runs: Path, data: Path | No
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    context = multiprocessing.get_context("fork")
+    # A fork is quick; processes that are started anew are like those of several hosts.
+    context = multiprocessing.get_context("spawn" if data is None else "fork")
     arguments = (names, kernels, runs, data, size, port)
     processes = [context.Process(target=_train_cases, args=(rank, *arguments)) for rank in range(size)]
     latest = time.monotonic() + seconds

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,21 +92,36 @@ class Group:
             if raised.is_agreed or isinstance(raised, LostProcessError):
                 raise  # the others know it, or cannot be told
             error = raised
-        failure = None if error is None else [type(error).__name__, error.what, error.where, error.fix]
-        told = self.exchange([failure, talk.own])
-        for rank, (failed, _) in enumerate(told):
-            if failed is not None:
-                if error is None or rank != self.rank:
-                    error = _error(rank, *failed)
-                error.is_agreed = True
-                raise error
-        talk.told = [value for _, value in told]
+        if error is not None:
+            self._fail(error)
+        talk.told = self.exchange(talk.own)
+
+    @contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Tell an error of a user that this process alone raises in the block, outside of `together`, to the others:
+        they raise it where they next wait for this process. The block must not send anything but messages then.
+
+        Raises:
+            UnpadError: as in `together`.
+        """
+        try:
+            yield
+        except UnpadError as error:
+            if self.size == 1 or error.is_agreed or isinstance(error, LostProcessError):
+                raise
+            with suppress(LostProcessError):  # the others have ended: they need not know
+                self._fail(error)
+            raise
+
+    def _fail(self, error: UnpadError) -> None:
+        """Tell the others an error of this process, and raise that of the lowest rank that has one."""
+        self._exchange_bytes(json.dumps([type(error).__name__, error.what, error.where, error.fix]).encode(), error)
 
     def exchange(self, value: T) -> list[T]:
         """Tell a JSON value to all processes, and return the values of all by rank.
 
         Raises:
-            LostProcessError: as in `together`.
+            UnpadError, LostProcessError: as in `together`.
         """
         if self.size == 1:
             return [value]
@@ -116,14 +131,29 @@ class Group:
         """Tell arrays by name to all processes, and return those of all by rank, with every bit.
 
         Raises:
-            LostProcessError: as in `together`.
+            UnpadError, LostProcessError: as in `together`.
         """
         if self.size == 1:
             return [arrays]
         contiguous = {name: np.asarray(values, order="C") for name, values in arrays.items()}
         return [safetensors.numpy.load(data) for data in self._exchange_bytes(safetensors.numpy.save(contiguous))]
 
-    def _exchange_bytes(self, data: bytes) -> list[bytes]:
+    def _exchange_bytes(self, data: bytes, error: UnpadError | None = None) -> list[bytes]:
+        """Tell bytes to all processes, and return those of all by rank; with `error` they describe it.
+
+        Raises:
+            UnpadError: that of the lowest rank that has one.
+        """
+        told = self._send(bytes([error is not None]) + data)
+        for rank, part in enumerate(told):
+            if part[0]:
+                if error is None or rank != self.rank:
+                    error = _error(rank, *json.loads(part[1:]))
+                error.is_agreed = True
+                raise error
+        return [part[1:] for part in told]
+
+    def _send(self, data: bytes) -> list[bytes]:
         with lost_processes():
             head = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
             head[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
@@ -223,13 +253,13 @@ class Group:
         Raises:
             LostProcessError: as in `together`.
         """
-        over, lost = threading.Event(), list[LostProcessError]()
+        over, lost = threading.Event(), list[UnpadError]()
 
         def tell() -> None:
             try:
                 while not over.wait(BEAT_S):
                     self.exchange(True)
-            except LostProcessError as error:
+            except UnpadError as error:
                 lost.append(error)
 
         teller = threading.Thread(target=tell, name="unpad-at-work", daemon=True)

@@ -6,6 +6,8 @@ Processes that differ in what bits depend on would drift apart without an error.
 from __future__ import annotations
 
 import hashlib
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from unpad import storage
@@ -17,6 +19,7 @@ from unpad.run.base import fingerprint
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 
+SEEN_S = 60.0
 FIXES = {
     "run directory": "give every host the same run directory",
     "recipe": "start all processes with the same recipe and overrides",
@@ -50,6 +53,28 @@ def check_alike(setup: Setup) -> None:
     environment = {name: str(setup.environment[name]) for name in DECIDE_BITS}
     own = {"code": code_hash(), **environment, "data": setup.data.fingerprint()}
     _compare(setup.group, setup.folder, own)
+
+
+def check_folder(group: Group, folder: Path) -> None:
+    """Compare the run directories of all processes by the lock file that the first has written into its own.
+
+    A file that another host has just made may take SEEN_S to appear in a folder that they share.
+
+    Raises:
+        UnlikeProcessesError: a process sees another run directory.
+    """
+
+    def held() -> str:
+        with suppress(OSError):
+            return (folder / storage.LOCK).read_text(encoding="utf-8")
+        return ""
+
+    if group.size == 1:
+        return
+    first, latest = group.of_leader(held), time.monotonic() + SEEN_S
+    while held() != first and time.monotonic() < latest:
+        time.sleep(1)
+    _compare(group, folder, {"run directory": held()})
 
 
 def check_weights(setup: Setup, step: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from unpad.run.report.attention import keep_attention
 from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
-from unpad.training.alike import check_alike, check_recipe, check_weights
+from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
 from unpad.training.length import run_length
 from unpad.training.progress import Progress, restore, save_best, write_run_files
 from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
@@ -93,7 +93,9 @@ def train(
         # A run goes on without the model that it began from.
         known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
         settings = resolved(open_recipe(recipe, overrides, known=known))
-    with ExitStack() as stack:
+    # A divided model's passes are collective: who fails in one ends, and so do the others, who notice it.
+    telling = group.failing_together() if settings.train.shard == "none" else nullcontext()
+    with telling, ExitStack() as stack:
         with group.together():
             locked = folder.exists()  # a new one is made once the data has been read
             if locked and group.leads:
@@ -117,6 +119,7 @@ def train(
         with group.together():
             if group.leads:
                 _take_folder(folder, locked, stack, private=setup.data.private)
+        check_folder(group, folder)
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unpad import storage
-from unpad.errors import ResumeError
+from unpad.errors import ResumeError, UnlikeProcessesError
 from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
 from unpad.processes.divided import whole_tensors
 from unpad.run import checkpoint
@@ -181,10 +181,16 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
 
     Raises:
         ResumeError: the data, or the base of the adapters, changed since the run began.
+        UnlikeProcessesError: the processes find different checkpoints.
         CheckpointError: no checkpoint is valid.
     """
-    with setup.group.together():
+    with setup.group.together() as talk:
         found = _restore(setup)
+        talk.own = found[1] and found[1].step
+    if len(set(talk.told)) > 1:
+        steps = ", ".join("none" if step is None else str(step) for step in talk.told)
+        what = f"the processes read different checkpoints, of the steps {steps}"
+        raise UnlikeProcessesError(what, where=str(setup.folder), fix="give every host the same run directory")
     if found[1] is not None:
         _mend_best(setup, found[0])
     return found

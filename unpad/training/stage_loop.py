@@ -131,6 +131,7 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         run.monitor.expect(end.step, end.exact)
         if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
             progress.epoch += 1
+            run.signals.agree(run.setup.group.exchange(run.signals.received))
         for update in _epoch_updates(stage, plan):
             _one_step(stage, update)
             _after_step(stage, progress.epoch_step == plan.num_steps, update.is_saved)
@@ -258,6 +259,7 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
                 talk.own = [run.signals.received, stage.clock.due(), counts_to_json(model, micros, numbers)]
             run.signals.agree([received for received, *_ in talk.told])
             counts = counts_of_all([own_counts for *_, own_counts in talk.told])
+            assert len(counts) == len(planned) == sum(len(own_counts) for *_, own_counts in talk.told)
             seed = (stage.setup.recipe.train.seed, run.progress.step)
             sums = stage.sums if group.size > 1 or len(planned) > 1 else None
             lockstep = None
@@ -371,7 +373,10 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
             + (f" of {train.max_epochs}" if train.max_epochs is not None else "")
         )
         run.monitor.log("early_stop", message=message, step=progress.step, best_step=progress.best_step)
-    return improved, run.after_evaluation is not None and run.after_evaluation(name, progress.step, result)
+    if run.after_evaluation is None:
+        return improved, False
+    # Every process asks its caller: one that ends the run ends it for all.
+    return improved, any(setup.group.exchange(bool(run.after_evaluation(name, progress.step, result))))
 
 
 def _save(stage: StageRun) -> None:
