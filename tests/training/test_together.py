@@ -13,7 +13,7 @@ from benchmarks.equal_processes import digests
 from tests.helpers.toy import events, quiet, rows, write_toy
 from tests.helpers.turns import in_turns, outcomes_in_turns
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import DiskError, OutOfMemoryError, SourceError, Stopped, UnlikeProcessesError, UnpadError
+from unpad.errors import DiskError, OutOfMemoryError, Stopped, UnlikeProcessesError, UnpadError
 from unpad.evaluation.metrics import HeldOut
 from unpad.models.decoder import Decoder
 from unpad.nn.losses import Terms
