@@ -238,9 +238,35 @@ class Decoder(Generates, LearnsPreferences):
             RecipeError: a position is outside the model's context.
         """
         between = between or Unchanged()
-        stream = self._embedded(batch)
-        stream = between(BEFORE, stream, stream)
-        for index, block in enumerate(self.blocks):
+        stream = self.embedded(batch)
+        return self.finished(between(BEFORE, stream, stream), 0, cache, between, wanted)
+
+    def embedded(self, batch: RaggedBatch) -> Stream:
+        """The stream before the first block.
+
+        Raises:
+            RecipeError: a position is outside the model's context.
+        """
+        return self.stream_of(batch, self._embed(batch), None)
+
+    def stream_of(self, batch: RaggedBatch, x: Tensor, delta: Tensor | None) -> Stream:
+        """The stream of a batch's tokens, with `x` and `delta`, (total_tokens, width), as `Stream` has them."""
+        rotary = self._rotary(batch.position_ids, x.dtype)
+        local = self._local_rotary(batch.position_ids, x.dtype)
+        return Stream(x, delta, batch.layout, rotary, local_rotary=local)
+
+    def finished(
+        self,
+        stream: Stream,
+        start: int,
+        cache: Cache | None = None,
+        between: Between | None = None,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the blocks from `start` on and the last norm; the rest as in `forward`."""
+        between = between or Unchanged()
+        for index in range(start, len(self.blocks)):
+            block = self.blocks[index]
             if wanted is not None and self._ends_short(index, len(wanted), stream, between):
                 return self._normed(block(stream, cache, index, keep_index=between.places(wanted)))
             stream = between(index, stream, block(stream, cache, index))
@@ -261,7 +287,7 @@ class Decoder(Generates, LearnsPreferences):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         dtype = compute_dtype(hidden)
-        out = product(hidden.to(dtype), computing_copy(self._head, dtype))
+        out = product(hidden.to(dtype), computing_copy(self.head_weight, dtype))
         return widened(out)
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
@@ -274,28 +300,21 @@ class Decoder(Generates, LearnsPreferences):
         hidden = self(batch, between=between, wanted=batch.target_index)
         labels = batch.labels.index_select(0, batch.target_index)
         if self.beta is not None:
-            return pair_terms(target_nll(hidden, self._head, labels), batch, self.beta, self.label_smoothing)
-        loss, nll = cross_entropy(hidden, self._head, labels, self.label_smoothing)
+            return pair_terms(target_nll(hidden, self.head_weight, labels), batch, self.beta, self.label_smoothing)
+        loss, nll = cross_entropy(hidden, self.head_weight, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
     @torch.no_grad()
     def token_nll(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
         """Negative log-likelihood of every target of the batch, (num_targets,) in nats; `between` as in `losses`."""
         labels = batch.labels.index_select(0, batch.target_index)
-        return token_nll(self(batch, between=between, wanted=batch.target_index), self._head, labels)
+        return token_nll(self(batch, between=between, wanted=batch.target_index), self.head_weight, labels)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """The counts that `losses` will return, from the batch alone."""
         if self.beta is not None:
             return count_pairs(batch)
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}
-
-    def _embedded(self, batch: RaggedBatch) -> Stream:
-        """The stream before the first block."""
-        x = self._embed(batch)
-        rotary = self._rotary(batch.position_ids, x.dtype)
-        local = self._local_rotary(batch.position_ids, x.dtype)
-        return Stream(x, None, batch.layout, rotary, local_rotary=local)
 
     def _ends_short(self, index: int, num_wanted: int, stream: Stream, between: Between) -> bool:
         """True if this block is the last, and drops all but the wanted tokens after its attention: nothing attends to
@@ -310,7 +329,7 @@ class Decoder(Generates, LearnsPreferences):
         return hidden
 
     @property
-    def _head(self) -> Tensor:
+    def head_weight(self) -> Tensor:
         """(vocab_size, width)."""
         return self.embed.weight if self.head is None else self.head.weight
 

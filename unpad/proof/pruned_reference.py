@@ -185,7 +185,7 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
 
 def _terms(model: VisionLanguage, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) -> Terms:
     """The model's loss terms, from hidden states of all tokens and the probabilities that visual tokens stay."""
-    logits = hidden[batch.target_index] @ model.decoder._head.T
+    logits = hidden[batch.target_index] @ model.decoder.head_weight.T
     labels, num = batch.labels[batch.target_index], batch.num_targets
     loss, nll = (
         F.cross_entropy(logits, labels, reduction="sum", label_smoothing=share)
