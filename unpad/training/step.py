@@ -18,10 +18,11 @@ from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, needs_memory
 from unpad.nn.losses import Terms
 from unpad.nn.precision import Precision, autocast
-from unpad.processes.divided import total_norm
+from unpad.processes import divided
 from unpad.processes.group import lost_connections
 from unpad.training.memory import peak_memory
 from unpad.training.optim import update
+from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.share import MicroResult, Share, whole
 from unpad.training.visual import VisualTokens, visual_tokens
 
@@ -103,20 +104,26 @@ def accumulate(
     # Counts are known from the batches, so every divisor is right before the first backward pass.
     share = share or whole(model, micros)
     totals = {name: share.total(name) for name in weights}
+
+    def loss(terms: Terms) -> Tensor:
+        parts = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
+        return torch.stack(parts).sum() * scale
+
     passes = list(share.passes(micros, weights))
     own: dict[int, MicroResult] = {}
     with share.given_up_on_error():
-        in_lockstep = share.lockstep is not None
-        with share.group.together() as talk, lost_connections(), _memory_of(micros, alone=in_lockstep):
+        waits = share.lockstep is not None or isinstance(model, PipelinedDecoder)
+        with share.group.together() as talk, lost_connections(), _memory_of(micros, alone=waits):
             if share.sums is not None:
                 share.sums.begin(rounded=len(share.counts) > 1, takes=len(passes))
+            if isinstance(model, PipelinedDecoder):
+                own, passes = model.accumulate(passes, share, loss, precision, scale), []
             for number, batch in passes:
                 if number is not None:
                     share.seed_draws(number)
                 with autocast(precision, batch.position_ids.device):
                     terms = model.losses(batch)
-                parts = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
-                (torch.stack(parts).sum() * scale).backward()
+                loss(terms).backward()
                 if share.sums is not None:
                     share.sums.take(scale)
                 if number is not None:
@@ -140,8 +147,8 @@ def _memory_of(micros: Sequence[RaggedBatch], *, alone: bool = False) -> Iterato
     """Describe a memory error by the largest of these micro-batches.
 
     Args:
-        alone: whether this process ends by itself: the others, within passes in lockstep, wait for it and not for a
-            message, and notice that it has gone.
+        alone: whether this process ends by itself: the others, within passes in lockstep or of a pipeline, wait for it
+            and not for a message, and notice that it has gone.
     """
     try:
         yield
@@ -182,12 +189,15 @@ def train_step(
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if scale != 1.0 and share.sums is None:
             torch._foreach_mul_(gradients, 1.0 / scale)
+        total_norm = model.total_norm if isinstance(model, PipelinedDecoder) else divided.total_norm
         norm = total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
     if updated and gradients:
         with needs_memory("the optimizer's state, twice the size of the trained weights,", OPTIMIZER_FIX):
             update(optimizer, norm, clip)
+        if isinstance(model, PipelinedDecoder):
+            model.share_tied()
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}

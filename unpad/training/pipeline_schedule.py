@@ -1,0 +1,215 @@
+"""The passes of one update through the stages of a pipeline, by torch.distributed.pipelining.
+
+Its stages receive into buffers of one shape. Every micro-batch of an update is filled to as many tokens as the largest
+has, on the way alone: the sender appends rows of zeros, and the receiver cuts them off. Tokens that are computed, as
+those of `plan.fill_to` are, would change the last bits of gradients: matrix libraries sum over tokens in blocks whose
+size depends on their number.
+
+The order is 1F1B (Narayanan et al. 2021, arXiv 2006.09503), which keeps the activations of as many micro-batches as
+there are stages. Updates of fewer micro-batches than that run as GPipe (Huang et al. 2019, arXiv 1811.06965), all
+forward passes first; the gradients are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn import functional as F
+
+from unpad.batching.batch import RaggedBatch
+from unpad.nn.losses import Terms
+from unpad.nn.precision import DTYPES, Precision, autocast
+from unpad.processes.group import lost_processes
+from unpad.training.pipeline import Part
+from unpad.training.share import Share
+
+
+@dataclass(frozen=True)
+class PipelineUpdate:
+    """One update, as every stage has it.
+
+    Args:
+        micros: micro-batches with targets by their places in the update.
+        loss: what the backward pass of a micro-batch begins with.
+        scale: factor of the loss.
+        each_micro: whether a tied head sends its gradient with every micro-batch, and not once.
+    """
+
+    micros: Mapping[int, RaggedBatch]
+    share: Share
+    loss: Callable[[Terms], Tensor]
+    precision: Precision
+    scale: float
+    label_smoothing: float
+    each_micro: bool
+
+    @property
+    def fill_to(self) -> int:
+        """Tokens of a filled micro-batch."""
+        return max(batch.total_tokens for batch in self.micros.values())
+
+
+def run_update(part: Part, update: PipelineUpdate) -> dict[int, Terms]:
+    """Add the gradients of an update to those of this stage's parameters.
+
+    Returns:
+        Loss terms by the places of micro-batches, detached, in the last stage; none in the others.
+
+    Raises:
+        LostProcessError: another stage is gone or silent.
+    """
+    work = _Work(part, update)
+    stage = _Stage(work, *_travelling(part, update))
+    num = len(update.micros)
+    kind = Schedule1F1B if num >= part.size else ScheduleGPipe
+    schedule = kind(stage, n_microbatches=num, loss_fn=lambda output, _: output, scale_grads=False)
+    places = torch.arange(num)
+    with lost_processes():
+        try:
+            schedule.step(place=places, target=places if part.is_last else None, return_outputs=False)
+            work.finish()
+        except Exception:
+            if work.failure is None:  # of a message
+                raise
+    if work.failure is not None:
+        raise work.failure
+    return work.terms
+
+
+def _travelling(part: Part, update: PipelineUpdate) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Shapes and dtypes of what a stage receives and sends, as tensors without memory."""
+    shape = (update.fill_to, part.decoder.config.width)
+    dtype = part.dtype if update.precision == "fp32" else DTYPES[update.precision]
+    x = torch.empty(shape, dtype=part.dtype, device="meta", requires_grad=True)
+    delta = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
+    state = (torch.empty(len(_draws_state(part.device)), dtype=torch.uint8, device="meta"),) if part.draws else ()
+    stream, loss = (x, delta, *state), (torch.empty((), dtype=part.dtype, device="meta", requires_grad=True),)
+    return () if part.is_first else stream, loss if part.is_last else stream
+
+
+class _Work(nn.Module):
+    """What a stage computes of the micro-batches of an update.
+
+    Attributes:
+        terms: loss terms by place, in the last stage.
+        failure: the error that a pass ended with.
+    """
+
+    def __init__(self, part: Part, update: PipelineUpdate) -> None:
+        super().__init__()
+        self.part, self.update = part, update
+        self.terms: dict[int, Terms] = {}
+        self.failure: BaseException | None = None
+        self._numbers = list(update.micros)
+        self._sent: list[tuple[dist.Work | None, Tensor]] = []
+
+    def forward(self, *received: Tensor, place: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The forward pass of one micro-batch.
+
+        Args:
+            received: x and delta of the stream, (fill_to, width), and the state of the generator if something draws;
+                nothing in the first stage.
+            place: (1,) int64, among the micro-batches with targets.
+
+        Returns:
+            The same for the next stage; the loss in the last one.
+        """
+        try:
+            return self._forward(received, self._numbers[int(place)])
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def _forward(self, received: tuple[Tensor, ...], number: int) -> Tensor | tuple[Tensor, ...]:
+        part, update = self.part, self.update
+        batch = update.micros[number]
+        with autocast(update.precision, batch.position_ids.device):
+            if part.is_first:
+                update.share.seed_draws(number)
+                stream = part.decoder.embedded(batch)
+            else:
+                x, delta, *state = received
+                if state:
+                    _set_draws(state[0], part.device)
+                num = batch.total_tokens
+                stream = part.decoder.stream_of(batch, x[:num], delta[:num])
+            if not part.is_last:
+                stream = part.through(stream)
+                assert stream.delta is not None, "a stage has a block"
+                filled = [F.pad(one, (0, 0, 0, update.fill_to - len(one))) for one in (stream.x, stream.delta)]
+                return (*filled, _draws_state(part.device)) if part.draws else tuple(filled)
+            terms = part.losses(stream, batch, update.label_smoothing)
+        self.terms[number] = {name: (total.detach(), count) for name, (total, count) in terms.items()}
+        return update.loss(terms)
+
+    def after_backward(self) -> None:
+        """Take the gradients of a micro-batch."""
+        if self.update.each_micro:
+            self._add_tied()
+        if self.update.share.sums is not None:
+            self.update.share.sums.take(self.update.scale)
+
+    def finish(self) -> None:
+        """End the update."""
+        if not self.update.each_micro:
+            self._add_tied()
+        for work, _ in self._sent:
+            if work is not None:
+                work.wait()
+
+    def _add_tied(self) -> None:
+        """Add the gradient of a tied head to that of the embedding. In one process autograd adds the same two numbers,
+        whose order does not matter."""
+        part = self.part
+        if part.ties is None:
+            return
+        if part.is_first:
+            gradient = part.decoder.embed.weight.grad
+            assert gradient is not None, "the first stage embeds every token"
+            received = torch.empty_like(gradient)
+            dist.recv(received, part.size - 1, part.ties)
+            gradient.add_(received)
+        elif part.head is not None:
+            assert part.head.grad is not None, "the last stage has the targets"
+            sent, part.head.grad = part.head.grad.contiguous(), None
+            self._sent.append((dist.isend(sent, 0, part.ties), sent))
+
+
+class _Stage(PipelineStage):
+    """A stage that takes its gradients after the backward pass of every micro-batch."""
+
+    def __init__(self, work: _Work, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> None:
+        part = work.part
+        super().__init__(work, part.rank, part.size, part.device, input_args=received, output_args=sent)
+        self.work = work
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        try:
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        except Exception as error:
+            self.work.failure = error.__cause__ or error
+            raise
+        self.work.after_backward()
+
+
+def _draws_state(device: torch.device) -> Tensor:
+    """State of the generators that a pass draws from, (bytes,) uint8: of the processor, then of the GPU."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return torch.cat(states).to(device)
+
+
+def _set_draws(state: Tensor, device: torch.device) -> None:
+    """Go on drawing where another process stopped."""
+    own = len(torch.get_rng_state())
+    torch.set_rng_state(state[:own].cpu())
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state[own:].cpu(), device)
