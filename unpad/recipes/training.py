@@ -238,6 +238,11 @@ class TrainSettings(Section):
         description="Seconds that a process waits for another, which may read data or save a checkpoint meanwhile, "
         "before it gives it up for lost.",
     )
+    pipeline_stages: int = Field(
+        1,
+        ge=1,
+        description="Pipeline stages: parts that a decoder's blocks are divided into, each in a process of its own.",
+    )
     allocator: Literal["auto", "system", "keep"] = Field(
         "auto",
         description="keep: the process keeps freed memory, faster but larger; auto: keep, except low_power and GPUs.",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from unpad import storage
@@ -29,6 +30,8 @@ from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
 from unpad.training.length import run_length
+from unpad.training.pipeline import PipelinedDecoder
+from unpad.training.pipeline_recipe import check_pipeline
 from unpad.training.progress import Progress, restore, save_best, write_run_files
 from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
 from unpad.training.setup import Setup, check_stages, describe, divide, prepare_setup, resolved
@@ -104,6 +107,7 @@ def train(
             notes = [] if exists or not resume else ["no run to resume here: this is a new run"]
             if exists:
                 overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
+            check_pipeline(settings, group)
             files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
         group.limit(settings.train.timeout)
         check_recipe(group, folder, settings, exists=exists)
@@ -227,13 +231,21 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
             progress.next_stage()
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
-    if trained and progress.step > start and setup.group.leads and setup.sharding is None:
-        _keep_samples(run, trained[-1].kinds)
+    if trained and progress.step > start and setup.sharding is None:
+        run = replace(run, setup=_with_all_stages(setup))
+        if setup.group.leads:
+            _keep_samples(run, trained[-1].kinds)
     timings = timers.summary(time.perf_counter() - began)
     monitor.log("timers", rows=timings, after_step=start, step=progress.step)
     monitor.log("finished", step=progress.step, heldout_loss=heldout)
     monitor.close()
     return Result(setup.folder, progress.step, epochs, heldout, start, timings, monitor.waited_share)
+
+
+def _with_all_stages(setup: Setup) -> Setup:
+    """The set-up with the whole model in place of a pipeline stage, on the processor of the leading process."""
+    whole = setup.model.whole() if isinstance(setup.model, PipelinedDecoder) else None
+    return setup if whole is None else replace(setup, model=whole, device=torch.device("cpu"))
 
 
 def _keep_samples(run: RunContext, kinds: tuple[str, ...]) -> None:

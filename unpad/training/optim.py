@@ -29,9 +29,9 @@ def freeze(model: nn.Module, patterns: list[str]) -> int:
     _check_patterns(model, patterns, "train.freeze")
     frozen, adapters = 0, set(adapter_names(model))
     for name, parameter in model.named_parameters():
-        learns = name in adapters or not adapters
+        learns = (name in adapters or not adapters) and not parameter.is_meta  # those are of other processes
         parameter.requires_grad_(learns and not any(fnmatch(name, pattern) for pattern in patterns))
-        frozen += 0 if parameter.requires_grad else parameter.numel()
+        frozen += 0 if parameter.requires_grad or parameter.is_meta else parameter.numel()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError("every parameter is frozen", where="train.freeze", fix="leave a parameter to train")
     return frozen
@@ -122,11 +122,11 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Load the tensors that `optimizer_tensors` returned."""
+    """Load the tensors that `optimizer_tensors` returned, but for those of parameters that another process has."""
     for name, parameter in model.named_parameters():
         prefix = f"optim.{name}."
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        if state:
+        if state and not parameter.is_meta:
             optimizer.state[parameter] = {
                 key: value.clone() if key == "step" else divided_like(parameter, value.to(parameter.device, copy=True))
                 for key, value in state.items()

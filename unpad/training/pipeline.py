@@ -12,122 +12,26 @@ the norm of all gradients is that of their norms in the model's order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import UnpadError
 from unpad.models.contract import ScoresTokens
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Stream
-from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.linear import compute_dtype
-from unpad.nn.losses import Terms, cross_entropy, token_nll
+from unpad.nn.losses import Terms, token_nll
 from unpad.nn.precision import Precision, wide_dtype
 from unpad.processes.group import ALONE, Group, lost_processes
-from unpad.processes.sums import GradientSum
-from unpad.training.share import MicroResult, Share, gradient_sum
+from unpad.processes.sums import ExactSum, GradientSum
+from unpad.training.pipeline_part import Part, stage_blocks
+from unpad.training.share import MicroResult, Share
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-def divide(costs: Sequence[float], head: float, num_stages: int) -> list[range]:
-    """Blocks of every stage: consecutive ones, at least one each, so that the dearest stage is as cheap as can be.
-
-    Args:
-        costs: of every block; at least as many as stages.
-        head: cost of what the last stage has besides.
-    """
-    assert 0 < num_stages <= len(costs), (num_stages, len(costs))
-    num = len(costs)
-    # cheapest[first]: the dearest of the stages that begin with block `first`, and where the second of them begins.
-    cheapest = [(sum(costs[first:]) + head, num) for first in range(num)]
-    later: list[list[tuple[float, int]]] = [cheapest]
-    for stages in range(2, num_stages + 1):
-        cheapest = [
-            min((max(sum(costs[first:stop]), later[-1][stop][0]), stop) for stop in range(first + 1, num - stages + 2))
-            for first in range(num - stages + 1)
-        ]
-        later.append(cheapest)
-    bounds = [0]
-    for choices in reversed(later):
-        bounds.append(choices[bounds[-1]][1])
-    return [range(first, stop) for first, stop in pairwise(bounds)]
-
-
-def stage_blocks(config: Config, vocab_size: int, num_stages: int) -> list[range]:
-    """Blocks of every stage of a decoder, balanced by the operations of training at the longest sequence."""
-    whole, lengths = sizes_of(config, vocab_size), [config.longest]
-    one = replace(whole, blocks=1, head_weights=0, ending_weights=0, windows=())
-    windows = [config.attention_of(index).window for index in range(config.blocks)]
-    blocks = [replace(one, windows=() if window is None else (window,)) for window in windows]
-    head = training_operations(replace(whole, blocks=0, ending_weights=0, windows=()), lengths, config.longest)
-    return divide([training_operations(block, lengths, 0) for block in blocks], head, num_stages)
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The part of a decoder that one stage computes.
-
-    Args:
-        decoder: modules of other stages are on the meta device.
-        blocks: of this stage.
-        rank: of its process, among `size`.
-        head: (vocab_size, width), of the last stage, a leaf of its own if it is a copy of the embedding; else None.
-        ties: connects the first stage with the last if the head is the embedding; else None.
-        device: that computes.
-    """
-
-    decoder: Decoder
-    blocks: range
-    rank: int
-    size: int
-    head: Tensor | None
-    ties: ProcessGroup | None
-    device: torch.device
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.rank == self.size - 1
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights."""
-        return self.decoder.norm.weight.dtype
-
-    @property
-    def draws(self) -> bool:
-        """True if blocks or embedding draw from torch's generator in training."""
-        config = self.decoder.config
-        return max(config.dropout, config.attention_dropout, config.embed_dropout) > 0
-
-    def through(self, stream: Stream) -> Stream:
-        """The stream after the blocks of this stage."""
-        for index in self.blocks:
-            stream = self.decoder.blocks[index](stream, None, index)
-        return stream
-
-    def hidden(self, stream: Stream, wanted: Tensor | None) -> Tensor:
-        """Hidden states that the last stage ends with; as of `Decoder.finished`."""
-        return self.decoder.finished(stream, self.blocks.start, wanted=wanted)
-
-    def losses(self, stream: Stream, batch: RaggedBatch, label_smoothing: float) -> Terms:
-        """Loss terms in the last stage; as of `Decoder.losses`."""
-        assert self.head is not None, "the last stage has the head"
-        labels = batch.labels.index_select(0, batch.target_index)
-        loss, nll = cross_entropy(self.hidden(stream, batch.target_index), self.head, labels, label_smoothing)
-        return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
 
 class PipelinedDecoder(ScoresTokens):
@@ -150,6 +54,7 @@ class PipelinedDecoder(ScoresTokens):
         self.group = group
         self.spans = stage_blocks(decoder.config, decoder.vocab_size, group.size)
         is_last, tied = group.rank == group.size - 1, decoder.head is None
+        ties = _ties(group) if tied else None
         head = decoder.embed.weight.detach().to(device).requires_grad_() if is_last and tied else None
         for name, module in decoder.named_modules():
             if next(module.parameters(recurse=False), None) is not None:
@@ -160,7 +65,7 @@ class PipelinedDecoder(ScoresTokens):
         if is_last and not tied:
             head = decoder.head_weight
         own = self.spans[group.rank]
-        self.part = Part(decoder, own, group.rank, group.size, head, _ties(group) if tied else None, device)
+        self.part = Part(decoder, own, group.rank, group.size, head, ties, device)
 
     def _stage_of(self, name: str) -> int:
         """The stage that has a parameter or module of the decoder."""
@@ -173,7 +78,7 @@ class PipelinedDecoder(ScoresTokens):
     def describe(self) -> str:
         """The stages in one line."""
         spans = [f"{blocks.start} to {blocks[-1]}" if len(blocks) > 1 else f"{blocks.start}" for blocks in self.spans]
-        return f"pipeline stages: blocks {', '.join(spans[:-1])} and {spans[-1]}, one stage in each process"
+        return f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"
 
     # ----------------------------------------------------------------------- training
 
@@ -181,13 +86,13 @@ class PipelinedDecoder(ScoresTokens):
         """As of `Decoder`."""
         return self.part.decoder.count_targets(batch)
 
-    def gradient_sum(self, kind: str) -> GradientSum:
-        """The sum over micro-batches that a recipe's `train.sums` names."""
-        return _OfStage(gradient_sum(self.group, kind, list(self.parameters())), each_micro=kind == "exact")
+    def gradient_sum(self, kind: str) -> GradientSum | None:
+        """The sum over micro-batches that a recipe's `train.sums` names; None where autograd adds."""
+        return _OfStage(list(self.parameters())) if kind == "exact" else None
 
     def accumulate(
         self,
-        micros: Mapping[int, RaggedBatch],
+        passes: Sequence[tuple[int | None, RaggedBatch]],
         share: Share,
         loss: Callable[[Terms], Tensor],
         precision: Precision,
@@ -196,8 +101,7 @@ class PipelinedDecoder(ScoresTokens):
         """Add the gradients of an update to those of this stage's parameters.
 
         Args:
-            micros: all micro-batches with targets by their places in the update.
-            share: of all micro-batches.
+            passes: all micro-batches with targets, with their places in the update, as `share` has them.
             loss: what the backward pass of a micro-batch begins with.
             scale: that `share.sums` takes out.
 
@@ -209,10 +113,10 @@ class PipelinedDecoder(ScoresTokens):
         """
         from unpad.training.pipeline_schedule import PipelineUpdate, run_update
 
+        micros = {number: batch for number, batch in passes if number is not None}
         if not micros:
             return {}
-        each_micro = isinstance(share.sums, _OfStage) and share.sums.each_micro
-        update = PipelineUpdate(micros, share, loss, precision, scale, self.label_smoothing, each_micro)
+        update = PipelineUpdate(micros, share, loss, precision, scale, self.label_smoothing)
         return {number: MicroResult(terms, {}) for number, terms in run_update(self.part, update).items()}
 
     def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
@@ -358,21 +262,19 @@ class PipelinedDecoder(ScoresTokens):
 
 
 class _OfStage:
-    """Sum of the gradients of one stage over micro-batches: the parameters are its own, and no process adds to them.
+    """Exact sum of the gradients of one stage over micro-batches. Its parameters are its own: no process adds to them.
 
     Args:
-        each_micro: whether a tied head sends its gradient with every micro-batch, so that it is rounded with the
-            embedding's, and not once per update.
+        parameters: of the stage, and those on the meta device, which have no gradient.
     """
 
-    def __init__(self, inner: GradientSum | None, *, each_micro: bool) -> None:
-        assert inner is not None, "several processes have a sum"
-        self.inner, self.each_micro = inner, each_micro
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.inner = ExactSum(parameters)
         self.used: set[int] = set()  # none that another process has
 
-    def begin(self, *, rounded: bool) -> None:
+    def begin(self, *, rounded: bool, takes: int) -> None:
         """As of GradientSum."""
-        self.inner.begin(rounded=rounded)
+        self.inner.begin(rounded=rounded, takes=takes)
 
     def take(self, scale: float = 1.0) -> None:
         """As of GradientSum."""
@@ -382,6 +284,9 @@ class _OfStage:
         """As of GradientSum; `group` and `used` are those of all stages."""
         self.inner.finish(ALONE, self.inner.used)
 
+    def give_up(self) -> None:
+        """As of GradientSum; nothing is sent."""
+
 
 def _ties(group: Group) -> ProcessGroup:
     import torch.distributed as dist
@@ -389,20 +294,3 @@ def _ties(group: Group) -> ProcessGroup:
     with lost_processes():
         made: ProcessGroup = dist.new_group([0, group.size - 1])
     return made
-
-
-def untold(model: object) -> AbstractContextManager[None]:
-    """Raise an error of a pipeline stage at once: the other stages wait for what this one computes, and cannot be told.
-
-    They end when its process ends. Other models tell their errors as `Group.together` does.
-    """
-    return _raised_at_once() if isinstance(model, PipelinedDecoder) else nullcontext()
-
-
-@contextmanager
-def _raised_at_once() -> Iterator[None]:
-    try:
-        yield
-    except UnpadError as error:
-        error.is_agreed = True
-        raise

@@ -25,7 +25,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.nn.losses import Terms
 from unpad.nn.precision import DTYPES, Precision, autocast
 from unpad.processes.group import lost_processes
-from unpad.training.pipeline import Part
+from unpad.training.pipeline_part import Part
 from unpad.training.share import Share
 
 
@@ -37,7 +37,6 @@ class PipelineUpdate:
         micros: micro-batches with targets by their places in the update.
         loss: what the backward pass of a micro-batch begins with.
         scale: factor of the loss.
-        each_micro: whether a tied head sends its gradient with every micro-batch, and not once.
     """
 
     micros: Mapping[int, RaggedBatch]
@@ -46,7 +45,12 @@ class PipelineUpdate:
     precision: Precision
     scale: float
     label_smoothing: float
-    each_micro: bool
+
+    @property
+    def each_micro(self) -> bool:
+        """True if a tied head sends its gradient with every micro-batch, to be rounded with the embedding's, and not
+        once."""
+        return self.share.sums is not None
 
     @property
     def fill_to(self) -> int:
@@ -93,7 +97,7 @@ def _travelling(part: Part, update: PipelineUpdate) -> tuple[tuple[Tensor, ...],
 
 
 class _Work(nn.Module):
-    """What a stage computes of the micro-batches of an update.
+    """Passes of one stage over the micro-batches of an update.
 
     Attributes:
         terms: loss terms by place, in the last stage.

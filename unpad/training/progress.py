@@ -20,6 +20,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
 from unpad.run.sharded_checkpoint import save_shards
 from unpad.training.optim import optimizer_tensors
+from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, epoch_plan
 from unpad.training.step import LossScaler
@@ -84,9 +85,12 @@ def save_checkpoint(
         state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
         return save_shards(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep, setup.group)
 
+    weights = _of_stages(setup, kept_weights(setup.model))
+    moments = _of_stages(setup, optimizer_tensors(setup.model, optimizer))
+
     def save() -> str:
-        state = _state(setup, progress, kept_weights(setup.model))
-        state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
+        state = _state(setup, progress, weights)
+        state.tensors |= moments | additional
         return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep).name
 
     return setup.folder / CHECKPOINTS / setup.group.of_leader(save)
@@ -97,7 +101,7 @@ def save_best(setup: Setup, progress: Progress) -> None:
 
     Adapters that are the run's are also written as a folder for peft.
     """
-    weights = kept_weights(setup.model)
+    weights = _of_stages(setup, kept_weights(setup.model))
     if setup.sharding is not None:
         weights = whole_tensors(weights, setup.group)
     with setup.group.together():
@@ -129,6 +133,11 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
                 _put(setup, checkpoint.load(setup.folder / CHECKPOINTS / best_name(setup, stage), checkpoint.WEIGHTS))
     else:
         save_best(setup, progress)
+
+
+def _of_stages(setup: Setup, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of all pipeline stages in the leading process; of a model without stages as they are."""
+    return setup.model.gathered(tensors) if isinstance(setup.model, PipelinedDecoder) else tensors
 
 
 def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> checkpoint.State:

@@ -17,6 +17,7 @@ from unpad.interchange.origin import starting_files
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
+from unpad.models.decoder import Decoder
 from unpad.models.objective import set_objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
@@ -31,6 +32,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
+from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.sharding import Sharding, check_divided_stage, empty_batch
 from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX
@@ -100,7 +102,7 @@ def prepare_setup(
         base = None if recipe.lora is None else _adapt(model, recipe, recipe.lora, precision)
         with needs_memory("the model", lower_sizes(config)):
             # A model that is divided goes to the device block by block.
-            model = model.to("cpu" if _is_divided(recipe, group) else device)
+            model = model.to("cpu" if _is_divided(recipe, group) or _has_stages(recipe, group) else device)
     environment = {
         "version": version("unpad"),
         "torch": torch.__version__,
@@ -124,12 +126,20 @@ def _is_divided(recipe: Recipe, group: Group) -> bool:
     return recipe.train.shard == "full" and group.size > 1
 
 
+def _has_stages(recipe: Recipe, group: Group) -> bool:
+    return recipe.train.pipeline_stages > 1 and group.size > 1
+
+
 def divide(setup: Setup) -> Setup:
     """Divide the model among the processes if the recipe says so: collective.
 
     Raises:
         RecipeError: a stage cannot train a divided model.
     """
+    if _has_stages(setup.recipe, setup.group):
+        assert isinstance(setup.model, Decoder), "`check_pipeline` refuses others"
+        with needs_memory("a pipeline stage", lower_sizes(setup.model.config)):
+            return replace(setup, model=PipelinedDecoder(setup.model, setup.group, setup.device))
     if not _is_divided(setup.recipe, setup.group):
         return setup
     with setup.group.together():
@@ -262,6 +272,7 @@ def describe(setup: Setup) -> list[str]:
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
         *adapters,
+        *([setup.model.describe()] if isinstance(setup.model, PipelinedDecoder) else []),
         f"computing in {environment['precision']} ({environment['precision_reason']}), {weights}; "
         f"{environment['device']}, {threads} thread{'s' * (threads != 1)}, "
         f"{environment['matmul']} and {environment['blas']}, "

@@ -20,7 +20,7 @@ from unpad.models.cost import cells_per_token
 from unpad.models.objective import Objective, set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
-from unpad.processes.group import ALONE
+from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import GradientSum
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
@@ -30,6 +30,7 @@ from unpad.training.alike import check_weights
 from unpad.training.length import RunLength
 from unpad.training.memory import HeapKeeper
 from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
+from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
 from unpad.training.save_clock import SaveClock
@@ -156,7 +157,11 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
-    sums = run.setup.sharding or gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
+    sums = (
+        model.gradient_sum(recipe.train.sums)
+        if isinstance(model, PipelinedDecoder)
+        else run.setup.sharding or gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
+    )
     clock = SaveClock(recipe.checkpoint.every_seconds)
     return StageRun(
         run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, cells_per_token(model)
@@ -217,6 +222,11 @@ def _consult(stage: StageRun, watch: Watch) -> None:
         raise watch.error(verdict)
 
 
+def _sharing(setup: Setup) -> Group:
+    """The processes that share micro-batches out: pipeline stages do not, as each needs all of them."""
+    return ALONE if isinstance(setup.model, PipelinedDecoder) else setup.group
+
+
 def _is_over(stage: StageRun) -> bool:
     """Return whether the stage has run its epochs, the run its steps, or evaluations have exhausted the patience."""
     train, progress = stage.setup.recipe.train, stage.run.progress
@@ -245,7 +255,7 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
     """Yield the rest of an epoch's updates."""
     run, setup = stage.run, stage.run.setup
     first, group, model = run.progress.epoch_step, setup.group, setup.model
-    own = partial(own_numbers, group=group, cells_per_token=stage.cells_per_token)
+    own = partial(own_numbers, group=_sharing(setup), cells_per_token=stage.cells_per_token)
     grouped = not library.computes(DTYPES[setup.precision])
     steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
     with closing(steps):
@@ -354,8 +364,8 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     if ids.size == 0:
         return False, False
     with run.timers("evaluate"):
-        # All processes compute every pass of a divided model.
-        group = setup.group if setup.sharding is None else ALONE
+        # All processes compute every pass of a model that they have parts of.
+        group = _sharing(setup) if setup.sharding is None else ALONE
         result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device, group)
         if setup.sharding is not None:
             setup.sharding.divide()

@@ -131,6 +131,11 @@ def accumulate(
                     own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
             talk.own = share.to_json(own)
         results = share.of_all(own, talk.told)
+    return _added(results, visual)
+
+
+def _added(results: Sequence[MicroResult], visual: VisualTokens | None) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Sums of all terms over micro-batches, and their counts; `visual` counts their visual tokens."""
     sums: dict[str, Tensor] = {}
     counts: dict[str, int] = {}
     for result in results:
