@@ -97,7 +97,8 @@ def train(
         known = run_recipe(folder) if resume and (folder / RECIPE).is_file() else None
         settings = resolved(open_recipe(recipe, overrides, known=known))
     # A divided model's passes are collective: who fails in one ends, and so do the others, who notice it.
-    telling = group.failing_together() if settings.train.shard == "none" else nullcontext()
+    is_whole = settings.train.shard == "none" and settings.train.pipeline_stages == 1
+    telling = group.failing_together() if is_whole else nullcontext()
     with telling, ExitStack() as stack:
         with group.together():
             locked = folder.exists()  # a new one is made once the data has been read

@@ -266,7 +266,9 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
                     micros = next(steps)
                 planned = plan.step(step)
                 numbers = own(planned)
-                talk.own = [run.signals.received, stage.clock.due(), counts_to_json(model, micros, numbers)]
+                # One of the pipeline stages counts what all of them have.
+                own_counts = counts_to_json(model, micros, numbers) if _sharing(setup) is group or group.leads else {}
+                talk.own = [run.signals.received, stage.clock.due(), own_counts]
             run.signals.agree([received for received, *_ in talk.told])
             counts = counts_of_all([own_counts for *_, own_counts in talk.told])
             assert len(counts) == len(planned) == sum(len(own_counts) for *_, own_counts in talk.told)
