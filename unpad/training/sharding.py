@@ -126,9 +126,6 @@ class Sharding:
             part.unshard()
         for index, parameter in enumerate(model.parameters()):
             parameter.register_post_accumulate_grad_hook(self._noting(index))
-        # FSDP2 sets itself up in the first pass, and takes no gradient of parts that are frozen then, ever.
-        with torch.no_grad():
-            model.losses(empty)
         self.divide()
 
     def _noting(self, index: int) -> Callable[[Tensor], None]:
