@@ -159,6 +159,23 @@ def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path: Path) -
     assert run_ranks(tmp_path / "two", 2, work) == [None, None]
 
 
+def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others_notice(tmp_path: Path) -> None:
+    def work(group: Group) -> None:
+        model, micros = decoder(), cut(random_batch([5, 1, 9]))
+        sharding = Sharding(model, micros[-1], group, CPU)
+        if group.rank == 1:
+            model.blocks[1].feed_forward.forward = fail  # type: ignore[method-assign]
+        divided_gradients(sharding, group, micros, {"cross_entropy": 1.0}, "fp32")
+
+    (lost, _), (failed, text) = run_ranks(tmp_path / "two", 2, work)
+    assert (lost, failed) == ("LostProcessError", "OutOfMemoryError")
+    assert "a micro-batch of 1 sequences" in text
+
+
+def fail(_: Tensor) -> Tensor:
+    raise MemoryError
+
+
 # --------------------------------------------------------------------------- what is refused
 
 

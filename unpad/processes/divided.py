@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor, nn
 
-from unpad.processes.group import Group
+from unpad.processes.group import Group, lost_connections
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -28,10 +28,15 @@ def is_divided(tensor: Tensor) -> TypeGuard[DTensor]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor with the rows of all processes; collective if it is divided."""
+    """The tensor with the rows of all processes; collective if it is divided.
+
+    Raises:
+        LostProcessError: another process is gone, or silent.
+    """
     if not is_divided(tensor):
         return tensor
-    gathered: Tensor = tensor.full_tensor()
+    with lost_connections():
+        gathered: Tensor = tensor.full_tensor()
     return gathered
 
 

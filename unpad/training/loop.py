@@ -128,6 +128,8 @@ def train(
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):
+            if settings.train.shard != "none":
+                check_weights(setup, 0)  # later they are in no process as a whole
             setup = divide(setup)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []

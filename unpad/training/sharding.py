@@ -36,7 +36,7 @@ from unpad.models.vision_language.tower import Tower
 from unpad.models.vit import Vit
 from unpad.nn.block import Block
 from unpad.nn.linear import Linear
-from unpad.processes.group import Group
+from unpad.processes.group import Group, lost_connections
 from unpad.recipes.recipe import Recipe
 from unpad.training.stage import StageSetup, epoch_plan
 
@@ -65,7 +65,11 @@ def divided_blocks(model: Model) -> list[Block]:
 
 class _Calls(nn.Module):
     """Calls of the methods of a model, as the module whose weights FSDP2 makes whole: the methods call each other, and
-    the weights must stay whole to the end of the outermost."""
+    the weights must stay whole to the end of the outermost.
+
+    Raises:
+        LostProcessError: another process is gone, or silent.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -77,7 +81,8 @@ class _Calls(nn.Module):
             return method(*args, **options)
         self._runs = True
         try:
-            result: T = super().__call__(method, *args, **options)
+            with lost_connections():
+                result: T = super().__call__(method, *args, **options)
         finally:
             self._runs = False
         return result
@@ -122,8 +127,9 @@ class Sharding:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             part.set_reduce_scatter_unused_params(True)
-        for part in self._parts:
-            part.unshard()
+        with lost_connections():
+            for part in self._parts:
+                part.unshard()
         for index, parameter in enumerate(model.parameters()):
             parameter.register_post_accumulate_grad_hook(self._noting(index))
         self.divide()
