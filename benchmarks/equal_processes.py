@@ -128,10 +128,10 @@ def train_case(case: Case, runs: Path, group: Group, data: Path | None = None) -
 
 
 def digests(run: Path) -> dict[str, str]:
-    """sha256 of what a run wrote, by file: metrics, and tensors of its newest and of its best checkpoint."""
+    """sha256 of what a run wrote, by file: metrics, and tensors of its newest checkpoint and the best weights."""
     newest = max((run / "checkpoints").glob("step-*"))
     paths = [*(run / name for name in FILES), *(newest / name for name in TENSORS)]
-    paths += [run / "checkpoints" / "best" / name for name in TENSORS]
+    paths.append(run / "checkpoints" / "best" / TENSORS[0])
     return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

@@ -50,16 +50,24 @@ class InTurn(Group):
     table: _Table = field(default_factory=lambda: _Table(1))
     num_sent: list[int] = field(default_factory=lambda: [0])
 
-    def _put(self, kind: str, value: Any) -> list[Any]:
-        table, number = self.table, self.num_sent[0]
+    def _put(self, kind: str, value: Any) -> int:
+        """Send, and return the number of the message."""
+        number = self.num_sent[0]
         self.num_sent[0] += 1
+        with self.table.changed:
+            if number == len(self.table.sent):
+                self.table.sent.append({})
+            self.table.sent[number][self.rank] = (kind, value)
+        return number
+
+    def _get(self, number: int) -> list[Any]:
+        """Wait for the message of this number of every process."""
+        table, sent = self.table, self.table.sent[number]
         with table.changed:
-            if number == len(table.sent):
-                table.sent.append({})
-            table.sent[number][self.rank] = (kind, value)
-            table.pass_on(self.rank)
-            table.wait(self.rank)
-            sent = table.sent[number]
+            while any(rank not in sent and rank not in table.over for rank in range(self.size)):
+                table.pass_on(self.rank)
+                table.wait(self.rank)
+        kind, value = sent[self.rank]
         for rank in range(self.size):
             if rank not in sent:
                 if table.over[rank] is None and not (
@@ -73,15 +81,23 @@ class InTurn(Group):
         return [sent[rank][1] for rank in range(self.size)]
 
     def _send(self, data: bytes) -> list[bytes]:
-        return self._put("message", data)
+        return self._get(self._put("message", data))
 
     @contextmanager
     def _at_length(self) -> Iterator[None]:
         yield  # no thread that tells the others of long work, as they have their turn after it
 
     def add(self, values: Tensor) -> None:
-        parts = self._put(f"add of {values.numel()}", values.clone())
-        values.copy_(torch.stack(parts[::-1]).sum(0))  # another order than that of the ranks
+        self.add_later(values)()
+
+    def add_later(self, values: Tensor) -> Callable[[], None]:
+        number = self._put(f"sum of {values.numel()}", values.clone())
+
+        def wait() -> None:
+            parts = self._get(number)
+            values.copy_(torch.stack(parts[::-1]).sum(0))  # another order than that of the ranks
+
+        return wait
 
 
 def in_turns(size: int, work: Callable[[Group], T]) -> list[T]:
