@@ -82,7 +82,7 @@ def test_every_way_to_cut_and_change_the_data_passes(tmp_path: Path, overrides: 
 
 def test_the_sample_holds_the_longest_and_the_shortest_sequence(tmp_path: Path) -> None:
     setup = setup_of(write_toy(tmp_path / "toy"))
-    sample = module._sample(setup)
+    sample = module.take_sample(setup)
     lengths = setup.data.table.positions
     trained = lengths[setup.data.table.split == Split.TRAIN]
     assert lengths[sample].max() == trained.max()
@@ -95,7 +95,7 @@ def test_sequences_that_the_plan_drops_are_no_part_of_the_sample(tmp_path: Path)
     recipe = write_toy(tmp_path / "toy")
     drop = ["plan.overflow=drop", "plan.max_tokens=20"]
     setup = setup_of(recipe, *drop)
-    assert setup.data.table.positions[module._sample(setup)].max() == 20
+    assert setup.data.table.positions[module.take_sample(setup)].max() == 20
     assert prove_recipe(str(recipe), drop).passed
     with pytest.raises(PlanError, match="drops every token"):
         prove_recipe(str(recipe), ["plan.overflow=drop", "plan.max_tokens=2"])
@@ -120,8 +120,10 @@ def test_both_kernels_of_bf16_are_named_when_the_sample_runs_both(tmp_path: Path
 def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sample = module._sample
-    monkeypatch.setattr(module, "_sample", lambda setup: (ids := sample(setup))[setup.data.table.positions[ids] < 99])
+    sample = module.take_sample
+    monkeypatch.setattr(
+        module, "take_sample", lambda setup: (ids := sample(setup))[setup.data.table.positions[ids] < 99]
+    )
     certificate = prove_recipe(str(long_and_short(tmp_path / "toy")), [])
     unproven = [line for line in certificate.lines if line.passed is None]
     assert [line.kernel for line in unproven] == ["group sdpa"]

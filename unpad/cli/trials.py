@@ -44,6 +44,9 @@ def prove(
         Path | None,
         typer.Option(help="Prove the architecture of this config.json, or folder with one, on random weights instead."),
     ] = None,
+    processes: Annotated[
+        str | None, typer.Option(help="Prove an update by so many processes instead, as 1,2,3.", metavar="N,N")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -51,7 +54,12 @@ def prove(
 
     With --hf: which ways to make batches keep the sequences apart in a model of Hugging Face. Exit code 1 when one that
     promises to does not, without a message.
+
+    With --processes: an update by several processes, which the command starts, has the bits of one; with
+    train.sums=fast its gradient.
     """
+    if processes is not None and (recipe is None or hf is not None):
+        raise RecipeError("--processes proves an update of a recipe", fix="name a recipe, and leave out --hf")
     if hf is not None:
         if recipe is not None:
             raise RecipeError("a recipe and --hf are given", fix="name a recipe, or --hf with a config.json")
@@ -60,6 +68,12 @@ def prove(
 
         proof = prove_folder(hf, [UNPAD])
         shown, passed, lines = proof.to_json, proof.passed, proof.lines
+    elif recipe is not None and processes is not None:
+        from unpad.proof.processes import prove_processes
+        from unpad.trials.process_table import process_counts
+
+        certificate = prove_processes(recipe, overrides or [], process_counts(processes))
+        shown, passed, lines = certificate.to_json, certificate.passed, certificate.text
     elif recipe is not None:
         from unpad.proof.recipe import prove_recipe
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
-from unpad.batching.plan import Micro, plan
+from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.text import TextData
 from unpad.errors import PlanError, needs_memory
 from unpad.evaluation.preferences import log_probabilities
@@ -50,8 +50,8 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     setup = prepare_setup(recipe, Path(), None)
     draw_adapters(setup.model)
     set_objective(setup.model, recipe, of_pairs=setup.stages[-1].of_pairs)
-    sample = _sample(setup)
-    _spread_margins(setup, sample)
+    sample = take_sample(setup)
+    spread_margins(setup, sample)
     pieces, lines = _pieces(setup, sample), Lines()
     # Contents are read one sequence at a time, without `Data.load` or a plan.
     truth = lines.value("each sequence straight from the data", lambda: [setup.data.alone(*piece) for piece in pieces])
@@ -107,8 +107,13 @@ def _longest(setup: Setup) -> int:
     return min(*limits, int(max(setup.data.table.positions.max(initial=1), 1)))
 
 
-def _sample(setup: Setup) -> np.ndarray:
-    """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget."""
+def take_sample(setup: Setup, most: int = MAX_SEQUENCES, work: float = WORK) -> np.ndarray:
+    """Sequence ids: the longest that the model takes whole, the shortest, and random ones while they fit the budget.
+
+    Args:
+        most: number of sequences.
+        work: multiplications of one pass over them.
+    """
     of_pairs = setup.stages[-1].of_pairs
     ids = np.unique(np.concatenate([stage.train_ids for stage in setup.stages if stage.of_pairs == of_pairs]))
     lengths = setup.data.table.positions[ids]
@@ -116,25 +121,25 @@ def _sample(setup: Setup) -> np.ndarray:
     if _plan_of_run(setup).overflow == "drop":
         usable &= lengths <= _longest(setup)
     if not usable.any():
-        config, most = setup.model.config, _plan_of_run(setup).max_tokens
-        limits = {"plan.max_tokens": most or config.longest + 1, config.context_field: config.longest}
+        config, max_tokens = setup.model.config, _plan_of_run(setup).max_tokens
+        limits = {"plan.max_tokens": max_tokens or config.longest + 1, config.context_field: config.longest}
         raised = " and ".join(name for name, limit in limits.items() if limit == min(limits.values()))
         fix = f"raise {raised}, or set plan.overflow=split"
         raise PlanError("the plan drops every token, so there is nothing to prove", where="plan", fix=fix)
     ids, lengths = ids[usable], np.minimum(lengths[usable], _longest(setup))
     parameters = sum(p.numel() for p in setup.model.parameters())
-    budget = max(int(WORK / (6 * parameters)), 64)
+    budget = max(int(work / (6 * parameters)), 64)
     order = np.random.default_rng(setup.recipe.train.seed).permutation(len(ids))
     first = [int(np.argmax(lengths)), int(np.argmin(lengths))]
-    chosen = list(dict.fromkeys([*first, *order[: 4 * MAX_SEQUENCES].tolist()]))
+    chosen = list(dict.fromkeys([*first, *order[: 4 * most].tolist()]))
     taken = np.cumsum(lengths[chosen])
     num = max(int(np.searchsorted(taken, budget, side="right")), 3)
-    sample = np.sort(ids[chosen[: min(num, MAX_SEQUENCES)]])
+    sample = np.sort(ids[chosen[: min(num, most)]])
     bundle = setup.data.table.bundle if of_pairs else None
     return sample if bundle is None else ids[np.isin(bundle[ids], bundle[sample])]
 
 
-def _spread_margins(setup: Setup, sample: np.ndarray) -> None:
+def spread_margins(setup: Setup, sample: np.ndarray) -> None:
     """Give the replies of the sampled pairs references from which the weights differ. At the reference all margins are
     0, and so all pairs have the same share in the gradient, whichever replies are compared."""
     data, model, bundle = setup.data, setup.model, setup.data.table.bundle
@@ -160,8 +165,9 @@ def _pieces(setup: Setup, sample: np.ndarray) -> list[Piece]:
     ]
 
 
-def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
-    planned = plan(
+def plan_sample(setup: Setup, strategy: str, sample: np.ndarray) -> Plan:
+    """The sample as one step, in micro-batches as small as its longest sequence allows."""
+    return plan(
         setup.data.table.positions,
         _settings(setup, strategy),
         seed=setup.recipe.train.seed,
@@ -172,6 +178,10 @@ def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
         targets=setup.data.count_targets,
         bundles=setup.data.table.bundle if setup.stages[-1].of_pairs else None,
     )
+
+
+def _micros(setup: Setup, strategy: str, sample: np.ndarray) -> list[Micro]:
+    planned = plan_sample(setup, strategy, sample)
     return [micro for step in range(planned.num_steps) for micro in planned.step(step)]
 
 

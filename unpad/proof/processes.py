@@ -1,0 +1,276 @@
+"""`unpad prove --processes`: an update by several processes has the bits of one, or with fast sums its gradient.
+
+The command starts real processes, as many as the largest number asks for. Each number of them takes the same update
+from the same weights, with dropout, through the planner, the loader and the step of training.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import connection, get_context
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from unpad import errors
+from unpad.batching.loader import load_steps
+from unpad.batching.plan import Plan
+from unpad.errors import LostProcessError, RecipeError, UnpadError
+from unpad.interchange.origin import open_recipe
+from unpad.models.adapters import draw_adapters
+from unpad.models.cost import cells_per_token
+from unpad.models.objective import set_objective
+from unpad.nn.native import library
+from unpad.nn.precision import DTYPES
+from unpad.processes.group import Group, joined
+from unpad.processes.start import refuse_under_torchrun
+from unpad.proof.line import Certificate, Line
+from unpad.proof.recipe import WORK, plan_sample, spread_margins, take_sample
+from unpad.terminal.progress import progress
+from unpad.training.optim import freeze, make_optimizer, set_rate
+from unpad.training.setup import Setup, prepare_setup
+from unpad.training.share import Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
+from unpad.training.step import LossScaler, train_step
+
+# Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.
+FAST = 1e-6
+MOST_SEQUENCES = 16  # of the update, for each process
+UPDATES = 8  # of the work of the certificate of one process, which computes some thirty passes in fp64
+GRACE_S = 10.0  # for the others to end after one process has failed
+
+
+@dataclass(frozen=True)
+class Job:
+    """Arguments of every process.
+
+    Args:
+        ports: of this machine, where so many processes meet, by their number.
+        threads: of every process, the same for all numbers of them.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    ports: dict[int, int]
+    threads: int
+
+
+def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int]) -> Certificate:
+    """Compare an update of a recipe by several numbers of processes with that by one.
+
+    Args:
+        numbers: of processes, one of them above 1.
+
+    Raises:
+        RecipeError: there is nothing to compare.
+        UnpadError: of the recipe or its data, from one of the processes.
+        LostProcessError: a process was killed.
+    """
+    refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
+    recipe = open_recipe(name, overrides)
+    if recipe.train.shard != "none":
+        raise RecipeError(
+            "a divided model adds its gradients in an order that depends on the number of processes",
+            where="train.shard",
+            fix="set train.shard=none to prove the sums of whole models",
+        )
+    wanted = sorted({1, *numbers})
+    if wanted == [1]:
+        raise RecipeError("one process has nothing to equal", where="--processes", fix="name more, as in 1,2,3")
+    threads = recipe.train.threads or max(torch.get_num_threads() // wanted[-1], 1)
+    job = Job(name, tuple(overrides), {number: _free_port() for number in wanted}, threads)
+    with tempfile.TemporaryDirectory(prefix="unpad-") as folder, progress("proving"):
+        return Certificate(tuple(_run(job, Path(folder))))
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def _run(job: Job, folder: Path) -> list[Line]:
+    """Start the processes and return the lines of the first."""
+    context, size = get_context("spawn"), max(job.ports)
+    processes = [context.Process(target=_process, args=(job, rank, folder), daemon=True) for rank in range(size)]
+    try:
+        for process in processes:
+            process.start()
+        running = {process.sentinel: process for process in processes}
+        patience = None
+        while running:
+            ended = connection.wait(list(running), patience)
+            if not ended:
+                break
+            for sentinel in ended:
+                if isinstance(sentinel, int) and running.pop(sentinel).exitcode != 0:
+                    patience = GRACE_S
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    failed = [rank for rank, process in enumerate(processes) if process.exitcode != 0]
+    told = [json.loads(path.read_text("utf-8")) for rank in failed if (path := folder / f"{rank}.error").is_file()]
+    for name, *texts in told:
+        if name != LostProcessError.__name__:  # which is but what another's end has caused
+            raise getattr(errors, name)(texts[0], where=texts[1], fix=texts[2])
+    if failed:
+        what = f"process {failed[0]} ended with exit code {processes[failed[0]].exitcode}"
+        raise LostProcessError(what, fix="run it again; with fewer processes if memory is short")
+    return [Line(**line) for line in json.loads((folder / "lines").read_text("utf-8"))]
+
+
+# --------------------------------------------------------------------------- in every process
+
+
+def _process(job: Job, rank: int, folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
+    torch.set_num_threads(job.threads)
+    try:
+        lines = _compare(job, rank)
+        if rank == 0:
+            (folder / "lines").write_text(json.dumps([asdict(line) for line in lines]), "utf-8")
+    except UnpadError as error:
+        told = [type(error).__name__, error.what, error.where, error.fix]
+        (folder / f"{rank}.error").write_text(json.dumps(told), "utf-8")
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def _group(job: Job, rank: int, size: int) -> Iterator[Group]:
+    """The group of the first `size` processes."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job.ports[size])}
+    with joined() as group:
+        yield group
+
+
+def _compare(job: Job, rank: int) -> list[Line]:
+    """Take the update by every number of processes, the largest first, which also reads the data."""
+    sizes = sorted(job.ports, reverse=True)
+    with _group(job, rank, sizes[0]) as group:
+        case = _Case.of(job, group)
+        updates = {sizes[0]: case.update(group)}
+    for size in sizes[1:]:
+        if rank < size:
+            with _group(job, rank, size) as group:
+                updates[size] = case.update(group)
+    return [line for size in sizes[-2::-1] if rank == 0 for line in case.lines(size, updates[size], updates[1])]
+
+
+@dataclass(frozen=True)
+class _Update:
+    """Results of an update.
+
+    Args:
+        gradients: of all parameters end to end, in fp64.
+        rest: weights, state of the optimizer, loss terms and gradient norm, likewise.
+        shares: micro-batches of every process.
+        digests: sha256 of weights and state, of every process.
+    """
+
+    gradients: Tensor
+    rest: Tensor
+    shares: list[int]
+    digests: list[str]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """An update: the recipe's model and a plan of one step over a sample of its data."""
+
+    setup: Setup
+    plan: Plan
+    weights: dict[str, float]
+    initial: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, job: Job, group: Group) -> _Case:
+        setup = prepare_setup(open_recipe(job.name, job.overrides), Path(), None, group=group)
+        model, stage = setup.model, setup.stages[-1]
+        with group.together():
+            draw_adapters(model)
+            freeze(model, stage.recipe.train.freeze)
+            objective = set_objective(model, stage.recipe, of_pairs=stage.of_pairs)
+            model.trained = objective.weights
+            sample = take_sample(setup, MOST_SEQUENCES * group.size, UPDATES * WORK)
+            spread_margins(setup, sample)
+            made = plan_sample(setup, stage.recipe.plan.strategy, sample)
+        return cls(setup, made, objective.final(model), copy.deepcopy(model.state_dict()))
+
+    def update(self, group: Group) -> _Update:
+        """Take the update, from the weights at the beginning."""
+        setup, model, recipe = self.setup, self.setup.model, self.setup.stages[-1].recipe
+        model.load_state_dict(self.initial)
+        model.train()
+        optimizer = make_optimizer(model, recipe.optim)
+        set_rate(optimizer, recipe.optim.lr)
+        planned = self.plan.step(0)
+        own = partial(own_numbers, group=group, cells_per_token=cells_per_token(model))
+        grouped = not library.computes(DTYPES[setup.precision])
+        steps = load_steps(setup.data.load, self.plan, setup.device, group_lengths=grouped, own=own)
+        with closing(steps), group.together() as talk:
+            micros = next(steps)
+            talk.own = counts_to_json(model, micros, own(planned))
+        sums = gradient_sum(group, recipe.train.sums, list(model.parameters()))
+        is_summed = group.size > 1 or len(planned) > 1
+        seed = recipe.train.seed
+        share = Share(own(planned), counts_of_all(talk.told), (seed, 0), group, sums if is_summed else None)
+        torch.manual_seed(step_seed(seed, 0))
+        result = train_step(
+            model,
+            micros,
+            optimizer,
+            weights=self.weights,
+            precision=setup.precision,
+            clip=recipe.optim.clip,
+            scaler=LossScaler() if setup.precision == "fp16" else None,
+            share=share,
+        )
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        rest = [
+            *model.state_dict().values(),
+            *states,
+            torch.tensor([*result.terms.values(), result.grad_norm]).double(),
+        ]
+        left = _flat(rest)
+        digests = group.exchange(hashlib.sha256(left.numpy().tobytes()).hexdigest())
+        shares = [len(numbers) for numbers in talk.told]
+        return _Update(_flat([_gradient(p) for p in model.parameters()]), left, shares, digests)
+
+    def lines(self, size: int, found: _Update, one: _Update) -> list[Line]:
+        """Claims about an update by `size` processes."""
+        note = f"{sum(found.shares)} micro-batches, by process: {', '.join(map(str, found.shares))}"
+        other = len(set(found.digests)) - 1
+        alike = Line(f"weights in all of {size} processes are equal", "", float(other), 0.0, other == 0)
+        if self.setup.recipe.train.sums == "exact":
+            differ = _num_unlike(found.gradients, one.gradients) + _num_unlike(found.rest, one.rest)
+            return [Line(f"an update by {size} processes = by one", "", float(differ), 0.0, differ == 0, note), alike]
+        gap = (found.gradients - one.gradients).norm() / one.gradients.norm().clamp_min(1e-30)
+        error = float(gap.nan_to_num(float("inf")))
+        return [Line(f"gradient by {size} processes against one", "", error, FAST, error <= FAST, note), alike]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one.detach().double().flatten().cpu() for one in tensors])
+
+
+def _num_unlike(one: Tensor, other: Tensor) -> int:
+    """Number of values that are not equal; NaN equals NaN."""
+    return int(((one != other) & ~(one.isnan() & other.isnan())).sum())
