@@ -3,6 +3,7 @@
 # make quick: the tests that take no whole run and no process of their own, for use while developing.
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make census: judge every causal model of the installed transformers, and write docs/census.md; some ten minutes.
+# make processes: end runs of 1, 2 and 3 processes in every way, lose and gain hosts, and write the tables of docs/processes.md.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
@@ -15,7 +16,7 @@ RUN = runs/demo
 # Threads that wait asleep: the few tests with two threads share their cores with other tests.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick wheel readme census lint clean
+.PHONY: demo test quick wheel readme census processes lint clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -40,6 +41,10 @@ readme: $(VENV)/.installed-dev
 
 census: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/census.py
+
+processes: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/endings.py --write
+	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/elastic.py --write
 
 lint: $(VENV)/.installed-dev
 	@$(VENV)/bin/ruff check .

@@ -60,8 +60,10 @@ class Ending:
     def codes(self, size: int) -> list[int]:
         """Exit codes by rank; minus the number of a signal that ended the process."""
         codes = [self.code] * size
-        codes[0] = self.code if self.of_first is None else self.of_first
-        codes[-1] = self.code if self.of_last is None else self.of_last
+        if self.of_first is not None:
+            codes[0] = self.of_first
+        if self.of_last is not None:
+            codes[-1] = self.of_last
         return codes
 
 
@@ -150,6 +152,7 @@ def _fork(rank: int, size: int, port: int, arguments: list[str], folder: Path, f
         code = int(end.code or 0)
     except BaseException:
         traceback.print_exc()
+        code = 1
     finally:
         sys.stdout.flush()
         os._exit(code)

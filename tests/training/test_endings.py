@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+import signal
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from benchmarks.equal_processes import digests
-from tests.helpers.endings import ENDINGS, UNLIKE, Ending, killed_at, run_command
+from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
 from tests.helpers.toy import write_toy
 
 pytestmark = pytest.mark.slow
@@ -57,6 +62,31 @@ def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_pat
         assert ended.seconds < SECONDS
     assert run_command(train(folder, "--resume"), 3, tmp_path / "outputs").codes == [0] * 3
     assert digests(folder) == digests(tmp_path / "calm")
+
+
+def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    folder = tmp_path / "run"
+
+    def interrupt(rank: int, size: int) -> None:
+        def once_it_trains() -> None:
+            rows = folder / "metrics.jsonl"
+            while not (rows.is_file() and rows.stat().st_size):
+                time.sleep(0.02)
+            happen()
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=once_it_trains, daemon=True).start()
+
+    forever = [f"stages.{name}.train.max_epochs=100000" for name in ("pretrain", "tune")]
+    ended = run_command(train(folder, "--processes", "2", *forever), 1, tmp_path / "outputs", interrupt)
+    said = "Interrupted: stopped by Ctrl-C; everything up to here is saved"
+    error = f"{said}\n  at: {folder}\n  do: continue with --resume\n"
+    assert (ended.codes, ended.error) == ([130], error)
+    assert (folder / "processes" / "1.log").read_text() == error
+    assert 0 < ended.seconds < SECONDS
 
 
 @pytest.mark.parametrize("ending", UNLIKE, ids=lambda ending: ending.name)
