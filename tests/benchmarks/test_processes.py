@@ -24,7 +24,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module("processes")
-    for name in ("processes", "process_balance"):
+    for name in ("processes", "process_balance", "process_speed", "process_sums", "process_updates"):
         sys.modules.pop(name, None)
 
 
@@ -60,3 +60,20 @@ def test_a_part_that_runs_leaves_the_others_as_they_were(script: Any, tmp_path: 
 def test_the_page_is_that_of_the_results(script: Any) -> None:
     results = json.loads((BENCHMARKS / "processes.json").read_text(encoding="utf-8"))
     assert script.page(results) == (BENCHMARKS / "processes.md").read_text(encoding="utf-8")
+
+
+def test_speed_is_compared_within_a_turn(script: Any) -> None:
+    speed = script.process_speed
+    rates = {side.name: [100.0 * side.processes * turn for turn in (1, 2, 4)] for side in speed.SIDES}
+    rows = {name: [{"tokens_per_second": rate, "processor_ms": 5.0} for rate in found] for name, found in rates.items()}
+    machine = {"processor": "P", "cores": 2, "torch": "2", "kernels": "K", "load": None}
+    results = {"machine": machine, "precision": "fp32", "wait_policy": "default", "sizes": {"8192": rows}}
+    page = speed.markdown(results)
+    assert page[-1] == "| 8,192 | 2.00, 2.00 to 2.00 | 2.00, 2.00 to 2.00 | 2.00, 2.00 to 2.00 |"
+    assert "| 8,192 | 200 | 200 | 200 | 400 | 800 |" in page
+
+
+def test_micro_batches_of_the_benchmark_are_as_many_as_it_says_and_processes_share_them(script: Any) -> None:
+    side = script.process_speed.SIDES[1]
+    assert [side.micro(update) for update in (1024, 16384)] == [1024, 4096]
+    assert script.process_speed.TWO.micro(8192) == 2048
