@@ -31,7 +31,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
             if progress := sys.modules.get("unpad.terminal.progress"):
                 with suppress(AttributeError):  # that module is the one that is imported
                     progress.erase()
-            os.write(2, b"Interrupted: stopped by Ctrl-C\n")
+            if os.environ.get("RANK", "0") == "0":  # the first of several processes has the terminal
+                os.write(2, b"Interrupted: stopped by Ctrl-C\n")
             os._exit(INTERRUPTED)
         frame = frame.f_back
     raise KeyboardInterrupt

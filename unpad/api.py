@@ -21,6 +21,7 @@ from unpad.batching.plan import plan as make_plan
 from unpad.errors import PlanError
 from unpad.inference.loaded import LoadedRun, load
 from unpad.nn.native import library
+from unpad.processes.group import joined
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 from unpad.run.folder import free_folder
@@ -33,11 +34,13 @@ def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: b
     Args:
         recipe: packaged name or YAML file.
         overrides: such as "data.chat=my.jsonl", "optim.lr=1e-4".
-        out: run directory; default runs/<recipe>-<n>.
+        out: run directory; default runs/<recipe>-<n>. Processes that torchrun has started train one run together,
+            and must name it.
         resume: continue the run in `out`.
     """
     folder = Path(out) if out is not None else free_folder(recipe, resume)
-    run_training(recipe, folder, overrides, resume=resume, console=Console(quiet=True))
+    with joined() as group:
+        run_training(recipe, folder, overrides, resume=resume, console=Console(quiet=True), group=group)
     return load(folder)
 
 

@@ -92,10 +92,12 @@ def run_command(
     folder: Path,
     fault: Fault = no_fault,
     own: Mapping[int, list[str]] = MappingProxyType({}),
+    work: Callable[[], object] = main,
 ) -> Ended:
     """Run `unpad ARGUMENTS` in several processes until all have ended; a stopped one is killed when the others have.
 
     Args:
+        work: in place of the command.
         folder: for the output of the processes.
         own: further arguments of some ranks.
     """
@@ -105,7 +107,8 @@ def run_command(
         port = free.getsockname()[1]
     event = folder / "event"
     event.unlink(missing_ok=True)
-    running = {_fork(rank, size, port, [*arguments, *own.get(rank, [])], folder, fault): rank for rank in range(size)}
+    given = [[*arguments, *own.get(rank, [])] for rank in range(size)]
+    running = {_fork(rank, size, port, given[rank], folder, fault, work): rank for rank in range(size)}
     codes, stopped, latest = [0] * size, set[int](), time.monotonic() + LIMIT_S
     try:
         while running:
@@ -129,7 +132,9 @@ def run_command(
     return Ended(codes, seconds, (folder / "err-0").read_text(encoding="utf-8"))
 
 
-def _fork(rank: int, size: int, port: int, arguments: list[str], folder: Path, fault: Fault) -> int:
+def _fork(
+    rank: int, size: int, port: int, arguments: list[str], folder: Path, fault: Fault, work: Callable[[], object]
+) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -146,7 +151,7 @@ def _fork(rank: int, size: int, port: int, arguments: list[str], folder: Path, f
         torch.set_num_threads(1)
         fault(rank, size)
         sys.argv = ["unpad", *arguments]
-        main()
+        work()
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)

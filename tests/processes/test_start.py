@@ -19,6 +19,12 @@ def test_processes_that_would_each_choose_a_run_directory_are_refused(unpad: She
     assert done.err.splitlines()[1:] == ["  at: --out", "  do: name one with --out, which all of them can reach"]
 
 
+def test_a_search_is_refused(unpad: Shell) -> None:
+    done = unpad("search", "zh_chat", "optim.lr=1e-4..1e-2:log", "--out", "search")
+    assert done.code == 2
+    assert "at: unpad search" in done.err
+
+
 def test_a_process_of_torchrun_starts_no_processes(unpad: Shell) -> None:
     done = unpad("train", "zh_chat", "--out", "run", "--processes", "2")
     assert done.code == 2

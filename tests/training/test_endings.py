@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import unpad
 from benchmarks.equal_processes import digests
 from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
-from tests.helpers.toy import write_toy
+from tests.helpers.toy import rows, write_toy
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +65,13 @@ def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_pat
     assert digests(folder) == digests(tmp_path / "calm")
 
 
+def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path: Path) -> None:
+    recipe, folder = str(tmp_path / "toy.yaml"), tmp_path / "run"
+    ended = run_command([], 2, tmp_path / "outputs", work=lambda: unpad.train(recipe, "train.max_steps=3", out=folder))
+    assert (ended.codes, ended.error) == ([0, 0], "")
+    assert [row["step"] for row in rows(folder, "train")] == [1, 2, 3]
+
+
 def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,8 +80,8 @@ def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
 
     def interrupt(rank: int, size: int) -> None:
         def once_it_trains() -> None:
-            rows = folder / "metrics.jsonl"
-            while not (rows.is_file() and rows.stat().st_size):
+            metrics = folder / "metrics.jsonl"
+            while not (metrics.is_file() and metrics.stat().st_size):
                 time.sleep(0.02)
             happen()
             os.kill(os.getpid(), signal.SIGINT)

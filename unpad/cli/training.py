@@ -75,9 +75,12 @@ def search(
     debug: Debug = False,
 ) -> None:
     """Train a recipe with many values of some fields and report the best; trials that fall behind end early."""
+    from unpad.processes.start import refuse_under_torchrun
     from unpad.run.screen import open_console
     from unpad.trials.search.search import search
 
+    what = "a search trains one model after another, each by one process"
+    refuse_under_torchrun(what, where="unpad search", fix="start it without torchrun")
     lines = search(
         recipe,
         out,

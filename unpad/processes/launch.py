@@ -29,6 +29,7 @@ from unpad.processes.worker import LAUNCHER
 
 PATIENCE_S = 8.0  # that the others may take to end after one has failed
 POLL_S = 0.1
+SHOW_CURSOR = "\x1b[?25h"
 
 _ENDS: dict[int, type[UnpadError]] = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
 
@@ -54,6 +55,8 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
                 sys.stderr.write(shown(rank, Path(logs) / f"{rank}.log"))
         lost = Path(logs) / "0.log"
         error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "")
+    if ended.codes.get(0, 0) < 0 and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        print(SHOW_CURSOR, flush=True)  # the first process had no time to
     if error:
         print(error, file=sys.stderr)
     return ended.code()

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from unpad.errors import LostProcessError, UnpadError
+from unpad.errors import Interrupted, LostProcessError, Terminated, UnpadError
 from unpad.processes import own_log
 
 LAUNCHER = "UNPAD_LAUNCHER"  # set by `launch`: its process id
-LAST_S = 60.0  # that a process waits for the end of the first, which has an error to tell
+LAST_S = 30.0  # that a process waits for the end of the first, which has an error to tell
+_SIGNALLED = (Interrupted.exit_code, Terminated.exit_code)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -35,7 +36,7 @@ def run_as_worker(work: Callable[[], None]) -> None:
         if end.code not in (0, None) and log is not None:
             agreed = isinstance(end.__cause__, UnpadError) and end.__cause__.is_agreed
             if (agreed or log.kept) and not isinstance(end.__cause__, LostProcessError):
-                _wait_for_first()
+                _wait_for_first(end.code in _SIGNALLED)
             if not agreed:
                 log.show()
         raise
@@ -55,9 +56,13 @@ def leave_to_launcher(error: UnpadError) -> bool:
     return True
 
 
-def _wait_for_first() -> None:
-    """Wait until the agent ends this process, as it does when the first has ended with an error."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+def _wait_for_first(was_signalled: bool) -> None:
+    """Wait until the agent ends this process, as it does when the first has ended with an error.
+
+    Args:
+        was_signalled: whether a signal ends the run. torchrun, which sends that, then waits for all and ends none.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or (was_signalled and LAUNCHER not in os.environ):
         return
     over: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: over.append(number))
