@@ -20,16 +20,17 @@ from torch import Tensor
 from tests.helpers.toy import events, quiet, run, write_toy
 from tests.helpers.workers import run_group
 from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.plan import plan
 from unpad.errors import RecipeError, UnpadError
 from unpad.interchange.origin import open_recipe
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.native import library
 from unpad.processes.group import ALONE, Group
-from unpad.recipes.training import OptimSettings
+from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.loop import train
 from unpad.training.optim import make_optimizer
 from unpad.training.pipeline import PipelinedDecoder
-from unpad.training.pipeline_part import divide, stage_blocks
+from unpad.training.pipeline_part import divide, share_at_work, stage_blocks
 from unpad.training.pipeline_recipe import check_pipeline
 from unpad.training.setup import resolved
 from unpad.training.share import Share, count_micro, gradient_sum, step_seed
@@ -217,6 +218,12 @@ def test_a_run_goes_on_over_another_number_of_stages(name: str, told: Told) -> N
     assert "train.pipeline_stages is" in entry["message"]
 
 
+def test_a_run_names_updates_that_leave_stages_idle(told: Told) -> None:
+    (entry,) = events(told[0] / "two", "warning")
+    assert entry["message"].startswith("pretrain: updates of 2.7 micro-batches keep a pipeline stage at work 73%")
+    assert events(told[0] / "one", "warning") == []
+
+
 def test_the_error_of_a_stage_ends_the_others(told: Told) -> None:
     assert [found["failure"] for found in told[1]] == ["LostProcessError 10", "OutOfMemoryError 8"]
 
@@ -245,6 +252,13 @@ def test_a_large_vocabulary_moves_blocks_to_the_first_stage() -> None:
     config = Config(width=16, blocks=6, heads=2, hidden=32, context=32)
     assert stage_blocks(config, 10, 2) == [range(0, 3), range(3, 6)]
     assert stage_blocks(config, 600, 2) == [range(0, 5), range(5, 6)]
+
+
+def test_a_stage_is_at_work_in_as_many_turns_as_an_update_has_micro_batches() -> None:
+    plan_settings = PlanSettings(strategy="fixed", batch_size=1, batches_per_step=3)
+    made = plan(np.full(7, 5), plan_settings, seed=0, epoch=0)  # 3, 3 and 1 micro-batches
+    assert share_at_work(made, 2) == 7 / (4 + 4 + 2)
+    assert share_at_work(made, 1) == 1
 
 
 # --------------------------------------------------------------------------- refusals

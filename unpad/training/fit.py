@@ -101,7 +101,7 @@ def share_out(setup: Setup, *, fit: bool) -> tuple[Setup, list[str], list[str]]:
         The setup, whose recipe and stages are changed if `fit` found something to change; the changes as `key=value`;
         and notes for the log.
     """
-    if setup.group.size == 1:
+    if setup.group.size == 1 or setup.recipe.train.pipeline_stages > 1:  # a stage has a part of every micro-batch
         return setup, [], []
     found = advice(setup.stages, setup.group.size, cells_per_token(setup.model))
     changes: dict[str, int] = _changes(setup.recipe, found) if fit else {}

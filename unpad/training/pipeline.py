@@ -13,25 +13,29 @@ the norm of all gradients is that of their norms in the model's order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Plan
 from unpad.models.contract import ScoresTokens
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Stream
 from unpad.nn.linear import compute_dtype
 from unpad.nn.losses import Terms, token_nll
 from unpad.nn.precision import Precision, wide_dtype
-from unpad.processes.group import ALONE, Group, lost_processes
+from unpad.processes.group import ALONE, TIMEOUT_S, Group, lost_processes
 from unpad.processes.sums import ExactSum, GradientSum
-from unpad.training.pipeline_part import Part, stage_blocks
+from unpad.training.pipeline_part import Part, share_at_work, stage_blocks
 from unpad.training.share import MicroResult, Share
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+IDLE = 0.2  # of the time, above which a run says so
 
 
 class PipelinedDecoder(ScoresTokens):
@@ -44,17 +48,19 @@ class PipelinedDecoder(ScoresTokens):
         decoder: the whole model, with equal weights in all processes; it must not be used any more.
         group: the processes, one per stage, in the order of the stages.
         device: that the stage computes on.
+        timeout_s: seconds that a stage waits for another.
     """
 
     config: Config
 
-    def __init__(self, decoder: Decoder, group: Group, device: torch.device) -> None:
+    def __init__(self, decoder: Decoder, group: Group, device: torch.device, timeout_s: float = TIMEOUT_S) -> None:
         super().__init__()
         self.config, self.causal, self.head_dim = decoder.config, decoder.causal, decoder.head_dim
         self.group = group
         self.spans = stage_blocks(decoder.config, decoder.vocab_size, group.size)
         is_last, tied = group.rank == group.size - 1, decoder.head is None
-        ties = _ties(group) if tied else None
+        ranks = range(group.size)
+        stages, ties = _connected(ranks, timeout_s), _connected((0, ranks[-1]), timeout_s) if tied else None
         head = decoder.embed.weight.detach().to(device).requires_grad_() if is_last and tied else None
         for name, module in decoder.named_modules():
             if next(module.parameters(recurse=False), None) is not None:
@@ -65,7 +71,7 @@ class PipelinedDecoder(ScoresTokens):
         if is_last and not tied:
             head = decoder.head_weight
         own = self.spans[group.rank]
-        self.part = Part(decoder, own, group.rank, group.size, head, ties, device)
+        self.part = Part(decoder, own, group.rank, group.size, head, stages, ties, device)
 
     def _stage_of(self, name: str) -> int:
         """The stage that has a parameter or module of the decoder."""
@@ -79,6 +85,14 @@ class PipelinedDecoder(ScoresTokens):
         """The stages in one line."""
         spans = [f"{blocks.start} to {blocks[-1]}" if len(blocks) > 1 else f"{blocks.start}" for blocks in self.spans]
         return f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"
+
+    def advice(self, made: Plan) -> str:
+        """A warning if the updates of a plan leave stages idle for longer than IDLE of the time; "" otherwise."""
+        share, num = share_at_work(made, self.group.size), made.num_micros / max(made.num_steps, 1)
+        if share >= 1 - IDLE:
+            return ""
+        what = f"updates of {num:.1f} micro-batches keep a pipeline stage at work {share:.0%} of the time at best"
+        return f"{what}; a lower plan.tokens_per_micro makes more of them"
 
     # ----------------------------------------------------------------------- training
 
@@ -181,11 +195,12 @@ class PipelinedDecoder(ScoresTokens):
         """Embeddings of token ids, (num,) int64 -> (num, width), in every process."""
         import torch.distributed as dist
 
-        embedded = torch.empty((len(ids), self.config.width), dtype=wide_dtype(self.part.dtype), device=ids.device)
-        if self.part.is_first:
-            embedded = self.part.decoder.embed_tokens(ids)
+        part = self.part
+        embedded = torch.empty((len(ids), self.config.width), dtype=wide_dtype(part.dtype), device=ids.device)
+        if part.is_first:
+            embedded = part.decoder.embed_tokens(ids)
         with lost_processes():
-            dist.broadcast(embedded, 0)
+            dist.broadcast(embedded, 0, part.stages)
         return embedded
 
     def _computed(
@@ -201,8 +216,8 @@ class PipelinedDecoder(ScoresTokens):
             x = torch.empty((batch.total_tokens, self.config.width), dtype=part.dtype, device=part.device)
             delta = torch.empty_like(x, dtype=compute_dtype(x))
             with lost_processes():
-                dist.recv(x, part.rank - 1)
-                dist.recv(delta, part.rank - 1)
+                dist.recv(x, part.rank - 1, part.stages)
+                dist.recv(delta, part.rank - 1, part.stages)
             stream = part.decoder.stream_of(batch, x, delta)
         result = torch.empty(shape, dtype=dtype, device=part.device)
         if part.is_last:
@@ -211,10 +226,10 @@ class PipelinedDecoder(ScoresTokens):
             stream = part.through(stream)
             assert stream.delta is not None, "a stage has a block"
             with lost_processes():
-                dist.send(stream.x, part.rank + 1)
-                dist.send(stream.delta, part.rank + 1)
+                dist.send(stream.x, part.rank + 1, part.stages)
+                dist.send(stream.delta, part.rank + 1, part.stages)
         with lost_processes():
-            dist.broadcast(result, part.size - 1)
+            dist.broadcast(result, part.size - 1, part.stages)
         return result
 
     # ----------------------------------------------------------------------- weights
@@ -241,14 +256,14 @@ class PipelinedDecoder(ScoresTokens):
         if not self.group.leads:
             with lost_processes():
                 for tensor in own.values():
-                    dist.send(tensor, 0, self.group.messages)
+                    dist.send(tensor, 0, self.part.stages)
             return dict(tensors)
         found = dict(own)
         for rank, listed in enumerate(told[1:], start=1):
             for name, (dtype, shape) in listed.items():
                 found[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
                 with lost_processes():
-                    dist.recv(found[name], rank, self.group.messages)
+                    dist.recv(found[name], rank, self.part.stages)
         return found
 
     def whole(self) -> Decoder | None:
@@ -288,9 +303,10 @@ class _OfStage:
         """As of GradientSum; nothing is sent."""
 
 
-def _ties(group: Group) -> ProcessGroup:
+def _connected(ranks: Sequence[int], timeout_s: float) -> ProcessGroup:
+    """A group of some processes, made by all of them, whose messages wait as long and no longer."""
     import torch.distributed as dist
 
     with lost_processes():
-        made: ProcessGroup = dist.new_group([0, group.size - 1])
+        made: ProcessGroup = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
     return made

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Plan
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Stream
 from unpad.nn.flops import sizes_of, training_operations
@@ -54,6 +56,13 @@ def stage_blocks(config: Config, vocab_size: int, num_stages: int) -> list[range
     return divide([training_operations(block, lengths, 0) for block in blocks], head, num_stages)
 
 
+def share_at_work(made: Plan, num_stages: int) -> float:
+    """Share of the time in which a stage has a micro-batch to compute, at best: an update of m equal ones takes
+    m + `num_stages` - 1 turns."""
+    counts = np.diff(made.step_offsets)
+    return float(counts.sum() / max((counts + num_stages - 1).sum(), 1))
+
+
 @dataclass(frozen=True, eq=False)
 class Part:
     """The part of a decoder that one stage computes.
@@ -63,6 +72,7 @@ class Part:
         blocks: of this stage.
         rank: of its process, among `size`.
         head: (vocab_size, width), of the last stage, a leaf of its own if it is a copy of the embedding; else None.
+        stages: connects all stages.
         ties: connects the first stage with the last if the head is the embedding; else None.
         device: that computes.
     """
@@ -72,6 +82,7 @@ class Part:
     rank: int
     size: int
     head: Tensor | None
+    stages: ProcessGroup
     ties: ProcessGroup | None
     device: torch.device
 

@@ -189,7 +189,7 @@ class _Stage(PipelineStage):
 
     def __init__(self, work: _Work, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> None:
         part = work.part
-        super().__init__(work, part.rank, part.size, part.device, input_args=received, output_args=sent)
+        super().__init__(work, part.rank, part.size, part.device, received, sent, group=part.stages)
         self.work = work
 
     def backward_one_chunk(

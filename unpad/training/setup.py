@@ -139,7 +139,8 @@ def divide(setup: Setup) -> Setup:
     if _has_stages(setup.recipe, setup.group):
         assert isinstance(setup.model, Decoder), "`check_pipeline` refuses others"
         with needs_memory("a pipeline stage", lower_sizes(setup.model.config)):
-            return replace(setup, model=PipelinedDecoder(setup.model, setup.group, setup.device))
+            seconds = setup.recipe.train.timeout
+            return replace(setup, model=PipelinedDecoder(setup.model, setup.group, setup.device, seconds))
     if not _is_divided(setup.recipe, setup.group):
         return setup
     with setup.group.together():

@@ -111,6 +111,8 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     if message:
         run.monitor.log("reference", message=message)
     stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
+    if isinstance(run.setup.model, PipelinedDecoder) and (message := run.setup.model.advice(first)):
+        run.monitor.log("warning", message=f"{name}: {message}")
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
         run.monitor.log("nothing_to_do", message=message, name=name)
