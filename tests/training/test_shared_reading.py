@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from tests.helpers.pairs import write_pairs
 from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import write_toy
-from tests.helpers.turns import in_turns, outcomes_in_turns
+from tests.helpers.turns import outcomes_in_turns
 from unpad.data import alike_pictures
 from unpad.data.sources import drawn
 from unpad.data.text import TextData
@@ -26,7 +28,7 @@ from unpad.training.reference import put_reference
 from unpad.training.setup import Setup, prepare_setup
 
 
-def counted(patch: pytest.MonkeyPatch, place: Any, name: str, calls: list[str]) -> None:
+def counted(patch: pytest.MonkeyPatch, place: Any, name: str, calls: list[Any]) -> None:
     """Note every call of a function."""
     original = getattr(place, name)
 
@@ -114,29 +116,32 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
     assert first["same"] == second["same"]
 
 
-def test_reading_may_take_longer_than_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "BEAT_S", 0.01)
-    rounds: list[bool] = []
+def test_a_process_that_reads_for_long_is_waited_for_and_one_that_is_gone_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "BEAT_S", 0.02)
 
-    def work(group: Group) -> str:
-        original = group.exchange
+    def is_at_work() -> bool:
+        return any(thread.name == "unpad-at-work" for thread in threading.enumerate())
 
-        def exchange(value: Any) -> list[Any]:
-            rounds.append(value)
-            return original(value)
+    def wait_for(condition: Callable[[], bool]) -> str:
+        deadline = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return "done"
 
-        object.__setattr__(group, "exchange", exchange)
+    def work(group: Group) -> list[str]:
+        told: list[Any] = []
+        counted(monkeypatch, Group, "exchange", told)
+        found = group.first_of_host_first(lambda: wait_for(lambda: group.rank > 0 or len(told) > 5))
+        assert not is_at_work()
+        if group.rank == 0:  # the other process has ended, and the thread that tells it of long work finds out
+            with pytest.raises(LostProcessError):
+                group.first_of_host_first(lambda: wait_for(lambda: not is_at_work()))
+        return [found]
 
-        def make() -> str:
-            deadline = time.monotonic() + 20
-            while group.leads and rounds.count(True) < 3:  # tells the others that it is at work
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-            return f"made by {group.rank}"
-
-        return group.first_of_host_first(make)
-
-    assert in_turns(2, work) == ["made by 0", "made by 1"]
+    assert run_ranks(tmp_path / "ranks", 2, work) == [["done"]] * 2
 
 
 def test_what_fails_in_the_first_process_of_a_host_fails_in_all() -> None:
@@ -152,24 +157,3 @@ def test_what_fails_in_the_first_process_of_a_host_fails_in_all() -> None:
     found = outcomes_in_turns(3, work)
     assert [type(one) for one in found] == [SourceError] * 3
     assert made == [0]
-
-
-def test_a_process_that_is_lost_while_another_reads_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "BEAT_S", 0.01)
-    gone: list[int] = []
-
-    def work(group: Group) -> None:
-        def make() -> None:
-            deadline = time.monotonic() + 20
-            while not gone and time.monotonic() < deadline:
-                time.sleep(0.005)
-            time.sleep(0.05)
-
-        if group.rank == 1:
-            gone.append(1)
-            raise ZeroDivisionError
-        group.first_of_host_first(make)
-
-    lost, fault = outcomes_in_turns(2, work)
-    assert isinstance(lost, LostProcessError)
-    assert isinstance(fault, ZeroDivisionError)
