@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -186,6 +187,7 @@ def compare(
         folder: of the runs; data: as of `Case.overrides`.
         seconds: limit of all cases at one number of processes.
     """
+    torch.optim.AdamW([torch.zeros(1)])  # loads a large part of torch, once for all forks
     num_different, expected = 0, dict[str, dict[str, str]]()
     for size in sizes:
         runs = folder / f"{kernels}-{size}"

@@ -189,7 +189,7 @@ def linear_sums(gradients: Sequence[float], size: int) -> list[float]:
 CANCELLING = [1.0, 2.0**-40 / 3, 0.5, -1.0, 2.0**-39 / 7, -0.5]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(
     st.lists(
         st.builds(lambda sign, power, rest: sign * 2.0**power * (1 + rest), st.sampled_from([-1.0, 1.0]),
