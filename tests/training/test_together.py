@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,46 @@ def test_processes_that_find_different_checkpoints_do_not_go_on(
     steps = "6, none" if seen == "none" else "6, 4"
     what = f"the processes read different checkpoints, of the steps {steps}"
     assert errors_of(found, UnlikeProcessesError) == [what] * 2
+
+
+# --------------------------------------------------------------------------- what bits depend on
+
+
+def test_a_process_with_another_numpy_is_named_before_the_first_update(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version may draw other plans, which nothing else would show."""
+    asked = list[str]()
+
+    def version(name: str) -> str:
+        asked.append(name)
+        return "2.0" if asked.count("numpy") == 2 else "2.3"
+
+    monkeypatch.setattr(alike, "version", version)
+    found = outcomes_in_turns(3, lambda group: run(recipe, tmp_path / "run", group))
+    (what,) = set(errors_of(found, UnlikeProcessesError))
+    assert re.fullmatch(r"process \d has another numpy than process 0: 2.\d, not 2.\d", what)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_drift_apart_are_named_at_the_next_checkpoint(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a processor that computes wrongly; the checkpoint is not written."""
+    update, calls = STEP.update, list[int]()
+
+    def drifting(optimizer: torch.optim.Optimizer, *given: Any) -> None:
+        update(optimizer, *given)
+        calls.append(0)
+        if len(calls) == 5:  # in the third update of one of them
+            with torch.no_grad():
+                optimizer.param_groups[0]["params"][0].view(-1)[0] += 1e-6
+
+    monkeypatch.setattr(STEP, "update", drifting)
+    found = outcomes_in_turns(2, lambda group: run(recipe, tmp_path / "run", group))
+    errors_of(found, UnlikeProcessesError)
+    assert found[0].where == "step 3"
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step*")] == ["step-00000002"]
 
 
 # --------------------------------------------------------------------------- updates that are left out

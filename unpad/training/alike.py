@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from pathlib import Path
 
 from unpad import storage
@@ -21,12 +22,13 @@ from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 
 SEEN_S = 60.0
+LIBRARIES = ("numpy", "pillow")  # whose versions draw the plans, and decode pictures
 FIXES = {
     "run directory": "give every host the same run directory",
     "recipe": "start all processes with the same recipe and overrides",
     "data": "give every host the same files",
     "code": "install the same version of unpad on every host",
-    "torch": "install the same torch on every host",
+    **{name: f"install the same {name} on every host" for name in ("torch", *LIBRARIES)},
     "threads": "set train.threads, or the same OMP_NUM_THREADS for all processes",
 }
 
@@ -52,7 +54,8 @@ def check_alike(setup: Setup) -> None:
     if setup.group.size == 1:
         return
     environment = {name: str(setup.environment[name]) for name in DECIDE_BITS}
-    own = {"code": code_hash(), **environment, "data": setup.data.fingerprint()}
+    libraries = {name: version(name) for name in LIBRARIES}
+    own = {"code": code_hash(), **libraries, **environment, "data": setup.data.fingerprint()}
     _compare(setup.group, setup.folder, own)
 
 
@@ -104,7 +107,7 @@ def _compare(group: Group, folder: Path, own: dict[str, str]) -> None:
             if other[name] == value:
                 continue
             what = f"process {rank} has another {name} than process 0"
-            if name in DECIDE_BITS:
+            if name in (*LIBRARIES, *DECIDE_BITS):
                 what = f"{what}: {other[name]}, not {value}"
             raise UnlikeProcessesError(what, where=str(folder), fix=FIXES.get(name, "train on hosts of one kind"))
 
