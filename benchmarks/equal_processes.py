@@ -89,6 +89,8 @@ CASES = [
     Case("zh_chat", "zh_chat", [*DROPOUT, *TWO_STAGES], [*BLOCK, "tokenizer.vocab_size=600"]),
     Case("bpe", "llm", [*DROPOUT, "plan.tokens_per_step=1024", "plan.tokens_per_micro=300"],
          [*BLOCK, "model.kv_heads=1", "model.context=64", "tokenizer.vocab_size=400"]),
+    Case("small", "small", [*DROPOUT, "plan.tokens_per_step=1024", "plan.tokens_per_micro=300"],
+         [*BLOCK, "model.kv_heads=1", "model.context=64", "tokenizer.vocab_size=400"]),
     Case("lora", "zh_chat", [*DROPOUT, *TWO_STAGES, "lora.r=4", "lora.dropout=0.1"], BLOCK, "train.init_from"),
     Case("dpo", "dpo", [*DROPOUT, "plan.tokens_per_step=512", "plan.tokens_per_micro=150"], BLOCK, "model.from"),
     Case("events", "events", ["model.dropout=0.1", "plan.tokens_per_micro=250", *RECOVERS],
