@@ -61,6 +61,8 @@ class FastSum:
 
     def begin(self, *, rounded: bool, takes: int) -> None:
         """As of GradientSum; nothing is rounded."""
+        for wait in self._sent:  # of an update that was given up
+            wait()
         if not self._buckets:
             self._make_buckets()
         self.used, self._scale, self._takes_left, self._sent = set(), 1.0, takes, []
@@ -80,6 +82,7 @@ class FastSum:
         self._send_rest()
         for wait in self._sent:
             wait()
+        self._sent = []
         for bucket in self._buckets:
             if self._scale != 1.0:
                 bucket.flat.mul_(1.0 / self._scale)
