@@ -85,6 +85,12 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
             where="train.shard",
             fix="set train.shard=none to prove the sums of whole models",
         )
+    if recipe.train.pipeline_stages > 1:
+        raise RecipeError(
+            "the stages of a model compute every micro-batch together, and share none out",
+            where="train.pipeline_stages",
+            fix="set train.pipeline_stages=1 to prove the sums of whole models",
+        )
     wanted = sorted({1, *numbers})
     if wanted == [1]:
         raise RecipeError("one process has nothing to equal", where="--processes", fix="name more, as in 1,2,3")
