@@ -66,6 +66,7 @@ def test_other_ends_are_told_by_the_process_and_its_code(tmp_path: Path) -> None
     assert "process 1 ended with exit code 1" in Ended({0: 10, 1: 1}, first=1).error(tmp_path, "")
     assert "process 1 did not answer" in Ended({0: 10, 1: -9}, first=0, silent=[1]).error(tmp_path, "")
     assert Ended({0: 10, 1: 10}, first=0).error(tmp_path, "refused\n") == "refused"
+    assert "process 1 lost the connection" in Ended({0: -15, 1: 10}, first=1).error(tmp_path, "")  # it read for long
     twice = Ended({0: -9, 1: -9}, signal=signal.SIGINT, at_once=True).error(tmp_path, "")
     assert twice.startswith("Interrupted: stopped at once by a second Ctrl-C")
 

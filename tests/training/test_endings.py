@@ -16,7 +16,8 @@ import pytest
 import unpad
 from benchmarks.equal_processes import digests
 from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
-from tests.helpers.toy import rows, write_toy
+from tests.helpers.toy import events, rows, write_toy
+from unpad.training.save_clock import SaveClock
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,16 @@ def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_pat
         assert ended.seconds < SECONDS
     assert run_command(train(folder, "--resume"), 3, tmp_path / "outputs").codes == [0] * 3
     assert digests(folder) == digests(tmp_path / "calm")
+
+
+def test_the_clock_of_the_first_process_decides_on_checkpoints_by_time(tmp_path: Path) -> None:
+    def stopped_clock(rank: int, size: int) -> None:
+        if rank > 0:
+            SaveClock.due = lambda self: False  # type: ignore[method-assign]
+
+    arguments = train(tmp_path / "run", "train.max_steps=3", "checkpoint.every=9", "checkpoint.every_seconds=1e-9")
+    assert run_command(arguments, 2, tmp_path / "outputs", stopped_clock).codes == [0, 0]
+    assert [event["step"] for event in events(tmp_path / "run", "checkpoint")] == [1, 2, 3]
 
 
 def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path: Path) -> None:

@@ -114,6 +114,8 @@ class Ended:
             what = f"process {rank} did not answer for the seconds of train.timeout, and was ended"
         elif code not in (LostProcessError.exit_code, self.codes.get(0)):
             what = f"process {rank} ended with exit code {code}"
+        elif code == LostProcessError.exit_code and not lost:
+            what = f"process {rank} lost the connection to another, or waited for it longer than train.timeout"
         else:
             return lost.rstrip()
         log = log_of(folder, rank)

@@ -232,7 +232,7 @@ class TrainSettings(Section):
         "models that one device does not hold; bits depend on the number of processes.",
     )
     timeout: float = Field(
-        600.0,
+        1800.0,
         gt=0,
         le=1e6,
         description="Seconds that a process waits for another, which may read data or save a checkpoint meanwhile, "
