@@ -23,6 +23,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.evaluation.metrics import Metric
 from unpad.inference.images import Answer
 from unpad.inference.prompts import Prompt, Reply
+from unpad.processes.group import ALONE
 from unpad.trials.bench.bench import FULL, QUICK, Effort
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +113,8 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
     assert (told.code, told.out) == (0, "1 step in 2 s\n\nnext:  unpad eval there\n")
     unpad("train", "mine", "optim.lr=1", "--out", "there", "--resume", "--verbose")
     unpad("train", "mine", "--resume")
-    nothing = {"resume": False, "console": "console", "verbose": False}
+    unpad("train", "mine", "--out", "there", "--fit-processes")
+    nothing = {"resume": False, "console": "console", "verbose": False, "group": ALONE, "fit_processes": False}
     assert calls.made == [
         ("free_folder", ("mine", False)),
         ("train", ("mine", Path("free"), []), nothing),
@@ -121,6 +123,8 @@ def test_train_passes_its_options_on_and_ends_with_the_times_and_the_next_comman
         ("what_next", (Path("there"),)),
         ("free_folder", ("mine", True)),
         ("train", ("mine", Path("free"), []), {**nothing, "resume": True}),
+        ("what_next", (Path("there"),)),
+        ("train", ("mine", Path("there"), []), {**nothing, "fit_processes": True}),
         ("what_next", (Path("there"),)),
     ]
 

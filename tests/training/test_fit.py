@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.toy import TWO_STAGES, write_toy
+from tests.helpers.toy import TWO_STAGES, quiet, write_toy
+from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.processes.group import Group
 from unpad.recipes.file import load_recipe
+from unpad.run.folder import run_recipe
+from unpad.run.report.history import read_log
 from unpad.training.fit import advice, share_out
+from unpad.training.loop import train
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import epoch_plan
 
-COARSE = "plan.tokens_per_micro=4096"
 OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_STAGES, (90, 4096), strict=True)]
 
 
@@ -25,7 +28,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("fit")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        yield write_toy(folder, plan={"tokens_per_step": 400})
+        yield write_toy(folder, plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
 
 
 def setup_of(recipe: Path, *overrides: str, processes: int = 2) -> Setup:
@@ -43,57 +46,107 @@ def without_work(setup: Setup) -> list[int]:
     return counts
 
 
-def test_one_process_and_busy_ones_get_no_advice(recipe: Path) -> None:
-    alone = setup_of(recipe, COARSE, processes=1)
-    assert share_out(alone, fit=True) == (alone, [], [])
+def test_one_process_pipeline_stages_and_busy_ones_get_no_advice(recipe: Path) -> None:
+    for alone in (setup_of(recipe, processes=1), setup_of(recipe, "train.pipeline_stages=2", "plan.strategy=rows")):
+        assert share_out(alone, [], fit=True) == (alone, [], [])
     busy = setup_of(recipe, "plan.tokens_per_micro=90")
-    assert share_out(busy, fit=True) == (busy, [], [])
+    assert share_out(busy, [], fit=True) == (busy, [], [])
     assert without_work(busy) == [0, 0]
 
 
 def test_processes_without_work_are_named_with_two_remedies(recipe: Path) -> None:
-    setup = setup_of(recipe, COARSE)
+    setup = setup_of(recipe)
     assert without_work(setup) == [1, 1]
-    same, changes, notes = share_out(setup, fit=False)
+    same, changes, notes = share_out(setup, [], fit=False)
     assert same is setup
     assert changes == []
     found = advice(setup.stages, 2, cells_per_token(setup.model))
-    assert [one.line() for one in found] == notes
     assert [one.stage for one in found] == ["pretrain", "tune"]
-    for one, line in zip(found, notes, strict=True):
-        assert one.cut is not None
-        assert line.startswith(f"1 of 2 processes have no work in most updates of stage {one.stage}; plan.tokens_per_")
-        assert f"plan.tokens_per_micro={one.cut.tokens_per_micro} would keep them" in line
-        assert "--fit-processes" in line
-        assert f"plan.tokens_per_step={one.tokens_per_step} would fill them" in line
+    cuts = [one.cut.tokens_per_micro for one in found if one.cut is not None]
+    fills = [one.tokens_per_step for one in found if one.tokens_per_step is not None]
+    assert len(cuts) == len(fills) == 2
+    assert notes == [
+        "1 of 2 processes have no work in most updates of stages pretrain and tune: "
+        f"plan.tokens_per_micro={min(cuts)} gives them some (--fit-processes sets it for a new run); "
+        f"updates of plan.tokens_per_step={max(fills)} would fill all"
+    ]
 
 
 def test_fitting_gives_every_process_work_and_is_an_override(recipe: Path) -> None:
-    setup, changes, notes = share_out(setup_of(recipe, COARSE), fit=True)
+    setup, changes, notes = share_out(setup_of(recipe), [], fit=True)
     assert without_work(setup) == [0, 0]
     assert len(changes) == 1
     assert changes[0].startswith("plan.tokens_per_micro=")
-    assert notes == [f"{changes[0]} for 2 processes (--fit-processes)"]
-    given = setup_of(recipe, COARSE, *changes)
+    assert notes == [f"{changes[0]}, so that all of 2 processes have work (--fit-processes)"]
+    given = setup_of(recipe, *changes)
     assert setup.recipe.model_dump() == given.recipe.model_dump()
     assert [stage.recipe for stage in setup.stages] == [stage.recipe for stage in given.stages]
-    again, changes, notes = share_out(setup, fit=True)
+    again, changes, notes = share_out(setup, [], fit=True)
     assert (again, changes, notes) == (setup, [], []), "nothing is left to fit"
 
 
 def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 400}, stages=OWN)
-    setup, changes, _ = share_out(setup_of(recipe), fit=True)
+    setup, changes, _ = share_out(setup_of(recipe), [], fit=True)
     assert [change.partition("=")[0] for change in changes] == ["stages.tune.plan.tokens_per_micro"]
     assert without_work(setup) == [0, 0]
     given = setup_of(recipe, *changes)
     assert setup.recipe.model_dump() == given.recipe.model_dump()
 
 
+def test_a_size_on_the_command_line_is_not_replaced(recipe: Path) -> None:
+    for given in ("plan.tokens_per_micro=4096", "stages.tune.plan.tokens_per_micro=4096"):
+        setup = setup_of(recipe, given)
+        assert share_out(setup, [given], fit=False)[0] is setup
+        with pytest.raises(RecipeError, match=f"{given} is given, and --fit-processes would replace it"):
+            share_out(setup, [given], fit=True)
+
+
 def test_what_no_cut_can_share_out_is_said(recipe: Path) -> None:
-    setup = setup_of(recipe, COARSE, processes=64)
-    same, changes, notes = share_out(setup, fit=True)
+    setup = setup_of(recipe, processes=64)
+    same, changes, notes = share_out(setup, [], fit=True)
     assert (same, changes) == (setup, [])
-    assert all("no plan.tokens_per_micro gives all of them some; plan.tokens_per_step=" in line for line in notes)
-    assert len(notes) == 2
+    assert len(notes) == 1
+    assert notes[0].startswith("63 of 64 processes have no work in most updates of stages pretrain and tune: no plan")
+    assert "no plan.tokens_per_micro gives all of them some; updates of plan.tokens_per_step=" in notes[0]
+
+
+def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+
+    def as_one_of_two(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
+        shared, changes, notes = share_out(replace(setup, group=Group(size=2)), overrides, fit=fit)
+        return replace(shared, group=setup.group), changes, notes
+
+    monkeypatch.setattr("unpad.training.loop.share_out", as_one_of_two)
+
+    def go_on(steps: int, *, resume: bool, fit_processes: bool) -> tuple[int, list[str]]:
+        """Train up to a step; return the run's cut and its notes so far."""
+        overrides = [f"train.max_steps={steps}"]
+        train(str(recipe), folder, overrides, resume=resume, console=quiet(), fit_processes=fit_processes)
+        cut = run_recipe(folder).plan.tokens_per_micro
+        return cut, [row["message"] for row in read_log(folder) if row["kind"] == "note"]
+
+    cut, notes = go_on(2, resume=False, fit_processes=True)
+    assert cut < 400
+    assert notes == [f"plan.tokens_per_micro={cut}, so that all of 2 processes have work (--fit-processes)"]
+    assert go_on(3, resume=True, fit_processes=True) == (cut, notes)
+    assert go_on(4, resume=True, fit_processes=False) == (cut, notes)
+
+
+def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fits = list[bool]()
+
+    def seen(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
+        fits.append(fit)
+        return setup, [], ["a note"]
+
+    monkeypatch.setattr("unpad.training.loop.share_out", seen)
+    for steps in (1, 2):
+        overrides = [f"train.max_steps={steps}"]
+        train(str(recipe), tmp_path / "run", overrides, resume=steps > 1, console=quiet(), fit_processes=True)
+    assert fits == [True, False]
+    assert [row["message"] for row in read_log(tmp_path / "run") if row["kind"] == "note"] == ["a note"] * 2

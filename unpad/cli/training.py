@@ -22,6 +22,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run directory; default runs/RECIPE-N.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of this machine that train the model.")] = 1,
+    fit: Annotated[
+        bool, typer.Option("--fit-processes", help="Cut a new run's updates so that every process has work.")
+    ] = False,
     verbose: Verbose = False,
     debug: Debug = False,
 ) -> None:
@@ -39,14 +42,22 @@ def train(
         what = "torchrun has started this process already, as one of several"
         refuse_under_torchrun(what, where="--processes", fix="leave out --processes, or start without torchrun")
         folder = out or free_folder(recipe, resume)
-        flags = [name for name, is_set in (("--resume", resume), ("--verbose", verbose), ("--debug", debug)) if is_set]
+        given = {"--resume": resume, "--fit-processes": fit, "--verbose": verbose, "--debug": debug}
+        flags = [name for name, is_set in given.items() if is_set]
         code = launch(processes, ["train", "--out", str(folder), *flags, "--", recipe, *(overrides or [])], folder)
         context.obj["told"] = True
         raise typer.Exit(code)
     folder = out or free_folder(recipe, resume)
     with joined() as group:
         result = train(
-            recipe, folder, overrides or [], resume=resume, console=open_console(), verbose=verbose, group=group
+            recipe,
+            folder,
+            overrides or [],
+            resume=resume,
+            console=open_console(),
+            verbose=verbose,
+            group=group,
+            fit_processes=fit,
         )
         if group.leads:
             print_lines([*result.time_lines(), "", *what_next(result.folder)])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from unpad.batching.balance import Balance, Costs, Cut, finer_cut
 from unpad.batching.plan import Plan, plan
+from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.training.setup import Setup
@@ -31,19 +32,6 @@ class Advice:
     balance: Balance
     cut: Cut | None
     tokens_per_step: int | None
-
-    def line(self) -> str:
-        """The advice as one line."""
-        idle, num = self.balance.idle, self.balance.processes
-        what = f"{idle} of {num} processes have no work in most updates of stage {self.stage}"
-        steps = [] if self.tokens_per_step is None else [f"plan.tokens_per_step={self.tokens_per_step} would fill them"]
-        if self.cut is None:
-            ways = ["no plan.tokens_per_micro gives all of them some", *steps]
-        else:
-            busy = f"{self.cut.balance.efficiency:.0%} busy by cost, not {self.balance.efficiency:.0%}"
-            size = f"plan.tokens_per_micro={self.cut.tokens_per_micro} would keep them {busy}"
-            ways = [f"{size} (--fit-processes sets it for a new run)", *steps]
-        return f"{what}; " + "; ".join(ways)
 
 
 def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float) -> list[Advice]:
@@ -91,30 +79,51 @@ def recut(stage: StageSetup, **changes: object) -> Plan:
     return plan(lengths, settings.model_copy(update=changes), epoch=0, **known)
 
 
-def share_out(setup: Setup, *, fit: bool) -> tuple[Setup, list[str], list[str]]:
+def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
     """Look for processes without work, and give them some.
 
     Args:
+        overrides: `key=value` of the command.
         fit: set `plan.tokens_per_micro` of the recipe, as `Advice` says.
 
     Returns:
         The setup, whose recipe and stages are changed if `fit` found something to change; the changes as `key=value`;
         and notes for the log.
+
+    Raises:
+        RecipeError: the command sets what `fit` is to set.
     """
+    given = [one for one in overrides if one.partition("=")[0].endswith(FIELD)]
+    if fit and given:
+        what = f"{given[0]} is given, and --fit-processes would replace it"
+        raise RecipeError(what, where="command line", fix="leave out one of them")
     if setup.group.size == 1 or setup.recipe.train.pipeline_stages > 1:  # a stage has a part of every micro-batch
         return setup, [], []
     found = advice(setup.stages, setup.group.size, cells_per_token(setup.model))
-    changes: dict[str, int] = _changes(setup.recipe, found) if fit else {}
-    notes = [one.line() for one in found if not fit or one.cut is None]
-    if not changes:
-        return setup, [], notes
+    changes = _changes(setup.recipe, found)
+    set_to = [f"{key}={tokens}" for key, tokens in changes.items()]
+    notes = _notes([one for one in found if one.cut is None], [])
+    if not fit or not changes:
+        return setup, [], [*_notes([one for one in found if one.cut is not None], set_to), *notes]
     recipe = _changed(setup.recipe, changes)
     stages = [
         replace(stage, recipe=resolved.recipe) for stage, resolved in zip(setup.stages, stages_of(recipe), strict=True)
     ]
-    set_to = [f"{key}={tokens}" for key, tokens in changes.items()]
-    notes.append(f"{' and '.join(set_to)} for {setup.group.size} processes (--fit-processes)")
-    return replace(setup, recipe=recipe, stages=stages), set_to, notes
+    done = f"{' and '.join(set_to)}, so that all of {setup.group.size} processes have work (--fit-processes)"
+    return replace(setup, recipe=recipe, stages=stages), set_to, [done, *notes]
+
+
+def _notes(found: Sequence[Advice], changes: Sequence[str]) -> list[str]:
+    """One line on all of these stages, with the changes that would give processes work; none without stages."""
+    if not found:
+        return []
+    idle, num = max(one.balance.idle for one in found), found[0].balance.processes
+    stages = f"stage{'s' * (len(found) > 1)} {' and '.join(one.stage for one in found)}"
+    cut = f"{' '.join(changes)} gives them some (--fit-processes sets it for a new run)"
+    ways = [cut if changes else "no plan.tokens_per_micro gives all of them some"]
+    if None not in (larger := [one.tokens_per_step for one in found]):
+        ways.append(f"updates of plan.tokens_per_step={max(size or 0 for size in larger)} would fill all")
+    return [f"{idle} of {num} processes have no work in most updates of {stages}: {'; '.join(ways)}"]
 
 
 def _changes(recipe: Recipe, found: Sequence[Advice]) -> dict[str, int]:

@@ -29,6 +29,7 @@ from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
+from unpad.training.fit import share_out
 from unpad.training.length import run_length
 from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.pipeline_recipe import check_pipeline
@@ -78,6 +79,7 @@ def train(
     verbose: bool = False,
     after_evaluation: AfterEvaluation | None = None,
     group: Group = ALONE,
+    fit_processes: bool = False,
 ) -> Result:
     """Train a recipe into a run directory, or continue a run.
 
@@ -86,6 +88,7 @@ def train(
         folder: the run directory; must not hold a run unless `resume`.
         overrides: `key=value` changes.
         group: the processes that train together; all of them call this with equal arguments.
+        fit_processes: in a new run, set `plan.tokens_per_micro` so that every process has work.
 
     Raises:
         UnpadError: with the exit code of its kind; Stopped if `after_evaluation` ended the run. The directory then
@@ -119,6 +122,8 @@ def train(
                 # A run goes on in one process, which holds the whole model.
                 check_sharding(settings, setup.model, 2 if exists and group.size == 1 else group.size)
             with timers("plan"):
+                setup, changes, advice = share_out(setup, overrides, fit=fit_processes and not exists)
+                overrides = [*overrides, *changes]
                 length = run_length(setup.stages)
         check_alike(setup)
         with group.together():
@@ -155,6 +160,8 @@ def train(
         )
         try:
             _log_start(monitor, exists, progress, notes, warnings)
+            for message in advice:
+                monitor.notice("note", message=message)
             run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)
             return _run_stages(run, state, began)
         except UnpadError as error:
