@@ -6,18 +6,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.helpers.toy import TWO_STAGES, quiet, write_toy
+from unpad.batching.plan import plan
 from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
 from unpad.processes.group import Group
 from unpad.recipes.file import load_recipe
+from unpad.recipes.training import PlanSettings
 from unpad.run.folder import run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.fit import advice, share_out
 from unpad.training.loop import train
 from unpad.training.setup import Setup, prepare_setup
+from unpad.training.share import own_numbers
 from unpad.training.stage import epoch_plan
 
 OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_STAGES, (90, 4096), strict=True)]
@@ -150,3 +154,13 @@ def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monke
         train(str(recipe), tmp_path / "run", overrides, resume=steps > 1, console=quiet(), fit_processes=True)
     assert fits == [True, False]
     assert [row["message"] for row in read_log(tmp_path / "run") if row["kind"] == "note"] == ["a note"] * 2
+
+
+def test_shares_of_training_count_the_vectors_that_attend() -> None:
+    lengths = np.array([40, 40, 40])
+    made = plan(lengths, PlanSettings(tokens_per_step=120, tokens_per_micro=40), seed=0, epoch=0)
+    micros = made.step(0)
+    heavy = next(number for number, micro in enumerate(micros) if micro.seq_ids.tolist() == [2])
+    shares = [own_numbers(micros, Group(rank, 2), 10.0, np.array([2, 2, 40])) for rank in range(2)]
+    assert shares == [[heavy], sorted({0, 1, 2} - {heavy})]
+    assert own_numbers(micros, Group(), 10.0) == [0, 1, 2]

@@ -87,7 +87,8 @@ def each_micro(
         epoch = _plan_once(model, data, seq_ids, settings, overflow, targets)
         micros = [micro for step in range(epoch.num_steps) for micro in epoch.step(step)]
         ratio = cells_per_token(model)
-        share = assign([micro_cost(micro, ratio) for micro in micros], group.size)[group.rank]
+        costs = [micro_cost(micro, ratio, data.table.attended) for micro in micros]
+        share = assign(costs, group.size)[group.rank]
         with _evaluating(model):
             for number in counted(share, "computing", len(share), "batches"):
                 own |= {f"{number} {name}": values for name, values in compute(micros[number]).items()}

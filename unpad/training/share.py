@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -198,11 +199,17 @@ def gradient_sum(group: Group, kind: str, parameters: Sequence[nn.Parameter]) ->
     return FastSum(parameters, group) if group.size > 1 else None
 
 
-def own_numbers(micros: Sequence[Micro], group: Group, cells_per_token: float) -> list[int]:
-    """Places of the micro-batches of an update that this process computes, by cost; as `batching.shares.assign`."""
+def own_numbers(
+    micros: Sequence[Micro], group: Group, cells_per_token: float, attended: np.ndarray | None = None
+) -> list[int]:
+    """Places of the micro-batches of an update that this process computes, by cost; as `batching.shares.assign`.
+
+    Args:
+        cells_per_token, attended: as in `micro_cost`.
+    """
     if group.size == 1:
         return list(range(len(micros)))
-    return assign([micro_cost(micro, cells_per_token) for micro in micros], group.size)[group.rank]
+    return assign([micro_cost(micro, cells_per_token, attended) for micro in micros], group.size)[group.rank]
 
 
 def counts_to_json(

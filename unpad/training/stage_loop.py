@@ -257,7 +257,8 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
     """Yield the rest of an epoch's updates."""
     run, setup = stage.run, stage.run.setup
     first, group, model = run.progress.epoch_step, setup.group, setup.model
-    own = partial(own_numbers, group=_sharing(setup), cells_per_token=stage.cells_per_token)
+    ratio, attended = stage.cells_per_token, setup.data.table.attended
+    own = partial(own_numbers, group=_sharing(setup), cells_per_token=ratio, attended=attended)
     grouped = not library.computes(DTYPES[setup.precision])
     steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
     with closing(steps):
