@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.helpers.shell import Shell
+from unpad.processes.start import started_by_torchrun
 
 
 @pytest.fixture(autouse=True)
 def _by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
 
 
 def test_processes_that_would_each_choose_a_run_directory_are_refused(unpad: Shell) -> None:
     done = unpad("train", "zh_chat")
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[1:] == ["  at: --out", "  do: name one with --out, which all of them can reach"]
+
+
+def test_fewer_gpus_than_processes_are_refused(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    done = unpad("train", "zh_chat", "--out", "run")
+    assert done.code == 2
+    assert "2 processes of this machine need a GPU each, and it has 1" in done.err
+
+
+def test_a_number_of_processes_without_a_rank_is_of_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started_by_torchrun()
+    monkeypatch.delenv("RANK")
+    assert not started_by_torchrun()
 
 
 def test_a_search_is_refused(unpad: Shell) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from unpad import errors
 from unpad.errors import LostProcessError, UnpadError
-from unpad.processes.start import started_by_torchrun
+from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -337,6 +337,7 @@ def joined(timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
 
     Raises:
         LostProcessError: the others did not come.
+        RecipeError: the machine has fewer GPUs than processes.
     """
     if not started_by_torchrun():
         yield ALONE
@@ -345,6 +346,10 @@ def joined(timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
 
     local_rank, on_gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
     if on_gpu:
+        num = int(os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1)))
+        if num > torch.cuda.device_count():
+            what = f"{num} processes of this machine need a GPU each, and it has {torch.cuda.device_count()}"
+            refuse_under_torchrun(what, "--processes", "start fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES=")
         torch.cuda.set_device(local_rank)
     limit = timedelta(seconds=timeout_s)
     with lost_processes():

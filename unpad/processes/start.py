@@ -9,7 +9,7 @@ from unpad.errors import RecipeError
 
 def started_by_torchrun() -> bool:
     """True if this process is one of several that an agent of torch has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return {"RANK", "LOCAL_RANK"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def refuse_under_torchrun(what: str, where: str, fix: str) -> None:
