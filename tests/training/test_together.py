@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,20 +13,24 @@ import pytest
 import torch
 
 from benchmarks.equal_processes import digests
-from tests.helpers.toy import events, quiet, rows, write_toy
+from tests.helpers.toy import LOOP, events, quiet, rows, write_toy
 from tests.helpers.turns import in_turns, outcomes_in_turns
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import DiskError, OutOfMemoryError, Stopped, UnlikeProcessesError, UnpadError
+from unpad.batching.plan import Plan
+from unpad.errors import DiskError, OutOfMemoryError, Stopped, Terminated, UnlikeProcessesError, UnpadError
 from unpad.evaluation.metrics import HeldOut
 from unpad.models.decoder import Decoder
 from unpad.nn.losses import Terms
 from unpad.processes.group import Group
+from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.training import alike, progress
 from unpad.training.loop import Result, train
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup
+from unpad.training.signals import Signals
+from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import AfterEvaluation
 from unpad.training.step import LossScaler
 
@@ -226,6 +232,37 @@ def test_a_scale_of_fp16_that_overflows_is_the_same_in_all(
 
 
 # --------------------------------------------------------------------------- stages, epochs and resumes
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """One process receives it, and no update follows at which it would be agreed."""
+    made, plan, planned = list[Signals](), LOOP.epoch_plan, list[int]()
+
+    class Noted(Signals):
+        def __init__(self, group: Group) -> None:
+            super().__init__(group)
+            made.append(self)
+
+    def with_empty_epoch(stage: StageSetup, epoch: int) -> Plan:
+        whole: Plan = plan(stage, epoch)
+        planned.append(epoch)
+        if epoch == 0 or not made:
+            return whole
+        made[-1].received = signal.SIGTERM
+        return replace(whole, step_offsets=whole.step_offsets[:1])
+
+    monkeypatch.setattr("unpad.training.loop.Signals", Noted)
+    monkeypatch.setattr(LOOP, "epoch_plan", with_empty_epoch)
+    overrides = ("train.max_steps=null", "train.max_epochs=9", "checkpoint.every=1000", "train.eval_every=1000")
+    found = outcomes_in_turns(size, lambda group: run(recipe, tmp_path / "run", group, *overrides))
+    errors_of(found, Terminated)
+    last = rows(tmp_path / "run", "train")[-1]["step"]
+    assert planned.count(1) == size
+    assert 2 not in planned
+    assert checkpoint.load_newest(tmp_path / "run" / "checkpoints")[0].step == last
 
 
 def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:

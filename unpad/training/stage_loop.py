@@ -140,7 +140,9 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
             _after_step(stage, progress.epoch_step == plan.num_steps, update.is_saved)
             if progress.epoch_step == 0 or _is_over(stage):
                 break
-        run.signals.raise_if_received(run.setup.folder)
+        if run.signals.stops is not None:  # it came after the last step of the epoch
+            _save(stage)
+            run.signals.raise_if_received(run.setup.folder)
     end_stage(run.setup, setup, progress)
     return progress.epoch + (progress.epoch_step > 0), progress.best
 
