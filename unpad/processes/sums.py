@@ -40,7 +40,7 @@ from unpad.processes.group import Group
 
 QUANTUM = 2.0**-47
 SHIFT = 1.5 * 2.0**52 * QUANTUM
-# Numbers that torch's operations pass over at a time: half a megabyte in fp64, which stays in a processor's cache.
+# Numbers that torch's operations pass over at a time, for each thread: half a megabyte in fp64 stays in a core's cache.
 _BLOCK = 2**16
 _BLOCK_OF_GPU = 2**24  # where a launch costs more than a pass
 
@@ -161,7 +161,8 @@ class ExactSum:
 
 def _add_by_torch(total: Tensor, gradient: Tensor, factor: float, shift: float, *, replace: bool) -> None:
     """Do the same as `add_rounded`, for a gradient of any type on any device; those in fp64 are not rounded."""
-    block = min(_BLOCK if total.device.type == "cpu" else _BLOCK_OF_GPU, max(total.numel(), 1))
+    most = _BLOCK * torch.get_num_threads() if total.device.type == "cpu" else _BLOCK_OF_GPU
+    block = min(most, max(total.numel(), 1))
     scratch = total if replace else total.new_empty(block)
     for sums, numbers in zip(total.split(block), gradient.flatten().split(block), strict=True):
         wide = (sums if replace else scratch[: len(numbers)]).copy_(numbers)
