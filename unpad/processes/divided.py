@@ -70,17 +70,32 @@ def divided_like(held: Tensor, values: Tensor) -> Tensor:
 
     Args:
         held: divided or plain; its device and its rows are taken over.
-        values: of the same shape.
+        values: of the same shape; returned as they are if they are divided already.
     """
-    if not is_divided(held):
+    if not is_divided(held) or is_divided(values):
         return values
+    return from_own_rows(held, own_part(held, values, 0))
+
+
+def own_part(held: DTensor, values: Tensor, first: int) -> Tensor:
+    """A copy of those of some rows that this process holds.
+
+    Args:
+        held: a tensor of the same rows as the whole that `values` is a part of.
+        values: (rows, ...); first: number of the first of them.
+    """
+    start = first_row(held)
+    stop = start + held.to_local().shape[0]
+    return values[max(start - first, 0) : max(stop - first, 0)].clone()
+
+
+def from_own_rows(held: DTensor, rows: Tensor) -> Tensor:
+    """The tensor of which every process gives the rows that it holds, divided as `held` is."""
     from torch.distributed.tensor import DTensor
 
-    rows = held.to_local()
-    start = first_row(held)
-    own = values[start : start + len(rows)].to(rows.device, copy=True).contiguous()
+    local = rows.to(held.device).contiguous()
     return DTensor.from_local(
-        own, held.device_mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
+        local, held.device_mesh, held.placements, run_check=False, shape=held.shape, stride=held.stride()
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
@@ -28,10 +29,10 @@ from unpad import storage
 from unpad.errors import CheckpointError, NonFiniteError, is_memory_error, needs_memory
 from unpad.models.adapters import kept_weights, load_kept
 from unpad.processes.divided import divided_like
-from unpad.run.shards import MOST_SHARDS, first_rows, join_shards, shard_name
+from unpad.run.shards import MOST_SHARDS, Held, JoinedRows, first_rows, nothing_held, shard_name
 from unpad.storage import check_space
 
-__all__ = ["State", "load", "load_newest", "save", "save_named"]
+__all__ = ["Held", "State", "load", "load_newest", "nothing_held", "save", "save_named"]
 
 MODEL, OPTIM, STATE = "model.safetensors", "optim.safetensors", "state.json"
 MODEL_FILES, OPTIM_FILES = "model*.safetensors", "optim*.safetensors"  # as several processes write them, too
@@ -201,8 +202,11 @@ def _reserve(num_bytes: int) -> None:
 # --------------------------------------------------------------------------- load
 
 
-def load_newest(folder: Path) -> tuple[State, list[str]] | None:
+def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[str]] | None:
     """Load the newest checkpoint that verifies.
+
+    Args:
+        held: as of `load`.
 
     Returns:
         The state, and a message for each newer checkpoint that is damaged; None without any checkpoint.
@@ -214,7 +218,7 @@ def load_newest(folder: Path) -> tuple[State, list[str]] | None:
     damages: list[str] = []
     for step, path in found:
         try:
-            state = load(path)
+            state = load(path, held=held)
             if state.step != step:
                 raise CheckpointError(f"it holds step {state.step}", where=str(path))
         except CheckpointError as error:
@@ -226,7 +230,7 @@ def load_newest(folder: Path) -> tuple[State, list[str]] | None:
     raise CheckpointError("; ".join(damages), where=str(folder), fix="restore a copy, or start a new run with --out")
 
 
-def load(path: Path, names: Iterable[str] | None = None) -> State:
+def load(path: Path, names: Iterable[str] | None = None, *, held: Held = nothing_held) -> State:
     """Load one checkpoint folder, verified.
 
     Safe while a run is writing: a folder that is replaced during reading is read again.
@@ -235,6 +239,8 @@ def load(path: Path, names: Iterable[str] | None = None) -> State:
         path: the folder, such as checkpoints/best.
         names: patterns of tensor names to load, default all. Where all start with "model." the optimizer's file is
             not read, and may be missing.
+        held: tensor of this process by the name of one in the checkpoint, which is divided as it is; None for those
+            that are wanted whole. Files are read one after the other, and rows of other processes not kept.
 
     Raises:
         CheckpointError: missing, damaged or written by a newer version; names the file.
@@ -243,7 +249,7 @@ def load(path: Path, names: Iterable[str] | None = None) -> State:
     while True:
         identity = _identity(path)
         try:
-            return _read(storage.replaced(path) if identity is None else path, patterns)
+            return _read(storage.replaced(path) if identity is None else path, patterns, held)
         except CheckpointError as error:
             if _identity(path) != identity:
                 continue
@@ -254,10 +260,20 @@ def load(path: Path, names: Iterable[str] | None = None) -> State:
             raise error
 
 
-def _read(path: Path, patterns: list[str] | None) -> State:
+def _read(path: Path, patterns: list[str] | None, held: Held) -> State:
     only_model = patterns is not None and all(pattern.startswith(PREFIX) for pattern in patterns)
-    files = storage.read_folder(path, [STATE, MODEL_FILES] if only_model else [STATE, MODEL_FILES, OPTIM_FILES])
-    record = storage.parse_json(files[STATE], path / STATE)
+    names = [STATE, MODEL_FILES] if only_model else [STATE, MODEL_FILES, OPTIM_FILES]
+    with closing(storage.each_file(path, names)) as files:
+        step, values, num_shards = _parse_state(path, next(files)[1])
+        tensors = _all_tensors(path, files, [MODEL] if only_model else [MODEL, OPTIM], num_shards, held)
+    if patterns is not None:
+        tensors = {name: t for name, t in tensors.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    return State(step, tensors, values)
+
+
+def _parse_state(path: Path, data: bytes) -> tuple[int, dict[str, Any], int | None]:
+    """Step and values of a state, and the number of processes that wrote the tensors; None if one wrote all."""
+    record = storage.parse_json(data, path / STATE)
     if not isinstance(record, dict) or type(record.get("format")) is not int:
         raise CheckpointError(f"{STATE} has no format number", where=str(path), fix="use another copy")
     if record["format"] not in (STATE_FORMAT, SHARDED_FORMAT):
@@ -269,38 +285,37 @@ def _read(path: Path, patterns: list[str] | None) -> State:
     step, values = record.get("step"), record.get("values")
     if type(step) is not int or not 0 <= step < 1 << 60 or not isinstance(values, dict):
         raise CheckpointError(f"{STATE} holds no step and values", where=str(path), fix="use another copy")
-    num_shards = _num_shards(record, path)
-    tensors = model_tensors(_all_tensors(path, MODEL, files, num_shards))
-    if not only_model:
-        tensors |= _all_tensors(path, OPTIM, files, num_shards)
-    if patterns is not None:
-        tensors = {name: t for name, t in tensors.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
-    return State(step, tensors, values)
-
-
-def _num_shards(record: dict[str, Any], path: Path) -> int | None:
-    """Number of processes that wrote the tensors; None if one wrote all."""
     if record["format"] == STATE_FORMAT:
-        return None
+        return step, values, None
     num_shards = record.get("shards")
     if type(num_shards) is not int or not 1 <= num_shards <= MOST_SHARDS:
         raise CheckpointError(f"{STATE} has no valid number of shards", where=str(path), fix="use another copy")
-    return num_shards
+    return step, values, num_shards
 
 
-def _all_tensors(path: Path, name: str, files: dict[str, bytes], num_shards: int | None) -> dict[str, torch.Tensor]:
-    """The tensors of one file, or of all files that several processes wrote in its place."""
-    if num_shards is None:
-        return _tensors(path, name, files)
-    names = [shard_name(name, number, num_shards) for number in range(num_shards)]
-    return join_shards(path, [(_tensors(path, shard, files), first_rows(path, shard, files[shard])) for shard in names])
-
-
-def _tensors(path: Path, name: str, files: dict[str, bytes]) -> dict[str, torch.Tensor]:
-    if name not in files:
+def _all_tensors(
+    path: Path, files: Iterable[tuple[str, bytes]], parts: Sequence[str], num_shards: int | None, held: Held
+) -> dict[str, torch.Tensor]:
+    """The tensors of some files, or of those that several processes wrote in place of each."""
+    missing: dict[str, str] = {}
+    joined = JoinedRows(path, held)
+    for part in parts:
+        numbers = range(num_shards or 1)
+        missing |= {part if num_shards is None else shard_name(part, number, num_shards): part for number in numbers}
+    for name, data in files:
+        if (part := missing.pop(name, "")) == "":
+            continue  # of another number of processes
+        tensors, rows = _tensors(path, name, data), {} if num_shards is None else first_rows(path, name, data)
+        for tensor, values in tensors.items():
+            joined.add(PREFIX + tensor if part == MODEL else tensor, values, rows.get(tensor, 0))
+    for name in missing:
         raise CheckpointError(f"{name} is missing", where=str(path), fix="use another copy")
+    return joined.tensors()
+
+
+def _tensors(path: Path, name: str, data: bytes) -> dict[str, torch.Tensor]:
     try:
-        return tensors_from_bytes(files[name])
+        return tensors_from_bytes(data)
     # A hand-made file fails in the parser, in the dtype table or when torch allocates the shape.
     except (SafetensorError, ValueError, TypeError, KeyError, AssertionError, RuntimeError, OverflowError) as error:
         if is_memory_error(error):

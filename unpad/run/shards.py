@@ -11,18 +11,34 @@ is not divided is in the first file alone, and a process without rows of a tenso
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from unpad.errors import CheckpointError
+from unpad.processes.divided import from_own_rows, is_divided, own_part
 from unpad.storage import parse_json
 
 PLACES, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"  # names of torch's format
 MOST_SHARDS = 99_999
 _LENGTH_BYTES = 8  # before the header of a file, its length
+Held = Callable[[str], Tensor | None]
+
+
+def nothing_held(name: str) -> None:
+    """The `Held` of a reader that wants whole tensors."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a tensor: the number of the first, how many the file has, and those that are kept."""
+
+    first: int
+    num_rows: int
+    kept: Tensor
 
 
 def shard_name(name: str, number: int, num_shards: int) -> str:
@@ -66,32 +82,48 @@ def first_rows(path: Path, name: str, data: bytes) -> dict[str, int]:
     return rows
 
 
-def join_shards(path: Path, shards: Sequence[tuple[dict[str, Tensor], Mapping[str, int]]]) -> dict[str, Tensor]:
-    """The whole tensors.
+class JoinedRows:
+    """Whole tensors, or the rows of them that this process holds, from their parts in several files.
 
     Args:
-        shards: the tensors of each file, and the number of the first row of each.
-
-    Raises:
-        CheckpointError: rows are missing, or there twice.
+        held: tensor of this process by name, which the one of the files is divided as; None for whole ones.
     """
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
-    for tensors, rows in shards:
-        for name, tensor in tensors.items():
-            parts.setdefault(name, []).append((rows[name], tensor))
-    return {name: _joined(path, name, found) for name, found in parts.items()}
 
+    def __init__(self, path: Path, held: Held) -> None:
+        self._path, self._held = path, held
+        self._parts: dict[str, list[_Part]] = {}
 
-def _joined(path: Path, name: str, parts: list[tuple[int, Tensor]]) -> Tensor:
-    parts.sort(key=lambda part: part[0])
-    end = 0
-    for start, tensor in parts:
-        if start != end or (len(parts) > 1 and not tensor.dim()):
-            raise _damaged(path, f"row {end} of {name} is in no file, or rows are in several")
-        end += len(tensor) if tensor.dim() else 1
-    if len({(tensor.dtype, tensor.shape[1:]) for _, tensor in parts}) > 1:
-        raise _damaged(path, f"parts of {name} have unlike types or shapes")
-    return parts[0][1] if len(parts) == 1 else torch.cat([tensor for _, tensor in parts])
+    def add(self, name: str, values: Tensor, first: int) -> None:
+        """Take the part of a tensor that begins with a row of this number."""
+        held = self._held(name)
+        kept = own_part(held, values, first) if held is not None and is_divided(held) and values.dim() else values
+        self._parts.setdefault(name, []).append(_Part(first, len(values) if values.dim() else 1, kept))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that have been added.
+
+        Raises:
+            CheckpointError: rows are missing, or there twice; or parts do not fit.
+        """
+        return {name: self._joined(name, parts) for name, parts in self._parts.items()}
+
+    def _joined(self, name: str, parts: list[_Part]) -> Tensor:
+        parts.sort(key=lambda part: part.first)
+        end = 0
+        for part in parts:
+            if part.first != end or (len(parts) > 1 and not part.kept.dim()):
+                raise _damaged(self._path, f"row {end} of {name} is in no file, or rows are in several")
+            end += part.num_rows
+        if len({(part.kept.dtype, part.kept.shape[1:]) for part in parts}) > 1:
+            raise _damaged(self._path, f"parts of {name} have unlike types or shapes")
+        values = parts[0].kept if len(parts) == 1 else torch.cat([part.kept for part in parts])
+        held = self._held(name)
+        if held is None or not is_divided(held) or not values.dim():
+            return values
+        if (end, *values.shape[1:]) != tuple(held.shape):
+            what = f"{name} has the shape {(end, *values.shape[1:])} there, {tuple(held.shape)} in the model"
+            raise CheckpointError(what, where=str(self._path), fix="use the model section that it was trained with")
+        return from_own_rows(held, values)
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

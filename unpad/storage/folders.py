@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -162,13 +162,18 @@ def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, byt
     Raises:
         CheckpointError: as for `verify_folder`, for the files that are read.
     """
-    contents = {}
+    return dict(each_file(path, names))
+
+
+def each_file(path: Path, names: Iterable[str] | None = None) -> Generator[tuple[str, bytes], None, None]:
+    """Read and verify files as `read_folder` does, one after the other in the order of `names`; all are of the folder
+    that was there at the first."""
     with _open_folder(path) as (folder, entries):
         for name in entries if names is None else _chosen(path, entries, names):
             with _open_entry(path, folder, name, entries[name]["size"]) as file:
-                contents[name] = file.read()
-            _check_sha256(path, name, sha256(contents[name]), entries[name]["sha256"])
-    return contents
+                content = file.read()
+            _check_sha256(path, name, sha256(content), entries[name]["sha256"])
+            yield name, content
 
 
 def _chosen(path: Path, entries: Iterable[str], names: Iterable[str]) -> Iterator[str]:

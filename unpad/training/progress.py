@@ -162,6 +162,20 @@ def _has_split_updates(stage: StageSetup) -> bool:
     return first.num_micros > first.num_steps
 
 
+def _held(setup: Setup) -> checkpoint.Held:
+    """What this process holds of a divided model, by names of a checkpoint: its weights, and a weight for each of its
+    moments."""
+    if setup.sharding is None:
+        return checkpoint.nothing_held
+    weights = kept_weights(setup.model)
+    held = checkpoint.model_tensors(weights)
+
+    def find(name: str) -> torch.Tensor | None:
+        return held[name] if name in held else weights.get(name.removeprefix("optim.").rpartition(".")[0])
+
+    return find
+
+
 def _put(setup: Setup, state: checkpoint.State) -> None:
     put_weights(setup.model, checkpoint.model_weights(state.tensors), str(setup.folder))
 
@@ -206,7 +220,7 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
 
 
 def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
-    loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS)
+    loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS, _held(setup))
     if loaded is None:
         return Progress(), None, []
     state, warnings = loaded
