@@ -220,10 +220,10 @@ def shards(
 TWO, THREE = torch.ones(2, 3), torch.ones(3, 3)
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a file is missing": (shards(({"w": TWO}, {})), "model-00002-of-00002.safetensors is missing"),
-    "rows are missing": (shards(({"w": TWO}, {}), ({"w": THREE}, {"w": 3})), "row 2 of w is in no file"),
-    "rows are twice there": (shards(({"w": TWO}, {}), ({"w": THREE}, {"w": 1})), "row 2 of w is in no file"),
+    "rows are missing": (shards(({"w": TWO}, {}), ({"w": THREE}, {"w": 3})), "row 2 of model.w is in no file"),
+    "rows are twice there": (shards(({"w": TWO}, {}), ({"w": THREE}, {"w": 1})), "row 2 of model.w is in no file"),
     "unlike shapes": (shards(({"w": TWO}, {}), ({"w": torch.ones(3, 2)}, {"w": 2})), "unlike types or shapes"),
-    "a number twice": (shards(({"w": TWO[0, 0]}, {}), ({"w": TWO[0, 0]}, {})), "of w is in no file, or rows"),
+    "a number twice": (shards(({"w": TWO[0, 0]}, {}), ({"w": TWO[0, 0]}, {})), "of model.w is in no file, or rows"),
     "no places": (shards(({"w": TWO}, {}), ({"w": THREE}, {"w": 2}), header=False), "does not say which rows of w"),
     "no number of shards": (shards(num_shards=0), "no valid number of shards"),
 }
