@@ -146,6 +146,9 @@ def test_three_processes_read_what_two_wrote_to_the_bit(saved: tuple[Path, list[
         moments = {f"optim.{name.removeprefix(checkpoint.PREFIX)}.exp_avg": one for name, one in own.items()}
         state = checkpoint.load(saved[0] / "step-00000001", held=(own | moments).get)
         assert {name for name, one in state.tensors.items() if is_divided(one)} == {*own, *moments}
+        wrong = {"model.embed.weight": own["model.norm.weight"]}
+        unlike = error_of(lambda: checkpoint.load(saved[0] / "step-00000001", held=wrong.get))
+        assert "model.embed.weight has the shape (51, 18) there, (18,) in the model" in unlike
         put_weights(sharding.model, model_weights(state.tensors), "")
         load_optimizer_tensors(sharding.model, optimizer, state.tensors)
         now = state_of(sharding, optimizer, 1).tensors

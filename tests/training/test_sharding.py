@@ -16,6 +16,7 @@ from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import run, write_toy
 from tests.helpers.vision import ROWS, prepare, tiny
+from tests.models.test_cnn import random_squares, small_cnn
 from tests.models.test_vit import random_images, tiny_vit
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
@@ -46,6 +47,7 @@ CASES: dict[str, Case] = {
     "decoder, tied": (decoder, lambda: random_batch([5, 1, 9, 3, 12]), {"cross_entropy": 1.0}),
     "decoder, untied": (lambda: decoder(tied=False), lambda: random_batch([5, 1, 9, 3, 12]), {"cross_entropy": 1.0}),
     "vit": (tiny_vit, random_images, {"cross_entropy": 1.0}),
+    "cnn": (small_cnn, random_squares, {"cross_entropy": 1.0}),
     # Some micro-batches have no image, so that only some processes use the tower.
     "vision_language": (tiny, lambda: prepare(ROWS).batch, {"cross_entropy": 1.0}),
     # The decoder of sets trains in none, and must not be moved by decay.
@@ -114,7 +116,7 @@ def compare_updates(group: Group) -> None:
             expected = gradients(alone, micros, weights, precision)
             found = divided_gradients(sharding, group, micros, weights, precision)
             assert difference(found, expected) <= limit, case
-            settings = OptimSettings(lr=1e-2, groups=[ParameterGroup(parameters=["*norm*"], clip=0.01)])
+            settings = OptimSettings(lr=1e-2, groups=[ParameterGroup(parameters=["*1.*"], clip=0.01)])
             optimizers = [make_optimizer(one, settings) for one in (alone, model)]
             for one, optimizer in zip((alone, model), optimizers, strict=True):
                 norm = total_norm([p.grad for p in one.parameters() if p.grad is not None])

@@ -163,8 +163,7 @@ def _has_split_updates(stage: StageSetup) -> bool:
 
 
 def _held(setup: Setup) -> checkpoint.Held:
-    """What this process holds of a divided model, by names of a checkpoint: its weights, and a weight for each of its
-    moments."""
+    """Weights of a divided model by their names in a checkpoint, and for the name of a moment its weight."""
     if setup.sharding is None:
         return checkpoint.nothing_held
     weights = kept_weights(setup.model)
