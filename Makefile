@@ -3,7 +3,7 @@
 # make quick: the tests that take no whole run and no process of their own, for use while developing.
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make census: judge every causal model of the installed transformers, and write docs/census.md; some ten minutes.
-# make processes: end runs of 1, 2 and 3 processes in every way, lose and gain hosts, and write the tables of docs/processes.md.
+# make processes: compare runs of 1 to 4 processes, end such of 1, 2 and 3 in every way, lose and gain hosts, and write the tables of docs/processes.md.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
@@ -43,6 +43,7 @@ census: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/census.py
 
 processes: $(VENV)/.installed-dev
+	@$(VENV)/bin/python benchmarks/equal_processes.py
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/endings.py --write
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/elastic.py --write
 

@@ -59,10 +59,13 @@ def check_alike(setup: Setup) -> None:
     _compare(setup.group, setup.folder, own)
 
 
-def check_folder(group: Group, folder: Path) -> None:
+def check_folder(group: Group, folder: Path, timeout_s: float) -> None:
     """Compare the run directories of all processes by the lock file that the first has written into its own.
 
     A file that another host has just made may take SEEN_S to appear in a folder that they share.
+
+    Args:
+        timeout_s: seconds that a process waits for another.
 
     Raises:
         UnlikeProcessesError: a process sees another run directory.
@@ -75,7 +78,7 @@ def check_folder(group: Group, folder: Path) -> None:
 
     if group.size == 1:
         return
-    first, latest = group.of_leader(held), time.monotonic() + SEEN_S
+    first, latest = group.of_leader(held), time.monotonic() + min(SEEN_S, timeout_s / 2)
     while held() != first and time.monotonic() < latest:
         time.sleep(1)
     _compare(group, folder, {"run directory": held()})

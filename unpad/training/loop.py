@@ -129,7 +129,7 @@ def train(
         with group.together():
             if group.leads:
                 _take_folder(folder, locked, stack, private=setup.data.private)
-        check_folder(group, folder)
+        check_folder(group, folder, settings.train.timeout)
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):
