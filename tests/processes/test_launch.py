@@ -106,9 +106,10 @@ def test_a_first_ctrl_c_is_passed_on_and_a_second_one_kills(tmp_path: Path, num:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    before = signal.getsignal(signal.SIGINT)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = [signal.getsignal(number) for number in numbers]
     ended = run(source, tmp_path)
     thread.join()
-    assert signal.getsignal(signal.SIGINT) is before
+    assert [signal.getsignal(number) for number in numbers] == before
     assert ([code for _, code in sorted(ended.codes.items())], ended.signal) == (codes, signal.SIGINT)
     assert ended.at_once == (num == 2)

@@ -32,6 +32,7 @@ POLL_S = 0.1
 SHOW_CURSOR = "\x1b[?25h"
 
 _ENDS: dict[int, type[UnpadError]] = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
+_AGENTS = (signal.SIGHUP, signal.SIGQUIT)  # signals that torch's agent handles
 
 
 def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
@@ -141,7 +142,7 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
     if "LOGLEVEL" not in os.environ:  # our processes say what happened
         for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGHUP,SIGQUIT"  # the others are the supervisor's
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _AGENTS)
     meeting = RendezvousParameters("c10d", "localhost:0", uuid.uuid4().hex, 1, 1, local_addr="localhost")
     handler = get_rendezvous_handler(meeting)
     entry, *arguments = (part.replace("$", "$$") for part in command)  # the agent puts its values in place of $NAME
@@ -223,7 +224,9 @@ class _Supervisor:
 @contextmanager
 def _supervised(pids: Callable[[], Mapping[int, int]]) -> Iterator[_Supervisor]:
     supervisor = _Supervisor(pids)
-    before = {number: signal.signal(number, supervisor.handle) for number in _ENDS}
+    before = {number: signal.getsignal(number) for number in (*_ENDS, *_AGENTS)}
+    for number in _ENDS:
+        signal.signal(number, supervisor.handle)
     supervisor.start()
     try:
         yield supervisor
