@@ -204,7 +204,9 @@ class _Case:
 
     @classmethod
     def of(cls, job: Job, group: Group) -> _Case:
-        setup = prepare_setup(open_recipe(job.name, job.overrides), Path(), None, group=group)
+        recipe = open_recipe(job.name, job.overrides)
+        recipe = recipe.model_copy(update={"images": recipe.images.plain()})  # random sizes are drawn for an epoch
+        setup = prepare_setup(recipe, Path(), None, group=group)
         model, stage = setup.model, setup.stages[-1]
         with group.together():
             draw_adapters(model)
@@ -224,7 +226,8 @@ class _Case:
         optimizer = make_optimizer(model, recipe.optim)
         set_rate(optimizer, recipe.optim.lr)
         planned = self.plan.step(0)
-        own = partial(own_numbers, group=group, cells_per_token=cells_per_token(model))
+        ratio, attended = cells_per_token(model), setup.data.table.attended
+        own = partial(own_numbers, group=group, cells_per_token=ratio, attended=attended)
         grouped = not library.computes(DTYPES[setup.precision])
         steps = load_steps(setup.data.load, self.plan, setup.device, group_lengths=grouped, own=own)
         with closing(steps), group.together() as talk:
