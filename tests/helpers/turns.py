@@ -22,16 +22,16 @@ T = TypeVar("T")
 
 
 class DivergenceError(AssertionError):
-    """Processes that would hang: they send different kinds of messages, or one ends while another waits for it."""
+    """Processes that would hang: they wait for different things, or one ends while another waits for it."""
 
 
 class _Table:
     """Messages of all processes, and whose turn it is."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.turn = size, 0
+        self.size, self.turn, self.num_events = size, 0, 0
         self.changed = threading.Condition()
-        self.sent: list[dict[int, tuple[str, Any]]] = []  # by number of the message, of every rank
+        self.sent: dict[tuple[str, int], dict[int, Any]] = {}  # by channel and number, of every rank
         self.over: dict[int, BaseException | None] = {}
 
     def pass_on(self, rank: int) -> None:
@@ -45,43 +45,40 @@ class _Table:
 
 @dataclass(frozen=True)
 class InTurn(Group):
-    """One process of a group in which threads take turns."""
+    """One process of a group in which threads take turns. Messages and sums have a channel each, as in a group."""
 
     table: _Table = field(default_factory=lambda: _Table(1))
-    num_sent: list[int] = field(default_factory=lambda: [0])
+    num_sent: dict[str, int] = field(default_factory=lambda: {"message": 0, "sum": 0})
 
-    def _put(self, kind: str, value: Any) -> int:
-        """Send, and return the number of the message."""
-        number = self.num_sent[0]
-        self.num_sent[0] += 1
+    def _put(self, channel: str, value: Any) -> int:
+        """Send, and return the number of the message in its channel."""
+        number = self.num_sent[channel]
+        self.num_sent[channel] += 1
         with self.table.changed:
-            if number == len(self.table.sent):
-                self.table.sent.append({})
-            self.table.sent[number][self.rank] = (kind, value)
+            self.table.sent.setdefault((channel, number), {})[self.rank] = value
+            self.table.num_events += 1
         return number
 
-    def _get(self, number: int) -> list[Any]:
+    def _get(self, channel: str, number: int) -> list[Any]:
         """Wait for the message of this number of every process."""
-        table, sent = self.table, self.table.sent[number]
+        table, sent = self.table, self.table.sent[channel, number]
         with table.changed:
             while any(rank not in sent and rank not in table.over for rank in range(self.size)):
+                before = table.num_events
                 table.pass_on(self.rank)
                 table.wait(self.rank)
-        kind, value = sent[self.rank]
+                if table.num_events == before:
+                    raise DivergenceError(f"all processes wait; process {self.rank} for the {channel} {number}")
         for rank in range(self.size):
             if rank not in sent:
-                if table.over[rank] is None and not (
-                    isinstance(value, bytes) and value[0]
-                ):  # no error, which may be late
-                    raise DivergenceError(f"process {rank} has ended, process {self.rank} waits for its {kind}")
+                tells_error = channel == "message" and sent[self.rank][0]  # to those who still run
+                if table.over[rank] is None and not tells_error:
+                    raise DivergenceError(f"process {rank} has ended, process {self.rank} waits for its {channel}")
                 raise LostProcessError(f"process {rank} is gone")
-        kinds = [sent[rank][0] for rank in range(self.size)]
-        if len(set(kinds)) > 1:
-            raise DivergenceError(f"message {number} is of different kinds: {kinds}")
-        return [sent[rank][1] for rank in range(self.size)]
+        return [sent[rank] for rank in range(self.size)]
 
     def _send(self, data: bytes) -> list[bytes]:
-        return self._get(self._put("message", data))
+        return self._get("message", self._put("message", data))
 
     @contextmanager
     def _at_length(self) -> Iterator[None]:
@@ -91,10 +88,12 @@ class InTurn(Group):
         self.add_later(values)()
 
     def add_later(self, values: Tensor) -> Callable[[], None]:
-        number = self._put(f"sum of {values.numel()}", values.clone())
+        number = self._put("sum", values.clone())
 
         def wait() -> None:
-            parts = self._get(number)
+            parts = self._get("sum", number)
+            if len({part.shape for part in parts}) > 1:
+                raise DivergenceError(f"sum {number} is of tensors of different shapes")
             values.copy_(torch.stack(parts[::-1]).sum(0))  # another order than that of the ranks
 
         return wait
@@ -128,6 +127,7 @@ def outcomes_in_turns(size: int, work: Callable[[Group], T]) -> list[T | BaseExc
             error = raised
         with table.changed:
             table.over[rank] = error
+            table.num_events += 1
             table.pass_on(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.equal_processes import digests
 from tests.helpers.toy import LOOP, events, quiet, rows, write_toy
-from tests.helpers.turns import in_turns, outcomes_in_turns
+from tests.helpers.turns import DivergenceError, in_turns, outcomes_in_turns
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
 from unpad.errors import DiskError, OutOfMemoryError, Stopped, Terminated, UnlikeProcessesError, UnpadError
@@ -63,6 +63,21 @@ def errors_of(outcomes: list[Any], kind: type[UnpadError]) -> list[str]:
     return [outcome.what for outcome in outcomes]
 
 
+def test_processes_that_wait_for_different_things_are_found_at_once() -> None:
+    """By the group of these tests, where real processes would hang."""
+
+    def work(group: Group) -> None:
+        if group.rank == 0:
+            group.add(torch.ones(1))
+        else:
+            group.exchange(1)
+
+    found = outcomes_in_turns(3, work)
+    assert any(isinstance(one, DivergenceError) for one in found)
+    with pytest.raises(DivergenceError, match="process 0 has ended"):
+        in_turns(2, lambda group: group.exchange(1) if group.rank else None)
+
+
 # --------------------------------------------------------------------------- what one process alone meets
 
 
@@ -82,8 +97,9 @@ def test_a_disk_that_is_full_for_the_first_process_ends_all(
     assert errors_of(found, DiskError) == ["no space left", *["no space left (process 0)"] * 2]
 
 
+@pytest.mark.parametrize("sums", ["exact", "fast"])
 def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sums: str
 ) -> None:
     update, calls = STEP.update, list[int]()
 
@@ -94,7 +110,7 @@ def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(
         update(*given)
 
     monkeypatch.setattr(STEP, "update", lacking)
-    found = outcomes_in_turns(3, lambda group: run(recipe, tmp_path / "run", group))
+    found = outcomes_in_turns(3, lambda group: run(recipe, tmp_path / "run", group, f"train.sums={sums}"))
     assert sum("(process " in what for what in errors_of(found, OutOfMemoryError)) == 2
 
 
