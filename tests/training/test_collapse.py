@@ -410,7 +410,12 @@ def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path)
 
 def test_one_process_keeps_weights_aside_and_all_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved: list[str] = []
-    monkeypatch.setattr(checkpoint, "save_named", lambda folder, name, state: saved.append(name))
+
+    def save(folder: Path, name: str, state: checkpoint.State) -> Path:
+        saved.append(name)
+        return folder / name
+
+    monkeypatch.setattr(checkpoint, "save_named", save)
 
     def work(group: Group) -> tuple[Path, bool]:
         watch = CollapseMonitor(changed("save"), TopicVae(), SAMPLE, SavedWatches(step=20))

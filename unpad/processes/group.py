@@ -218,18 +218,24 @@ class Group:
         return wait
 
     def of_leader(self, make: Callable[[], T]) -> T:
-        """Make a JSON value in the leading process, and return it in all.
+        """Make a JSON value in the leading process, which may take longer than the time limit, and return it in all.
+
+        Args:
+            make: must not use the group.
 
         Raises:
             UnpadError: that of `make`.
         """
-        with self.together() as talk:
+        with self.together() as talk, self._at_length():
             talk.own = make() if self.leads else None
         value: T = talk.told[0]
         return value
 
     def first_of_host_first(self, make: Callable[[], T]) -> T:
         """Make something in every process, first in one of each host, which may keep files for the others to find.
+
+        Args:
+            make: may take longer than the time limit; must not use the group.
 
         Raises:
             UnpadError: that of `make`.
@@ -251,8 +257,11 @@ class Group:
         a whole, is still found within the limit. The block itself must not use the group.
 
         Raises:
-            LostProcessError: as in `together`.
+            UnpadError, LostProcessError: as in `together`.
         """
+        if self.size == 1:
+            yield
+            return
         over, lost = threading.Event(), list[UnpadError]()
 
         def tell() -> None:

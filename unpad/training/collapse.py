@@ -165,10 +165,8 @@ class CollapseMonitor:
         """
         step = self.state.healthy_step
         name = f"before-collapse-step-{step:08d}"
-        with group.together():
-            if group.leads:
-                tensors = checkpoint.model_tensors(self._healthy)
-                checkpoint.save_named(checkpoints, name, checkpoint.State(step, tensors, {self.name: self.values()}))
+        state = checkpoint.State(step, checkpoint.model_tensors(self._healthy), {self.name: self.values()})
+        group.of_leader(lambda: checkpoint.save_named(checkpoints, name, state).name)
         self.state.kept_aside = True  # in every process, or the next reading would save in some of them only
         return checkpoints / name
 

@@ -226,8 +226,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
         monitor.log("environment", **setup.environment)
         if facts := setup.data.facts():
             monitor.log("data", **facts)
-        if setup.group.leads:  # pictures are compared for it
-            monitor.start(describe(setup))
+        monitor.start(setup.group.of_leader(lambda: describe(setup)))  # pictures are compared for it
     heldout, epochs, has_best, trained = progress.best, progress.epoch, False, list[StageSetup]()
     start = progress.step
     with run.signals.listen():

@@ -104,9 +104,7 @@ def save_best(setup: Setup, progress: Progress) -> None:
     weights = _of_stages(setup, kept_weights(setup.model))
     if setup.sharding is not None:
         weights = whole_tensors(weights, setup.group)
-    with setup.group.together():
-        if setup.group.leads:
-            _save_best(setup, progress, weights)
+    setup.group.of_leader(lambda: _save_best(setup, progress, weights))
 
 
 def _save_best(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> None:
