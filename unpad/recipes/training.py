@@ -235,8 +235,8 @@ class TrainSettings(Section):
         1800.0,
         gt=0,
         le=1e6,
-        description="Seconds that a process waits for another, which may read data or save a checkpoint meanwhile, "
-        "before it gives it up for lost.",
+        description="Seconds that a process waits for another before it gives it up for lost; one that reads data or "
+        "saves tells that it is at work.",
     )
     pipeline_stages: int = Field(
         1,
