@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp  # takes seconds, and so once before processes are forked
 
 from unpad.errors import UnpadError
 from unpad.processes.group import Group

@@ -28,7 +28,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup
 from unpad.training.optim import freeze, make_optimizer, update
 from unpad.training.sharding import Sharding, check_divided_stage, check_sharding
-from unpad.training.share import Lockstep, Share, count_micro
+from unpad.training.share import Lockstep, Share, count_micro, step_seed
 from unpad.training.step import accumulate
 
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def gradients(model: Model, micros: list[RaggedBatch], weights: dict[str, float]
         parameter.grad = None
     model.begin_step(0, 1, weights)
     counts = [count_micro(model, batch) for batch in micros]
-    torch.manual_seed(1)
+    torch.manual_seed(step_seed(*SEED))
     accumulate(model.train(), micros, weights, precision, share=Share(range(len(micros)), counts, SEED))
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -87,7 +87,7 @@ def divided_gradients(
     numbers = [number for number, rank in enumerate(owner) if rank == group.rank]
     lockstep = Lockstep(max(owner.count(rank) for rank in range(group.size)), sharding.empty)
     share = Share(numbers, counts, SEED, group, sharding, lockstep)
-    torch.manual_seed(1)
+    torch.manual_seed(step_seed(*SEED))
     accumulate(model.train(), [micros[i] for i in numbers], weights, precision, share=share)
     assert all(is_divided(parameter) for parameter in model.parameters())
     return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
@@ -172,6 +172,18 @@ def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others
     (lost, _), (failed, text) = run_ranks(tmp_path / "two", 2, work)
     assert (lost, failed) == ("LostProcessError", "OutOfMemoryError")
     assert "a micro-batch of 1 sequences" in text
+
+
+def test_passes_in_lockstep_go_from_the_largest_to_an_empty_one() -> None:
+    model, micros = decoder(), [random_batch([length]) for length in (5, 12, 9)]
+    counts = [count_micro(model, batch) for batch in [*micros, random_batch([2])]]
+    in_turn = Share([0, 1, 2], counts)
+    lockstep = Share([0, 1, 2], counts, lockstep=Lockstep(4, random_batch([])))
+    assert [number for number, _ in in_turn.passes(micros, ["nll"])] == [0, 1, 2]
+    assert [number for number, _ in lockstep.passes(micros, ["nll"])] == [1, 2, 0, None]
+    tokens = [batch.total_tokens for _, batch in lockstep.passes(micros, ["nll"])]
+    assert tokens == sorted(tokens, reverse=True)
+    assert tokens[-1] == 0
 
 
 def fail(_: Tensor) -> Tensor:

@@ -129,8 +129,10 @@ class Share:
         Args:
             micros: of this process, as `numbers`.
         """
-        names = list(weights)
-        for number, batch in zip(self.numbers, micros, strict=True):
+        names, own = list(weights), list(zip(self.numbers, micros, strict=True))
+        if self.lockstep is not None:  # all wait for the dearest of a pass: the processes' largest go together
+            own.sort(key=lambda one: -self.counts[one[0]].padded_tokens)
+        for number, batch in own:
             if any(self.counts[number].terms[name] for name in names):
                 yield number, batch
             elif self._has_passes(names):
@@ -144,8 +146,8 @@ class Share:
 
     def seed_draws(self, number: int) -> None:
         """Seed the draws of a micro-batch by its place in the update. The first goes on with the generator that the
-        update has begun with."""
-        if self.seed is not None and number > 0:
+        update has begun with, which has its seed."""
+        if self.seed is not None and (number > 0 or self.lockstep is not None):
             torch.manual_seed(step_seed(*self.seed, number))
 
     @contextmanager
