@@ -236,7 +236,7 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
     if state.values.get("update_rule", 1) != UPDATE_RULE and any(map(_has_split_updates, setup.stages)):
         warnings.append(
             "the run was begun by a version that drew dropout once for all micro-batches of an update: updates of "
-            "several micro-batches draw other values from here on"
+            "several micro-batches draw other values from here on, and add gradients exactly"
         )
     were, are = (state.values.get(SHARDED_AMONG, 1), setup.group.size if setup.sharding is not None else 1)
     if were != are:
