@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from unpad.processes import launch
-from unpad.processes.launch import Ended, run_processes
+from unpad.processes.launch import Ended, crowded, run_processes
 
 START = "import os, signal, sys, time; rank = int(os.environ['RANK']); folder = sys.argv[1]\n"
 
@@ -113,3 +113,13 @@ def test_a_first_ctrl_c_is_passed_on_and_a_second_one_kills(tmp_path: Path, num:
     assert [signal.getsignal(number) for number in numbers] == before
     assert ([code for _, code in sorted(ended.codes.items())], ended.signal) == (codes, signal.SIGINT)
     assert ended.at_once == (num == 2)
+
+
+def test_more_processes_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(launch.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: False)
+    assert crowded(2) == ""
+    assert crowded(3) == "note  3 processes share 2 cores, which is slower than --processes 2"
+    monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: True)
+    assert crowded(3) == ""

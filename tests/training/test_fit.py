@@ -20,7 +20,7 @@ from unpad.run.folder import run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.fit import advice, share_out
 from unpad.training.loop import train
-from unpad.training.setup import Setup, prepare_setup
+from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.share import own_numbers
 from unpad.training.stage import epoch_plan
 
@@ -48,6 +48,11 @@ def without_work(setup: Setup) -> list[int]:
         micros = [len(made.step(index)) for index in range(made.num_steps)]
         counts.append(sum(2 * sum(n > rank for n in micros) < len(micros) for rank in range(setup.group.size)))
     return counts
+
+
+def test_the_log_says_how_many_processes_train(recipe: Path) -> None:
+    assert " 2 processes of 1 thread, " in "\n".join(describe(setup_of(recipe)))
+    assert "process" not in describe(setup_of(recipe, processes=1))[-2]
 
 
 def test_one_process_pipeline_stages_and_busy_ones_get_no_advice(recipe: Path) -> None:
@@ -137,8 +142,9 @@ def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
     cut, notes = go_on(2, resume=False, fit_processes=True)
     assert cut < 400
     assert notes == [f"plan.tokens_per_micro={cut}, so that all of 2 processes have work (--fit-processes)"]
-    assert go_on(3, resume=True, fit_processes=True) == (cut, notes)
-    assert go_on(4, resume=True, fit_processes=False) == (cut, notes)
+    assert go_on(3, resume=True, fit_processes=False) == (cut, notes)
+    notes.append("--fit-processes is for new runs; this one keeps its micro-batches")
+    assert go_on(4, resume=True, fit_processes=True) == (cut, notes)
 
 
 def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +159,9 @@ def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monke
         overrides = [f"train.max_steps={steps}"]
         train(str(recipe), tmp_path / "run", overrides, resume=steps > 1, console=quiet(), fit_processes=True)
     assert fits == [True, False]
-    assert [row["message"] for row in read_log(tmp_path / "run") if row["kind"] == "note"] == ["a note"] * 2
+    ignored = "--fit-processes is for new runs; this one keeps its micro-batches"
+    notes = [row["message"] for row in read_log(tmp_path / "run") if row["kind"] == "note"]
+    assert notes == ["a note", "a note", ignored]
 
 
 def test_shares_of_training_count_the_vectors_that_attend() -> None:

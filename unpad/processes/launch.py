@@ -48,6 +48,8 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
         SIGTERM; LostProcessError's if a process was killed.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // processes, 1)))
+    if note := crowded(processes):
+        print(note, file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="unpad-") as logs:
         os.environ[LOGS], os.environ[LAUNCHER] = logs, str(os.getpid())
         ended = run_processes(processes, [sys.executable, "-m", "unpad", *arguments])
@@ -61,6 +63,16 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
     if error:
         print(error, file=sys.stderr)
     return ended.code()
+
+
+def crowded(processes: int) -> str:
+    """Note that there are more processes than cores; empty if there are enough, or GPUs, of which each takes one."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or processes
+    if processes <= cores or torch.cuda.is_available():
+        return ""
+    return (
+        f"note  {processes} processes share {cores} core{'s' * (cores != 1)}, which is slower than --processes {cores}"
+    )
 
 
 @dataclass

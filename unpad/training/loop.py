@@ -160,6 +160,8 @@ def train(
         )
         try:
             _log_start(monitor, exists, progress, notes, warnings)
+            if exists and fit_processes:
+                advice.append("--fit-processes is for new runs; this one keeps its micro-batches")
             for message in advice:
                 monitor.notice("note", message=message)
             run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)

@@ -252,6 +252,7 @@ def _check_lengths_given(stage: ResolvedStage) -> None:
 def describe(setup: Setup) -> list[str]:
     """Describe a run before it starts: its files and data, and its choices with their reasons."""
     environment, threads = setup.environment, setup.environment["threads"]
+    processes = f"{setup.group.size} processes of " if setup.group.size > 1 else ""
     parameters = sum(p.numel() for p in setup.model.parameters())
     weights, adapters = "weights and optimizer in fp32", []
     if setup.base is not None:
@@ -275,7 +276,7 @@ def describe(setup: Setup) -> list[str]:
         *adapters,
         *([setup.model.describe()] if isinstance(setup.model, PipelinedDecoder) else []),
         f"computing in {environment['precision']} ({environment['precision_reason']}), {weights}; "
-        f"{environment['device']}, {threads} thread{'s' * (threads != 1)}, "
+        f"{environment['device']}, {processes}{threads} thread{'s' * (threads != 1)}, "
         f"{environment['matmul']} and {environment['blas']}, "
         f"{environment['kernels']}",
         f"freed memory: {environment['allocator']} ({environment['allocator_reason']})",
