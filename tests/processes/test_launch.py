@@ -123,3 +123,8 @@ def test_more_processes_than_cores_are_noted(monkeypatch: pytest.MonkeyPatch) ->
     assert crowded(3) == "note  3 processes share 2 cores, which is slower than --processes 2"
     monkeypatch.setattr(launch.torch.cuda, "is_available", lambda: True)
     assert crowded(3) == ""
+
+
+def test_processes_that_a_signal_has_ended_are_told_of_once() -> None:
+    stopped = Ended({0: -signal.SIGTERM, 1: 130, 2: -signal.SIGINT, 3: 6}, signal=signal.SIGINT)
+    assert [stopped.untold(rank) for rank in range(1, 4)] == [False, False, True]

@@ -106,6 +106,8 @@ class Ended:
     def untold(self, rank: int) -> bool:
         """True if the first process cannot have said why this one ended."""
         code = self.codes.get(rank, 0)
+        if self.signal is not None and code in (128 + self.signal, -self.signal, -signal.SIGTERM):
+            return False  # the signal to this command ended it, as it did the first
         return code not in (0, self.codes.get(0)) and not self.at_once
 
     def error(self, folder: Path, lost: str) -> str:
