@@ -66,7 +66,7 @@ BATCH, FIELDS, LAYOUT, LOADER = "batching/batch.py", "batching/fields.py", "batc
 STEP, ATTENTION, NORM, LOSSES = "training/step.py", "nn/attention.py", "nn/norm.py", "nn/losses.py"
 BLOCK, DECODER, SEGMENTS = "nn/block.py", "models/decoder.py", "nn/segments.py"
 VISION = "models/vision_language/"
-TRAINED = "trained = [weight * terms[name][0] / totals[name]"
+TRAINED = "parts = [weight * terms[name][0] / totals[name]"
 PADDED = "return replace(pad(self, rectangle), layout=PaddedLayout(mask))"
 SOME = "value.index_select(0, choices[self.level].entries)"
 FAULTS = [
@@ -77,11 +77,11 @@ FAULTS = [
     Fault("context of windows learned", "windows", LOADER, "np.any(micro.first_target > micro.starts)", "False"),
     Fault(
         "mean of micro-batch means", "zh_chat", STEP, TRAINED,
-        "trained = [weight * terms[name][0] / max(present[name], 1) / len(micros)",
+        "parts = [weight * terms[name][0] / max(terms[name][1], 1) / len(micros)",
     ),
     Fault(
         "counts of the last micro-batch", "zh_chat", STEP,
-        "sum(micro[name] for micro in per_micro) for", "per_micro[-1][name] for",
+        "share.total(name) for name in weights", "share.counts[-1].terms[name] for name in weights",
     ),
     Fault("weights of terms ignored", "vqa_prune", STEP, TRAINED, TRAINED.replace("weight * ", "")),
     Fault("loss mask ignored", "zh_chat", LOADER, "= counts_loss[is_label]", "= np.ones_like(counts_loss[is_label])"),

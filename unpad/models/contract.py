@@ -113,7 +113,7 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """The counts that `losses` will return, from the batch alone."""
+        """The counts that `losses` will return in this step, without computing them."""
 
     def begin_step(self, step: int, total_steps: int, weights: Mapping[str, float]) -> list[nn.Parameter]:
         """Prepare for a step.

@@ -84,6 +84,8 @@ class Update:
         micros: those that this process computes; share: which ones these are.
         waited: seconds spent waiting for them.
         is_saved: whether a checkpoint follows, by the clock of the first process.
+        weights: of the loss terms that train in it.
+        rate: learning rate.
     """
 
     planned: list[Micro]
@@ -91,6 +93,8 @@ class Update:
     share: Share
     waited: float
     is_saved: bool
+    weights: dict[str, float]
+    rate: float
 
 
 def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[int, float | None]:
@@ -256,7 +260,7 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
 
 
 def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
-    """Yield the rest of an epoch's updates."""
+    """Yield the rest of an epoch's updates; model and optimizer are prepared for each."""
     run, setup = stage.run, stage.run.setup
     first, group, model = run.progress.epoch_step, setup.group, setup.model
     ratio, attended = stage.cells_per_token, setup.data.table.attended
@@ -265,6 +269,7 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
     steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
     with closing(steps):
         for step in range(first, plan.num_steps):
+            weights, rate = _begin_step(stage)  # a model counts the targets of the terms that train
             began = time.perf_counter()
             with group.together() as talk:
                 with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
@@ -283,14 +288,12 @@ def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
             if setup.sharding is not None:
                 lockstep = Lockstep(max(len(own_counts) for *_, own_counts in talk.told), setup.sharding.empty)
             share = Share(numbers, counts, seed, group, sums, lockstep)
-            yield Update(planned, micros, share, time.perf_counter() - began, talk.told[0][1])
+            yield Update(planned, micros, share, time.perf_counter() - began, talk.told[0][1], weights, rate)
 
 
-def _one_step(stage: StageRun, loaded: Update) -> None:
-    """Take one step and record it."""
-    micros, counts, waited = loaded.micros, loaded.share.counts, loaded.waited
+def _begin_step(stage: StageRun) -> tuple[dict[str, float], float]:
+    """Prepare model and optimizer for the next step; return the weights of the loss terms and the learning rate."""
     run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
-    began = time.perf_counter()
     rate = stage.schedule.rate(progress.stage_step, progress.epoch)
     set_rate(stage.optimizer, rate)
     # Dropout draws from (seed, step, micro-batch): a resumed run drops the same values, with any number of processes.
@@ -302,12 +305,20 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
         run.monitor.log("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
     for watch in stage.watches:
         weights = watch.scaled(weights)
+    return weights, rate
+
+
+def _one_step(stage: StageRun, loaded: Update) -> None:
+    """Take one step and record it."""
+    micros, counts, waited = loaded.micros, loaded.share.counts, loaded.waited
+    run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
+    began = time.perf_counter()
     with run.timers("train"):
         result = train_step(
             setup.model,
             micros,
             stage.optimizer,
-            weights=weights,
+            weights=loaded.weights,
             precision=setup.precision,
             clip=recipe.optim.clip,
             scaler=progress.scaler if setup.precision == "fp16" else None,
@@ -328,10 +339,10 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
         padded_tokens=sum(micro.padded_tokens for micro in counts),
         targets=result.num_targets,
         loss=result.terms.get("nll", 0.0),
-        lr=rate,
+        lr=loaded.rate,
         grad_norm=result.grad_norm,
         terms=result.terms,
-        weights=weights,
+        weights=loaded.weights,
         skipped=not result.updated,
         measures=result.visual,
     )

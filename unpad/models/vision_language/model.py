@@ -345,7 +345,7 @@ class VisionLanguage(Generates, PrunesTokens):
         return terms if watch is None else terms | self._adversary_terms(batch, reading, watch)
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
-        """The counts that `losses` will return, from the batch alone."""
+        """The counts that `losses` will return in this step, without computing them."""
         samples = 0
         if self.mode == "soft" and batch.media is not None and batch.media_seqs is not None:
             samples = batch.media_seqs[batch.media.layout.lengths() > 0].unique().numel()
