@@ -1,7 +1,7 @@
 """Processes of a group as threads of this process that take turns, so that tests of several cost milliseconds.
 
-One thread runs at a time, from one message to the next: the generator of random numbers, which threads share, is of the
-one that runs. A group that real processes would make hang fails at once instead.
+One thread runs at a time, from one message to the next, and finds the generator of random numbers as it left it. A
+group that real processes would make hang fails at once instead.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class InTurn(Group):
         table, sent = self.table, self.table.sent[channel, number]
         with table.changed:
             while any(rank not in sent and rank not in table.over for rank in range(self.size)):
-                before = table.num_events
+                before, generator = table.num_events, torch.get_rng_state()
                 table.pass_on(self.rank)
                 table.wait(self.rank)
+                torch.set_rng_state(generator)
                 if table.num_events == before:
                     raise DivergenceError(f"all processes wait; process {self.rank} for the {channel} {number}")
         for rank in range(self.size):

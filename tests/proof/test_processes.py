@@ -18,7 +18,7 @@ from unpad.proof.processes import prove_processes
 
 def test_an_update_by_several_processes_has_the_bits_of_one(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
-    done = unpad("prove", str(recipe), "--processes", "2,3", "--json")
+    done = unpad("prove", str(recipe), "--processes", "2", "--json")
     assert done.code == 0, done.err
     certificate = json.loads(done.out)
     assert certificate["passed"]
@@ -26,11 +26,9 @@ def test_an_update_by_several_processes_has_the_bits_of_one(unpad: Shell, tmp_pa
     assert names == [
         "an update by 2 processes = by one",
         "weights in all of 2 processes are equal",
-        "an update by 3 processes = by one",
-        "weights in all of 3 processes are equal",
     ]
     assert all(line["bound"] == line["measured"] == 0 for line in certificate["lines"])
-    num, _, shares = certificate["lines"][2]["note"].partition(" micro-batches, by process: ")
+    num, _, shares = certificate["lines"][0]["note"].partition(" micro-batches, by process: ")
     assert int(num) == sum(map(int, shares.split(", "))) > 3
 
 
