@@ -4,12 +4,15 @@ Only gcc on Linux, on x86-64 or ARM, is tried. A build that fails is no error: u
 and a wheel without kernels is one for every platform.
 """
 
+import os
 import platform
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("unpad") / "nn" / "native"
@@ -43,6 +46,21 @@ def kernels() -> list[Extension]:
     ]
 
 
+class BuildKernels(build_ext):
+    """Compile the sources side by side, one per core."""
+
+    def build_extension(self, ext: Extension) -> None:
+        compile_all = self.compiler.compile
+
+        def compile_each(sources: list[str], **options: object) -> list[str]:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                made = pool.map(lambda source: compile_all([source], **options), sources)
+                return [name for names in made for name in names]
+
+        self.compiler.compile = compile_each
+        super().build_extension(ext)
+
+
 class BuildModules(build_py):
     """Leave nothing of an earlier build: models, planners and recipes are found by their files."""
 
@@ -69,4 +87,4 @@ class Wheel(bdist_wheel):
         super().run()
 
 
-setup(ext_modules=kernels(), cmdclass={"bdist_wheel": Wheel, "build_py": BuildModules})
+setup(ext_modules=kernels(), cmdclass={"bdist_wheel": Wheel, "build_ext": BuildKernels, "build_py": BuildModules})

@@ -28,7 +28,7 @@ from unpad.nn.precision_choice import choose_precision
 from unpad.processes.group import joined
 from unpad.trials.bench.measure import describe_machine
 
-SIZES, QUICK_SIZES = (1024, 2048, 4096, 8192, 16384), (1024, 8192)  # tokens of an update
+SIZES = (1024, 2048, 4096, 8192, 16384)  # tokens of an update
 TURNS, QUICK_TURNS = 9, 5
 TURN_TOKENS = 8192  # of a turn, one update at least
 WHOLE = 4096  # most tokens of a micro-batch of the side that cuts no finer than the recipe
@@ -132,7 +132,7 @@ def run(quick: bool, say: Callable[[str], None], save: Callable[[dict[str, Any]]
     }
     turns = QUICK_TURNS if quick else TURNS
     with started(SIDES, precision) as workers:
-        for size in QUICK_SIZES if quick else SIZES:
+        for size in SIZES:
             rows: dict[str, list[dict[str, float]]] = {one.side.name: [] for one in workers}
             for one in workers:
                 one.turn(size)

@@ -2,7 +2,7 @@
 
     python benchmarks/processes.py --simulate    a minute, on any machine
     python benchmarks/processes.py --sums        some five minutes on one quiet core; --quick takes three
-    python benchmarks/processes.py --speed       some fifteen minutes on two quiet cores; --quick takes five
+    python benchmarks/processes.py --speed       some ten minutes on two quiet cores; --quick takes six
 
 Every part that runs replaces its results in processes.json, and processes.md is written anew from all that are there.
 """
@@ -76,7 +76,7 @@ def main() -> None:
     for name, part in PARTS.items():
         parser.add_argument(part.option, dest=name, action="store_true", help=part.help)
     parser.add_argument("--out", type=Path, default=HERE, help="folder of processes.json and processes.md")
-    parser.add_argument("--quick", action="store_true", help="fewer turns and sizes")
+    parser.add_argument("--quick", action="store_true", help="fewer turns")
     arguments = parser.parse_args()
     chosen = [name for name in PARTS if vars(arguments)[name]]
     if not chosen:
