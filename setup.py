@@ -47,7 +47,7 @@ def kernels() -> list[Extension]:
 
 
 class BuildKernels(build_ext):
-    """Compile the sources side by side, one per core."""
+    """Compile the sources side by side, as many as there are cores."""
 
     def build_extension(self, ext: Extension) -> None:
         compile_all = self.compiler.compile
