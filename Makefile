@@ -4,6 +4,9 @@
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make census: judge every causal model of the installed transformers, and write docs/census.md; some ten minutes.
 # make processes: compare runs of 1 to 4 processes, end such of 1, 2 and 3 in every way, lose and gain hosts, and write the tables of docs/processes.md.
+# make fuzz: try every reader of outside bytes with damaged ones; CASES=5000000 in all runs together, SECONDS=3600, WORKERS=1.
+# make crash: cut the power after every operation of recorded runs, 10,000 states of each kind, and let every call fail once; hours, in parts.
+# make kill: kill runs at random instants and resume them; KILLS=1000 in all runs together.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
@@ -16,7 +19,7 @@ RUN = runs/demo
 # Threads that wait asleep: the few tests with two threads share their cores with other tests.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test quick wheel readme census processes lint clean
+.PHONY: demo test quick wheel readme census processes fuzz crash kill lint clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -36,6 +39,9 @@ wheel: $(VENV)/bin/python
 	@$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist/unpad-*.whl
 
+fuzz: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/fuzz.py $(if $(CASES),--cases $(CASES)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(WORKERS),--workers $(WORKERS))
+
 readme: $(VENV)/.installed-dev
 	@$(VENV)/bin/python docs/outputs.py
 
@@ -47,10 +53,16 @@ processes: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/endings.py --write
 	@OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python benchmarks/elastic.py --write
 
+crash: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/reliability/crash.py $(if $(STATES),--states $(STATES))
+
+kill: $(VENV)/.installed-dev
+	@OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/reliability/kill.py $(if $(KILLS),--kills $(KILLS))
+
 lint: $(VENV)/.installed-dev
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy
+	@$(VENV)/bin/mypy --num-workers 2
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "unpad needs Python 3.11 or newer; this is %d.%d. Name another: make demo PYTHON=python3.12" % sys.version_info[:2])'

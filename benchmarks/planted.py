@@ -17,6 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from unpad.errors import NOT_PROVED
+
 PACKAGE = Path(__file__).parents[1] / "unpad"
 TEXT = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "precision=fp32", "train.threads=1"]
 WORDS = [*TEXT, "tokenizer.vocab_size=600"]
@@ -227,7 +229,7 @@ def main(words: list[str]) -> int:
             if words and not any(word in fault.name for word in words):
                 continue
             code, failed, output = prove(fault, Path(folder))
-            caught = code == 1 and bool(failed)
+            caught = code == NOT_PROVED and bool(failed)
             missed += caught != fault.effect
             verdict = f"{len(failed)} FAIL: {'; '.join(failed[:3])}" if caught else f"exit code {code} {output}".strip()
             print(f"{fault.name} ({fault.command}) | {verdict}" + ("" if fault.effect else " | no effect"), flush=True)

@@ -20,9 +20,11 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe
+from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import make_optimizer
+from unpad.training.parallelism import Replicas
 from unpad.training.setup import Setup, prepare_setup
-from unpad.training.share import Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
+from unpad.training.share import Share, own_numbers, step_seed
 from unpad.training.stage import epoch_plan
 from unpad.training.step import train_step
 
@@ -89,7 +91,7 @@ class Trained:
         self.setup, self.group, self.step = setup, group, 0
         self.model = copy.deepcopy(setup.model).train()
         self.optimizer = make_optimizer(self.model, setup.recipe.optim)
-        self.sums = gradient_sum(group, sums, list(self.model.parameters()))
+        self.sums = Replicas(group).gradient_sum(sums, self.model)
 
     def update(self, loaded: Loaded) -> None:
         """Take one step, as the loop of a run does."""
@@ -100,7 +102,7 @@ class Trained:
         sums = self.sums if self.group.size > 1 or len(counts) > 1 else None
         train_step(
             self.model, loaded.batches, self.optimizer, weights=WEIGHTS, precision=self.setup.precision,
-            clip=self.setup.recipe.optim.clip, share=Share(loaded.numbers, counts, seed, self.group, sums),
+            clip=self.setup.recipe.optim.clip, share=Share(loaded.numbers, counts, seed, Replicas(self.group), sums),
         )  # fmt: skip
         self.step += 1
 

@@ -17,7 +17,7 @@ import typer.main
 from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
 from unpad.cli import app
-from unpad.errors import Interrupted
+from unpad.errors import NOT_PROVED, Interrupted
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import RECIPES
 from unpad.training.step import StepResult
@@ -43,7 +43,7 @@ def test_the_verbs_of_the_design_are_there() -> None:
     names = {" ".join(verb) for verb in verbs()}
     assert {
         "train", "plan", "prove", "eval", "generate", "chat", "data check", "bench", "recipes", "recipes copy",
-        "recipes schema", "runs", "report", "compare", "search",
+        "recipes schema", "runs", "report", "compare", "search", "doctor",
     } <= names  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def test_a_run_without_checkpoint_is_code_4(unpad: Shell, tmp_path: Path) -> Non
     assert_three_lines(unpad("eval", tmp_path / "run"), 4, "CheckpointError")
 
 
-def test_out_of_memory_is_code_8_and_names_shape_peak_and_setting(
+def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from unpad.models.decoder import Decoder
@@ -162,9 +162,10 @@ def test_out_of_memory_is_code_8_and_names_shape_peak_and_setting(
     monkeypatch.setattr(Decoder, "losses", full)
     outcome = unpad("train", recipe, "--out", tmp_path / "run")
     assert_three_lines(outcome, 8, "OutOfMemoryError")
-    assert re.search(r"a micro-batch of \d+ sequences, \d+ tokens, the longest \d+", outcome.err)
+    assert re.search(r"a sequence of \d+ tokens does not fit", outcome.err)
+    assert re.search(r"texts.jsonl:\d+", outcome.err)
     assert re.search(r"peak memory [\d.]+ GiB", outcome.err)
-    assert "plan.tokens_per_micro" in outcome.err
+    assert "plan.max_tokens" in outcome.err
 
 
 def test_a_loss_that_is_not_finite_is_code_7_and_names_step_and_examples(
@@ -370,7 +371,7 @@ def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
     assert re.search(r"all \d+ lines hold", proved)
 
 
-def test_a_failed_proof_is_code_1(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_proof_has_a_code_of_its_own(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from unpad.nn import attention
     from unpad.nn.native import library
 
@@ -382,7 +383,7 @@ def test_a_failed_proof_is_code_1(unpad: Shell, tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(attention, "_group_attention", without_mask)
     outcome = unpad("prove", write_toy(tmp_path / "toy"))
-    assert outcome.code == 1
+    assert outcome.code == NOT_PROVED
     assert "FAIL " in outcome.out
     assert "lines FAILED" in outcome.out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unpad.errors import OutOfMemoryError, is_memory_error, nearest, needs_memory
+from unpad.errors import LONGEST_LINE, OutOfMemoryError, RecipeError, is_memory_error, nearest, needs_memory
 
 
 def test_a_hint_names_the_nearest_or_all() -> None:
@@ -46,3 +46,13 @@ def test_what_does_not_fit_says_why_on_one_line_and_what_to_lower(error: Excepti
     assert caught.value.what == f"the model does not fit into memory: {reason}"
     assert caught.value.fix == "lower model.width"
     assert caught.value.__cause__ is error
+
+
+def test_the_middle_of_a_long_line_is_left_out_and_its_ends_stay() -> None:
+    error = RecipeError(f"no key {'a' * 9000} is known", where="x" * LONGEST_LINE, fix="shorten it")
+    what, where, fix = str(error).split("\n")
+    assert len(what) <= LONGEST_LINE
+    assert what.startswith("RecipeError: no key aaa")
+    assert what.endswith("aaa is known")
+    assert " … " in where
+    assert fix == "  do: shorten it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers.shell import Shell
-from tests.helpers.toy import run, write_toy
+from tests.helpers.toy import events, run, write_toy
 from unpad.data.text import TextData
 from unpad.errors import OutOfMemoryError, is_memory_error, needs_memory
 from unpad.run import checkpoint
@@ -59,6 +60,23 @@ def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path, verb: str, roo
     assert done.stderr.startswith("OutOfMemoryError: ")
     assert "  do: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
+def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
+    """The largest micro-batch takes about a gigabyte: with 700 MiB it is computed in two parts, and the run ends."""
+    recipe = write_toy(tmp_path / "toy", stages=[], data={"chat": []})
+    texts = tmp_path / "toy/texts.jsonl"
+    texts.write_text(texts.read_text(encoding="utf-8") * 8, encoding="utf-8")
+    sizes = ["model.width=64", "model.hidden=4096", "model.blocks=2", "model.heads=2", "train.max_steps=2"]
+    sizes += ["plan.tokens_per_step=6400", "plan.tokens_per_micro=6400", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", LIMITED, str(700 << 20), "train", str(recipe), *sizes]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}  # each arena takes 64 MiB of space
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = events(tmp_path / "run", "out_of_memory")
+    assert 1 <= len(found) <= 2
+    assert found[-1]["tokens"] < 4000
 
 
 def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

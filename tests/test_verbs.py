@@ -20,6 +20,7 @@ from rich.console import Console
 from tests.helpers.shell import Shell
 from unpad.cli.main import end_output, prepare_streams
 from unpad.data.tokens.lost import LostCharacters
+from unpad.errors import NOT_PROVED, PLEASE_REPORT, UNFORESEEN
 from unpad.evaluation.metrics import Metric
 from unpad.inference.images import Answer
 from unpad.inference.prompts import Prompt, Reply
@@ -163,7 +164,7 @@ def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, call
     found.passed = passed
     calls.replace("unpad.proof.recipe.prove_recipe", found)
     calls.replace("unpad.data.check.check", found)
-    for verb, code in ((("prove", "mine"), 1), (("data", "check", "a", "b"), 3)):
+    for verb, code in ((("prove", "mine"), NOT_PROVED), (("data", "check", "a", "b"), 3)):
         told = unpad(*verb)
         assert (told.code, told.out) == (0 if passed else code, LINES)
         told = unpad(*verb, *(["optim.lr=1"] if verb[0] == "prove" else ["--kind", "text"]), "--json")
@@ -355,9 +356,18 @@ def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad: Shell, monkey
     monkeypatch.setattr("unpad.trials.preview.preview", ends)
     assert unpad("plan", "mine").code == 4
 
+    def lost(*_: Any) -> None:
+        raise OSError(5, "Input/output error", "a/b.txt")
+
+    monkeypatch.setattr("unpad.trials.preview.preview", lost)
+    told = unpad("plan", "mine")
+    assert (told.code, told.err.splitlines()[:2]) == (6, ["DiskError: Input/output error", "  at: a/b.txt"])
+
     def wrong(*_: Any) -> None:
         raise RuntimeError("of another kind")
 
     monkeypatch.setattr("unpad.trials.preview.preview", wrong)
-    with pytest.raises(RuntimeError, match="another kind"):
-        unpad("plan", "mine")
+    told = unpad("plan", "mine")
+    assert (told.code, told.out) == (UNFORESEEN, "")
+    assert "RuntimeError: of another kind" in told.err
+    assert told.err.endswith(f"\n{PLEASE_REPORT}\n")

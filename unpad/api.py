@@ -25,6 +25,7 @@ from unpad.processes.group import joined
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 from unpad.run.folder import free_folder
+from unpad.storage.paths import new_path
 from unpad.training.loop import train as run_training
 
 
@@ -38,7 +39,7 @@ def train(recipe: str, *overrides: str, out: str | Path | None = None, resume: b
             and must name it.
         resume: continue the run in `out`.
     """
-    folder = Path(out) if out is not None else free_folder(recipe, resume)
+    folder = new_path(out) if out is not None else free_folder(recipe, resume)
     with joined() as group:
         run_training(recipe, folder, overrides, resume=resume, console=Console(quiet=True), group=group)
     return load(folder)
@@ -147,7 +148,7 @@ def _train_texts(
     texts: Sequence[str], epochs: int, lr: float, out: str | Path | None, patience: int | None, *batching: str
 ) -> int:
     """Train on texts with `batching`, overrides of the plan, and return the epochs it took."""
-    folder = Path(out) if out is not None else free_folder("texts", resume=False)
+    folder = new_path(out) if out is not None else free_folder("texts", resume=False)
     source = folder.with_name(folder.name + ".jsonl")
     storage.make_folder(source.parent)
     storage.write_atomic(source, "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts))

@@ -1,14 +1,22 @@
 """Exceptions that a user can cause, each with its exit code.
 
 An error is three lines: what was wrong, where, and what to do. `unpad.cli.main` prints them and exits with
-`exit_code`. Any other exception is a bug and shows its traceback. Exit code 1 also ends `unpad prove` when a line of
-the certificate fails, without an exception.
+`exit_code`. Any other exception is a bug, and shows its traceback with exit code 1. Verbs that find something out end
+with a code of their own, without an exception, when they found it wrong. docs/run_directory.md lists all codes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import ClassVar
+
+UNFORESEEN = 1  # an exception that is none of these: a fault of the program
+PLEASE_REPORT = "this is a fault of unpad: please report it with the lines above, the command and `unpad --version`"
+NOT_PROVED = 12  # a line of a certificate fails, or nothing can be proved
+DRILL_FOUND_FAULT = 14  # `unpad drill`: this machine does not keep what a run needs
+DOCTOR_FOUND_TROUBLE = 15  # `unpad doctor`
+REPLAY_DIFFERS = 16  # `unpad replay`: a step computed again has other bits
+LONGEST_LINE = 1500  # characters of a line of an error
 
 
 class UnpadError(Exception):
@@ -18,28 +26,40 @@ class UnpadError(Exception):
         what: one sentence that names the actual and the expected value.
         where: file:line, recipe key, step or directory; empty when the error has no place.
         fix: the user's next step.
+        details: further lines of what was wrong, such as one per row.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: ClassVar[int] = UNFORESEEN  # of this class alone; every kind below has its own
     is_agreed = False  # whether all processes of a run raise it
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", fix: str = "", details: Sequence[str] = ()) -> None:
         super().__init__(what)
-        self.what, self.where, self.fix = what, where, fix
+        self.summary, self.where, self.fix, self.details = what, where, fix, tuple(details)
 
-    def __str__(self) -> str:
-        lines = [f"{type(self).__name__}: {self.what}"]
+    @property
+    def what(self) -> str:
+        """The sentence and its details."""
+        return "\n".join([self.summary, *self.details])
+
+    @property
+    def lines(self) -> list[str]:
+        """The error line by line; a line break inside of one is part of a name or a message. Of a long one, such as a
+        name of thousands of letters, the middle is left out."""
+        lines = [f"{type(self).__name__}: {self.summary}", *self.details]
         if self.where:
             lines.append(f"  at: {self.where}")
         if self.fix:
             lines.append(f"  do: {self.fix}")
-        return "\n".join(lines)
+        return [one if len(one) <= LONGEST_LINE else f"{one[:1000]} … {one[-400:]}" for one in lines]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
 
 class ProofError(UnpadError):
     """A batch cannot be proved: it is padded, or has no targets. A failed line of a certificate is not an error."""
 
-    exit_code = 1
+    exit_code = NOT_PROVED
 
 
 class LostProcessError(UnpadError):
@@ -95,9 +115,14 @@ class NonFiniteError(UnpadError):
 
 
 class OutOfMemoryError(UnpadError):
-    """The work does not fit into memory."""
+    """The work does not fit into memory.
+
+    Attributes:
+        seq_ids: sequences of the corpus that do not fit by themselves.
+    """
 
     exit_code = 8
+    seq_ids: Sequence[int] = ()
 
 
 class ResumeError(UnpadError):
@@ -112,22 +137,37 @@ class UnlikeProcessesError(ResumeError):
     is_agreed = True  # found by all, from what each has told
 
 
-class Interrupted(UnpadError):  # noqa: N818 - requested by the user, not a fault
+class Signalled(UnpadError):  # noqa: N818 - requested by the user, not a fault
+    """A signal ended the work, after saving; its number is the exit code less 128."""
+
+    name: ClassVar[str]
+
+
+class Interrupted(Signalled):
     """Ctrl-C, after saving."""
 
-    exit_code = 130
+    exit_code, name = 130, "Ctrl-C"
 
 
-class Terminated(UnpadError):  # noqa: N818
+class Terminated(Signalled):
     """SIGTERM, after saving."""
 
-    exit_code = 143
+    exit_code, name = 143, "SIGTERM"
+
+
+class HungUp(Signalled):
+    """SIGHUP, as of a closed terminal, after saving."""
+
+    exit_code, name = 129, "SIGHUP"
+
+
+SIGNALS: dict[int, type[Signalled]] = {kind.exit_code - 128: kind for kind in (HungUp, Interrupted, Terminated)}
 
 
 class Stopped(UnpadError):  # noqa: N818
     """The caller of `train` ended the run after an evaluation."""
 
-    exit_code = 1
+    exit_code = 13
 
 
 MOST_NAMES = 40  # of a hint
@@ -147,7 +187,7 @@ def nearest(name: str, known: list[str]) -> str:
 # Parts of messages of torch and of C++ about memory; the last two are of sizes that no address reaches.
 _MEMORY_MESSAGES = (
     *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc"),
-    *("Storage size calculation overflowed", "multiplication overflow"),
+    *("Storage size calculation overflowed", "multiplication overflow", "can't start new thread"),
 )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.plans import contents
 from unpad.batching.grouping import Grouping
-from unpad.batching.plan import Plan, _without_short_last_step, plan
+from unpad.batching.plan import Micro, Plan, _without_short_last_step, plan, rows_digest
 from unpad.batching.strategies import bucket, budget
 from unpad.batching.strategies.rows import best_fit_decreasing
 from unpad.errors import PlanError
@@ -92,6 +92,22 @@ def test_the_same_seed_and_epoch_give_the_same_plan_and_others_another(strategy)
 
     assert found(3, 0) == found(3, 0)
     assert len({found(3, 0), found(3, 1), found(4, 0), found(1, 3)}) == 4
+
+
+def test_the_digest_of_rows_knows_spans_and_not_their_order():
+    chosen = PlanSettings(tokens_per_step=300, tokens_per_micro=300, max_tokens=40)
+    (whole,) = plan(many(20), chosen, seed=0, epoch=0).step(0)
+    columns = (whole.seq_ids, whole.starts, whole.stops, whole.first_target)
+    halves = [Micro(*(column[part] for column in columns), 0, 0) for part in (slice(5, None), slice(5))]
+    nothing = Micro(*np.zeros((4, 0), np.int64), 0, 0)
+    assert rows_digest([whole]) == rows_digest(halves) == rows_digest([nothing, *halves])
+    others = {rows_digest([whole])}
+    for place in range(4):
+        changed = [column.copy() for column in columns]
+        changed[place][3] += 1
+        others.add(rows_digest([Micro(*changed, 0, 0)]))
+    assert len(others) == 5
+    assert all(len(digest) == 16 for digest in others)
 
 
 @given(LENGTHS, st.integers(1, 150), st.integers(1, 100))

@@ -33,7 +33,7 @@ def build(folder: Path) -> int:
     shutil.copytree(ROOT / "unpad", folder / "unpad", ignore=shutil.ignore_patterns("__pycache__"))
     (field, *files) = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)
     recipe = folder / "unpad/recipes/data.py"
-    recipe.write_text(recipe.read_text("utf-8").replace("    root: str", f"{field}    root: str", 1), "utf-8")
+    recipe.write_text(recipe.read_text("utf-8").replace("    root: UserPath", f"{field}    root: UserPath", 1), "utf-8")
     for text in files:
         name, body = re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
         assert not (folder / name).exists()

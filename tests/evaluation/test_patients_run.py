@@ -21,6 +21,7 @@ from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import open_data
 from unpad.data.patients import EventData
+from unpad.errors import NOT_PROVED
 from unpad.evaluation.patients import summarise
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import predict
@@ -120,7 +121,7 @@ def test_own_patients_are_checked_planned_and_proven(
     load = EventData.load
     monkeypatch.setattr(EventData, "load", lambda data, micro: of_another_patient(load(data, micro)))
     faulty = unpad("prove", recipe)
-    assert faulty.code == 1
+    assert faulty.code == NOT_PROVED
     assert "FAIL  plan pack = alone" in faulty.out
 
 

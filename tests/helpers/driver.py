@@ -12,24 +12,9 @@ NATIVE = Path(library.__file__).parent
 DRIVER = Path(__file__).parents[1] / "nn" / "native" / "driver.cpp"
 
 
-STUB = 'struct unpad_kernels;\nextern "C" const unpad_kernels* unpad_kernels_{}() {{ return nullptr; }}\n'
-
-
-def build_driver(
-    folder: Path, compiler: str, flags: Sequence[str], link: Sequence[str] = (), without: Sequence[str] = ()
-) -> Path:
-    """Compile all sources side by side into `folder` and link them; return the program.
-
-    Args:
-        without: targets that the program does not have.
-    """
-    sources = [DRIVER]
-    for source in sorted(NATIVE.glob("*.cpp")):
-        name = source.stem.removeprefix("target_")
-        if name in without:
-            source = folder / source.name
-            source.write_text(STUB.format(name))
-        sources.append(source)
+def build_driver(folder: Path, compiler: str, flags: Sequence[str], link: Sequence[str] = ()) -> Path:
+    """Compile all sources side by side into `folder` and link them; return the program."""
+    sources = [DRIVER, *sorted(NATIVE.glob("*.cpp"))]
     objects = [folder / f"{source.stem}.o" for source in sources]
     builds = [
         subprocess.Popen([compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)])

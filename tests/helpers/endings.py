@@ -27,6 +27,7 @@ from unpad.cli.main import main
 from unpad.data.text import TextData
 from unpad.errors import CollapseError, SourceError
 from unpad.models.decoder import Decoder
+from unpad.run.monitor import Monitor
 from unpad.storage import disk
 from unpad.training import alike
 from unpad.training.watch import Verdict
@@ -300,7 +301,7 @@ class _Collapses:
 
 def _collapse(rank: int, size: int) -> None:
     LOOP.start_watches = lambda *_: [_Collapses()]
-    LOOP.Monitor.row = lambda *_: None
+    Monitor.row = lambda *_: None  # type: ignore[method-assign]
 
 
 def killed_at(number: int, of: int) -> Fault:
@@ -338,6 +339,7 @@ ENDINGS = [
     Ending("Ctrl-C", 130, _signals(everyone, signal.SIGINT), said="everything up to here is saved"),
     Ending("Ctrl-C twice", 130, _signals(everyone, signal.SIGINT, signal.SIGINT), said="Interrupted"),
     Ending("SIGTERM", 143, _signals(everyone, signal.SIGTERM), said="everything up to here is saved"),
+    Ending("SIGHUP of a closed terminal", 129, _signals(everyone, *2 * [signal.SIGHUP]), said="up to here is saved"),
     Ending("SIGTERM to one process", 143, _signals(last, signal.SIGTERM), said="everything up to here is saved"),
     Ending("SIGKILL of the last process", 10, _signals(last, signal.SIGKILL), of_last=-signal.SIGKILL, said="gone"),
     Ending("SIGKILL of the first process", 10, _signals(first, signal.SIGKILL), of_first=-signal.SIGKILL),

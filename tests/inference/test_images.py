@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -69,6 +70,29 @@ def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
     assert faults["broken.png"].startswith("E_EMPTY")
     assert all(not fault for name, fault in faults.items() if name != "broken.png")
     assert all(0 < float(row["probability"]) <= 1 for row in rows if not row["fault"])
+
+
+def test_pipes_devices_and_odd_names_are_faults_of_their_own_file(
+    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run, folder = trained
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    shutil.copy(folder / "dark" / "0.png", mixed / "a\x1b[31m\nb.png")
+    os.mkfifo(mixed / "pipe.png")
+    (mixed / "zero.png").symlink_to("/dev/zero")
+    with (mixed / "vast.png").open("wb") as vast:
+        vast.truncate(1 << 29)
+    done = unpad("infer", run, "--image", mixed, "--csv", "o.csv")
+    assert (done.code, "\x1b" in done.out + done.err) == (3, False)
+    assert [line.partition("mixed/")[2].partition(" ")[0] for line in done.out.splitlines()] == [
+        r"a\x1b[31m\nb.png:", "pipe.png:", "vast.png:", "zero.png:"
+    ]  # fmt: skip
+    assert ["not a file" in line for line in done.out.splitlines()] == [False, True, False, True]
+    assert "bytes, more than" in done.out.splitlines()[2]
+    (mixed / os.fsdecode(b"\xd6\xd0.png")).touch()
+    refused = unpad("infer", run, "--image", mixed)
+    assert (refused.code, "E_NAME" in refused.err, r"\xd6\xd0.png" in refused.err) == (3, True, True)
 
 
 def test_an_image_of_one_colour_is_a_fault_and_not_a_class(

@@ -13,6 +13,7 @@ import yaml
 
 from tests.helpers.chat_folder import CHATML, byte_level
 from tests.helpers.shell import Shell
+from unpad import storage
 from unpad.batching.batch import from_sequences
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.inference.loaded import load
@@ -215,6 +216,13 @@ def test_a_run_that_no_family_holds_says_why_of_each(unpad: Shell) -> None:
         export_run("own", Path("out"))
     for kind in ("llama: norm is 'layernorm'", "opt: ", "llava: it holds no model of kind decoder"):
         assert kind in caught.value.what
+    storage.write_folder(Path("runs/own/hf"), {"config.json": b'{"model_type": "of_the_future"}'})
+    with pytest.raises(CheckpointError, match='names the family "of_the_future", which is unknown'):
+        export_run("own", Path("out"))
+    storage.replace_folder(Path("runs/own/hf"), {"config.json": b"[]"})
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: it should be a valid dictionary"):
+        export_run("own", Path("out"))
+    storage.remove_folder(Path("runs/own/hf"))
     for kind, code, message in (("llama", 4, "norm is 'layernorm'"), ("lama", 2, 'there is no family "lama"')):
         done = unpad("export", "own", "out", "--family", kind)
         assert done.code == code

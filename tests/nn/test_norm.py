@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn import norm as norm_module
+from unpad.nn.draws import Draw
 from unpad.nn.dropout import kept
 from unpad.nn.norm import Norm
 
@@ -23,7 +24,7 @@ Kind = Literal["layernorm", "rmsnorm"]
 
 @pytest.fixture(params=PATHS, autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(norm_module, "draw_seed", lambda: SEED)
+    monkeypatch.setattr(norm_module, "draw", lambda *_: Draw(SEED))
     with on(request.param):
         yield request.param
 

@@ -18,6 +18,7 @@ from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.batching.layout import Layout, build_layout
 from unpad.nn import attention
 from unpad.nn.attention import reference_attention, self_attention
+from unpad.nn.draws import Draw
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(params=PATHS, autouse=True)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The path that attention takes, with a known seed."""
-    monkeypatch.setattr(attention, "draw_seed", lambda: SEED)
+    monkeypatch.setattr(attention, "draw", lambda *_: Draw(SEED))
     with on(request.param):
         yield request.param
 
@@ -320,5 +321,5 @@ def test_dropout_keeps_its_share_and_depends_on_the_seed(monkeypatch: pytest.Mon
     out = case.run(qkv=qkv)
     assert abs(float(out.mean()) - 1) < 0.01
     for other in (SEED + 1, SEED + 2**32):
-        monkeypatch.setattr(attention, "draw_seed", lambda other=other: other)
+        monkeypatch.setattr(attention, "draw", lambda *_, other=other: Draw(other))
         assert not torch.equal(out, case.run(qkv=qkv))

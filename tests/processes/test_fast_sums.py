@@ -17,7 +17,9 @@ from unpad.nn.losses import Terms
 from unpad.processes.fast_sums import FastSum
 from unpad.processes.group import Group
 from unpad.processes.sums import ExactSum, GradientSum
-from unpad.training.share import Share, count_micro
+from unpad.training.micro import count_micro
+from unpad.training.parallelism import Replicas
+from unpad.training.share import Share
 from unpad.training.step import accumulate
 
 WEIGHTS = {"cross_entropy": 1.0}
@@ -77,7 +79,7 @@ def update(model: Toy, group: Group, sums: GradientSum, case: str, scale: float 
     """Gradients of an update."""
     model.zero_grad()
     micros, numbers = micros_of(case), SHARES[case][group.rank]
-    share = Share(numbers, [count_micro(model, batch) for batch in micros], group=group, sums=sums)
+    share = Share(numbers, [count_micro(model, batch) for batch in micros], parallelism=Replicas(group), sums=sums)
     accumulate(model, [micros[number] for number in numbers], WEIGHTS, "fp32", scale, share=share)
     return [p.grad for p in model.parameters()]
 

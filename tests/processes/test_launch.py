@@ -37,7 +37,7 @@ def test_the_lowest_rank_whose_code_is_not_that_of_a_lost_process_decides(codes:
     assert Ended(codes, first=min(codes, default=None)).code() == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_decides_unless_a_process_has_an_error_of_its_own(number: int) -> None:
     assert Ended({0: -number, 1: -number}, signal=number).code() == 128 + number
     assert Ended({0: 128 + number, 1: 128 + number}, signal=number).code() == 128 + number
@@ -92,17 +92,28 @@ def test_a_process_that_does_not_end_after_the_failure_of_another_is_killed(
     assert (ended.codes, ended.first, ended.silent, ended.code()) == ({0: 10, 1: -signal.SIGKILL}, 0, [1], 10)
 
 
-@pytest.mark.parametrize(("num", "codes"), [(1, [7, 7]), (2, [-signal.SIGKILL, -signal.SIGKILL])])
-def test_a_first_ctrl_c_is_passed_on_and_a_second_one_kills(tmp_path: Path, num: int, codes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("number", "num", "codes"),
+    [
+        (signal.SIGINT, 1, [7, 7]),
+        (signal.SIGINT, 2, [-signal.SIGKILL, -signal.SIGKILL]),
+        (signal.SIGHUP, 1, [7, 7]),
+    ],
+)
+def test_a_first_signal_is_passed_on_and_a_second_one_kills(
+    tmp_path: Path, number: int, num: int, codes: list[int]
+) -> None:
     """The processes end at a first one with a code of their own, if they are given the time."""
-    source = f"signal.signal(signal.SIGINT, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
+    source = f"signal.signal({int(number)}, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
     source += "open(f'{folder}/{rank}', 'w').close()\ntime.sleep(60)\nwhile True: time.sleep(60)"
 
     def interrupt() -> None:
         for wanted in (("0", "1"), ("got",))[:num]:
             while not all((tmp_path / name).exists() for name in wanted):
                 time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
+            if number == signal.SIGHUP:  # as of the shell, and of the terminal itself
+                os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
@@ -111,7 +122,7 @@ def test_a_first_ctrl_c_is_passed_on_and_a_second_one_kills(tmp_path: Path, num:
     ended = run(source, tmp_path)
     thread.join()
     assert [signal.getsignal(number) for number in numbers] == before
-    assert ([code for _, code in sorted(ended.codes.items())], ended.signal) == (codes, signal.SIGINT)
+    assert ([code for _, code in sorted(ended.codes.items())], ended.signal) == (codes, number)
     assert ended.at_once == (num == 2)
 
 

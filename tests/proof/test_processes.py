@@ -61,7 +61,7 @@ def test_unequal_bits_fail(unpad: Shell, tmp_path: Path, monkeypatch: pytest.Mon
     line = Line("an update by 2 processes = by one", "", 2.0, 0.0, False, "")
     monkeypatch.setattr(processes, "_run", lambda job, folder: [line])
     done = unpad("prove", str(write_toy(tmp_path / "toy")), "--processes", "2")
-    assert done.code == 1
+    assert done.code == 12
     assert "2, not exact" in done.out
 
 

@@ -333,3 +333,16 @@ def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
     run.close()
     assert "micros 1  tokens 2001/2100" in screen.getvalue()
     assert "step-00000001" in screen.getvalue()
+
+
+def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    run.log("started")
+    run.close()
+    log = tmp_path / "log.jsonl"
+    log.write_bytes(log.read_bytes() + b"\0" * 40 + b"\n" + log.read_bytes().splitlines(keepends=True)[0])
+    run = monitor(tmp_path)
+    run.close()
+    entries = lines(tmp_path, "log.jsonl")
+    assert [entry["kind"] for entry in entries if entry["kind"] != "report_skipped"] == ["started"] * 2 + ["warning"]
+    assert "log.jsonl was damaged in line 3" in next(e["message"] for e in entries if e["kind"] == "warning")

@@ -23,7 +23,7 @@ from unpad import storage
 from unpad.errors import CheckpointError, DiskError, UnpadError
 from unpad.models.adapters import kept_weights
 from unpad.models.decoder import Config, Decoder
-from unpad.processes.divided import is_divided, whole
+from unpad.processes.divided import is_divided, whole_tensor
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import OptimSettings
 from unpad.run import checkpoint
@@ -63,7 +63,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
     """sha256 of all names and values; collective if they are divided."""
     found = hashlib.sha256()
     for name in sorted(tensors):
-        found.update(name.encode() + whole(tensors[name].detach()).numpy().tobytes())
+        found.update(name.encode() + whole_tensor(tensors[name].detach()).numpy().tobytes())
     return found.hexdigest()
 
 

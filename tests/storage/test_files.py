@@ -1,5 +1,6 @@
 """Files and folders survive a kill and a full disk."""
 
+import errno
 import os
 import resource
 import signal
@@ -107,7 +108,10 @@ def test_the_name_of_a_new_folder_is_flushed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", fsync)
     storage.make_folder(tmp_path / "a/b")
-    assert flushed == [str(tmp_path), str(tmp_path / "a")]
+    assert flushed == [str(folder) for folder in (tmp_path.parent, tmp_path, tmp_path / "a")]
+    flushed.clear()
+    storage.make_folder(tmp_path / "a/b")  # whoever made it may have been killed before the flush
+    assert flushed == [str(tmp_path / "a")]
 
 
 def flushed_by(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -209,3 +213,15 @@ def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatc
     assert storage.cache_folder() == Path("/var/tmp/x/unpad")
     monkeypatch.setenv("UNPAD_CACHE", "/fast/cache")
     assert storage.cache_folder() == Path("/fast/cache")
+
+
+def test_a_full_disk_says_what_is_lacking_and_never_that_there_is_enough(tmp_path, monkeypatch):
+    def fill(name, path):
+        if name == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "operation", fill)
+    for free, what in ((10, "needs 300 bytes, 10 are free"), (9999, "needs 300 bytes; 9,999 are free, but a quota")):
+        monkeypatch.setattr(disk, "free_bytes", lambda path, free=free: free)
+        with pytest.raises(DiskError, match=what):
+            storage.write_atomic(tmp_path / "a", b"a" * 300)

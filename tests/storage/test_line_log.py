@@ -51,7 +51,11 @@ def test_a_log_of_which_all_is_kept_is_not_written_again(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "tail", [b'{"step": 2, "lo', b"\0" * 100, b'{"step": 2}', b'{"st\n', b"\0\0\n\xff\xfe\n[1]\n3"]
+    "tail",
+    [
+        *(b'{"step": 2, "lo', b"\0" * 100, b'{"step": 2, "\0\0\0": 1}\n', b"\0\0\n\0\0\n"),
+        *(b'{"step": 2}', b'{"st\n', b"\0\0\n\xff\xfe\n[1]\n3"),
+    ],
 )
 def test_a_torn_tail_is_dropped(tmp_path, tail):
     path = tmp_path / "metrics.jsonl"

@@ -1,5 +1,7 @@
 """One process has a run directory."""
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -90,3 +92,14 @@ def test_a_lock_that_is_a_link_is_not_written_through(tmp_path):
     with pytest.raises(DiskError), RunLock(tmp_path):
         pass
     assert (tmp_path / "precious").read_text() == "data"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_is_named_as_the_cause(tmp_path, monkeypatch, number):
+    def refuse(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(DiskError, match="the file system has no locks") as caught, RunLock(tmp_path):
+        pass
+    assert "another disk" in caught.value.fix

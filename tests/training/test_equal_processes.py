@@ -14,6 +14,7 @@ from benchmarks.equal_processes import CASES, digests, train_case, write_small
 from tests.helpers.paths import on
 from tests.helpers.turns import in_turns
 from unpad.nn.native import library
+from unpad.receipts.replay import replay
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,16 @@ def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
             if not (folder / f"native-{size}" / "zh_chat").exists():
                 trained("zh_chat", folder, size)
     assert trained(name, folder, 1) == trained(name, folder, 2)
+
+
+def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
+    """With adapters, pairs and removed visual tokens."""
+    for name in IN_TURNS:
+        for start in ["zh_chat"] * bool(BY_NAME[name].starts) + [name]:
+            if not (folder / "native-2" / start).exists():
+                trained(start, folder, 2)
+        receipt = replay(folder / "native-2" / name)
+        assert receipt.equal, receipt.lines()
 
 
 def test_processes_of_the_system_write_equal_bytes_for_all_families(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from unpad.run.folder import run_recipe
 from unpad.run.report.history import read_log
 from unpad.training.fit import advice, share_out
 from unpad.training.loop import train
+from unpad.training.parallelism import Replicas
 from unpad.training.setup import Setup, describe, prepare_setup
 from unpad.training.share import own_numbers
 from unpad.training.stage import epoch_plan
@@ -37,7 +38,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def setup_of(recipe: Path, *overrides: str, processes: int = 2) -> Setup:
     settings = load_recipe(str(recipe), overrides)
-    return replace(prepare_setup(settings, Path(), None, compare=False), group=Group(size=processes))
+    return replace(prepare_setup(settings, Path(), None, compare=False), parallelism=Replicas(Group(size=processes)))
 
 
 def without_work(setup: Setup) -> list[int]:
@@ -127,8 +128,8 @@ def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
     folder = tmp_path / "run"
 
     def as_one_of_two(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:
-        shared, changes, notes = share_out(replace(setup, group=Group(size=2)), overrides, fit=fit)
-        return replace(shared, group=setup.group), changes, notes
+        shared, changes, notes = share_out(replace(setup, parallelism=Replicas(Group(size=2))), overrides, fit=fit)
+        return replace(shared, parallelism=setup.parallelism), changes, notes
 
     monkeypatch.setattr("unpad.training.loop.share_out", as_one_of_two)
 

@@ -185,7 +185,7 @@ def test_kills_before_the_first_checkpoint_and_during_every_resume_change_nothin
     assert_same_run(folder, tmp_path / "calm")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
     tmp_path: Path, number: int, code: int
 ) -> None:
@@ -207,6 +207,37 @@ def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
     assert command("--resume") == 0
     assert_same_run(folder, tmp_path / "calm")
     assert [event["exit_code"] for event in events(folder, "stopped")] == [code, code]
+
+
+def test_a_closed_terminal_saves_though_its_shell_sends_a_second_signal_and_nothing_can_be_printed(
+    tmp_path: Path,
+) -> None:
+    recipe, folder = two_stages(tmp_path), tmp_path / "run"
+
+    def close() -> None:
+        terminal = os.open("/dev/full", os.O_WRONLY)
+        for descriptor in (1, 2):
+            os.dup2(terminal, descriptor)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+
+    def action() -> None:
+        at_event(5, close, kind="step")
+        sys.argv = ["unpad", "train", str(recipe), "--out", str(folder)]
+        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+        main()
+
+    assert in_child(action) == 129
+    assert checkpoint.load_newest(folder / "checkpoints")[0].step == 5
+
+
+def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
+    def action() -> None:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        at_event(5, lambda: os.kill(os.getpid(), signal.SIGHUP), kind="step")
+        run(write_toy(tmp_path, train={"threads": 1, "max_steps": 6}), tmp_path / "run")
+
+    assert in_child(action) == 0
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:

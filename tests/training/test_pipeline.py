@@ -28,12 +28,15 @@ from unpad.nn.native import library
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.loop import train
+from unpad.training.micro import count_micro
 from unpad.training.optim import make_optimizer
+from unpad.training.parallelism import ONE_PROCESS
 from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.pipeline_part import divide, share_at_work, stage_blocks
 from unpad.training.pipeline_recipe import check_pipeline
+from unpad.training.pipeline_stages import PipelineStages
 from unpad.training.setup import resolved
-from unpad.training.share import Share, count_micro, gradient_sum, step_seed
+from unpad.training.share import Share, step_seed
 from unpad.training.step import train_step
 
 Told = tuple[Path, list[dict[str, Any]]]  # a folder with runs, and what every process found
@@ -84,9 +87,9 @@ def compare(group: Group, case: str) -> dict[str, Any]:
         torch.manual_seed(step_seed(*SEED))
         model.train()
         with nullcontext() if native else library.switched_off():
-            alone = gradient_sum(ALONE, kind, list(one.parameters())) if num > 1 else None
-            sums = alone if where is ALONE else model.gradient_sum(kind)
-            share = Share(range(num), counts, SEED, where, sums)
+            parallelism = ONE_PROCESS if where is ALONE else PipelineStages(model)
+            sums = parallelism.gradient_sum(kind, model) if num > 1 or where is group else None
+            share = Share(range(num), counts, SEED, parallelism, sums)
             optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
             options: Any = {
                 "weights": {"cross_entropy": 1.0},
@@ -132,7 +135,9 @@ def fail(group: Group) -> str:
     micros = micro_batches(6)
     if not group.leads:
         model.part.decoder.norm.forward = full  # type: ignore[method-assign]
-    share = Share(range(6), [count_micro(model, batch) for batch in micros], None, group, model.gradient_sum("exact"))
+    stages = PipelineStages(model)
+    sums = stages.gradient_sum("exact", model)
+    share = Share(range(6), [count_micro(model, batch) for batch in micros], None, stages, sums)
     optimizer = make_optimizer(model, OptimSettings())
     try:
         train_step(model, micros, optimizer, weights={"cross_entropy": 1.0}, precision="fp32", clip=1.0, share=share)

@@ -78,7 +78,7 @@ def test_a_recipe_that_names_a_precision_is_followed(tmp_path: Path, monkeypatch
     assert {row["precision_reason"] for row in events(tmp_path / "run", "environment")} == {"as the recipe says"}
 
 
-@pytest.mark.parametrize("recorded", [None, 3, ["bf16"], "fp7", ""])
+@pytest.mark.parametrize("recorded", [None, "fp7", ""])
 def test_a_record_that_names_no_precision_is_none(tmp_path: Path, recorded: object) -> None:
     command = {"recipe": "toy", "overrides": [], "precision": recorded}
     (tmp_path / COMMAND).write_text(json.dumps(command))

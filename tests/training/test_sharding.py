@@ -22,13 +22,15 @@ from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
-from unpad.processes.divided import is_divided, total_norm, whole
+from unpad.processes.divided import is_divided, total_norm, whole_tensor
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup
+from unpad.training.micro import count_micro
 from unpad.training.optim import freeze, make_optimizer, update
+from unpad.training.parallelism import Lockstep
 from unpad.training.sharding import Sharding, check_divided_stage, check_sharding
-from unpad.training.share import Lockstep, Share, count_micro, step_seed
+from unpad.training.share import Share, step_seed
 from unpad.training.step import accumulate
 
 CPU = torch.device("cpu")
@@ -86,11 +88,11 @@ def divided_gradients(
     owner = [min(number, group.size - 1) for number in range(len(micros))]
     numbers = [number for number, rank in enumerate(owner) if rank == group.rank]
     lockstep = Lockstep(max(owner.count(rank) for rank in range(group.size)), sharding.empty)
-    share = Share(numbers, counts, SEED, group, sharding, lockstep)
+    share = Share(numbers, counts, SEED, sharding, sharding, lockstep)
     torch.manual_seed(step_seed(*SEED))
     accumulate(model.train(), [micros[i] for i in numbers], weights, precision, share=share)
     assert all(is_divided(parameter) for parameter in model.parameters())
-    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    return {name: whole_tensor(p.grad) for name, p in model.named_parameters() if p.grad is not None}
 
 
 def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -123,7 +125,9 @@ def compare_updates(group: Group) -> None:
                 update(optimizer, norm, 0.1)
             after = dict(alone.named_parameters())
             for parameter, tensor in model.named_parameters():
-                torch.testing.assert_close(whole(tensor.detach()), after[parameter].detach(), rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    whole_tensor(tensor.detach()), after[parameter].detach(), rtol=1e-4, atol=1e-5
+                )
             with torch.no_grad():
                 terms = model.eval().losses(micros[0])
             sharding.divide()

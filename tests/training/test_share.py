@@ -24,10 +24,12 @@ from tests.helpers.turns import in_turns
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.shares import assign
 from unpad.nn.losses import Terms
-from unpad.processes.group import ALONE, Group
+from unpad.processes.group import Group
 from unpad.training import step
 from unpad.training.loop import train
-from unpad.training.share import Share, counts_of_all, counts_to_json, gradient_sum, step_seed
+from unpad.training.micro import counts_of_all, counts_to_json
+from unpad.training.parallelism import Replicas
+from unpad.training.share import Share, step_seed
 from unpad.training.step import LossScaler, Trainable, train_step
 
 SIZES = (1, 2, 3, 4, 7)
@@ -87,8 +89,10 @@ def share_of(model: Trainable, micros: Sequence[RaggedBatch], group: Group, kind
     """The share of a process, as the training loop makes it."""
     numbers = assign([float(batch.total_tokens) for batch in micros], group.size)[group.rank]
     told = group.exchange(counts_to_json(model, [micros[i] for i in numbers], numbers))
-    sums = gradient_sum(group, kind, list(model.parameters()))
-    return Share(numbers, counts_of_all(told), SEED, group, sums if group.size > 1 or len(micros) > 1 else None)
+    sums = Replicas(group).gradient_sum(kind, model)
+    return Share(
+        numbers, counts_of_all(told), SEED, Replicas(group), sums if group.size > 1 or len(micros) > 1 else None
+    )
 
 
 def update_of(
@@ -235,10 +239,10 @@ class Fault:
                 monkeypatch.setattr(one, name, found[name])
 
 
-SHARE, STEP, LOOP = (f"unpad.training.{name}" for name in ("share", "step", "stage_loop"))
+SHARE, STEP, LOOP, PARALLELISM = (f"unpad.training.{name}" for name in ("share", "step", "stage_loop", "parallelism"))
 NOT_ROUNDED = Fault(STEP, "accumulate", "rounded=len(share.counts) > 1", "rounded=False")
 FAULTS = {
-    "sums in fp32": Fault(SHARE, "gradient_sum", 'kind == "exact"', 'kind == "exact" and group.size == 1'),
+    "sums in fp32": Fault(PARALLELISM, "Replicas.gradient_sum", '"exact"', '"exact" and self.group.size == 1'),
     "draws by process": Fault(SHARE, "Share.seed_draws", "*self.seed, number", "*self.seed, number + self.group.rank"),
     "local divisor": Fault(SHARE, "Share.total", "for micro in self.counts",
                            "for micro in [self.counts[i] for i in self.numbers]"),
@@ -287,7 +291,7 @@ def test_one_process_with_one_micro_batch_takes_the_plain_path_to_the_bit(precis
     for number in range(3):
         torch.manual_seed(step_seed(0, number))
         (counts,) = counts_of_all([counts_to_json(ours, [batch], [0])])
-        share = Share([0], [counts], (0, number), ALONE, None)
+        share = Share([0], [counts], (0, number))
         options: dict[str, Any] = {"weights": {"cross_entropy": 1.0}, "precision": precision, "clip": None}
         train_step(ours, [batch], optimizers[0], scaler=scaler, share=share, **options)
         torch.manual_seed(step_seed(0, number))

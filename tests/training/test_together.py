@@ -26,12 +26,12 @@ from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.training import alike, progress
+from unpad.training.context import AfterEvaluation
 from unpad.training.loop import Result, train
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
-from unpad.training.stage_loop import AfterEvaluation
 from unpad.training.step import LossScaler
 
 pytestmark = pytest.mark.slow

@@ -159,8 +159,13 @@ class Runs(Kind[Layout | PaddedLayout]):
     def take(self, value: Layout | PaddedLayout, choices: Choices) -> Layout | PaddedLayout:
         if self.level not in choices:
             return value
-        assert isinstance(value, Layout), "only a flat run can be split by sequence"
-        chosen, entries = value.select(choices[self.level].entries)
+        rows = choices[self.level].entries
+        if isinstance(value, PaddedLayout):  # rows keep their width
+            mask = value.attention_mask
+            cells = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
+            choices[self.counted] = Choice(cells.index_select(0, rows).flatten(), mask.numel())
+            return PaddedLayout(mask.index_select(0, rows))
+        chosen, entries = value.select(rows)
         choices[self.counted] = Choice(entries, int(value.cu_seqlens[-1]))
         return chosen
 

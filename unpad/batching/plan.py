@@ -5,7 +5,9 @@ A plan is data, returned by a pure function of lengths, settings, seed and epoch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from importlib import import_module
 
 import numpy as np
@@ -15,6 +17,8 @@ from unpad.batching.grouping import Grouping, joined, split_steps, sum_runs
 from unpad.batching.ledger import Ledger, entry
 from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
 from unpad.recipes.training import PlanSettings
+
+SPAN = ("seq_ids", "starts", "stops", "first_target")  # of a piece: the arrays of a Micro
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +112,14 @@ class Plan:
         """Share of the computed tokens that is padding or filler; 0 for an empty plan."""
         cells = self.padded_tokens
         return 1 - self.real_tokens / cells if cells else 0.0
+
+
+def rows_digest(micros: Sequence[Micro]) -> str:
+    """Digest of the sequences of a step and of the spans that it trains of them, 16 hex digits; it depends neither on
+    their order nor on how they are cut into micro-batches."""
+    parts = [np.concatenate([np.zeros(0, np.int64), *(vars(micro)[name] for micro in micros)]) for name in SPAN]
+    order = np.lexsort(parts[::-1])
+    return blake2b(np.stack(parts)[:, order].astype("<i8").tobytes(), digest_size=8).hexdigest()
 
 
 def plan(

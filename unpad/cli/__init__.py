@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli import data, models, recipes, runs, training, trials
+from unpad.cli import data, models, receipts, recipes, runs, training, trials
+from unpad.terminal.printing import print_lines
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train transformers on ragged data without padding, with proof that batching changed nothing.",
 )
-for topic in (training, trials, models, runs):
+for topic in (training, trials, models, runs, receipts):
     app.add_typer(topic.verbs)
 app.add_typer(data.verbs, name="data")
 app.add_typer(recipes.verbs, name="recipes")
@@ -29,7 +30,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        print(f"unpad {version('unpad')}")
+        print_lines([f"unpad {version('unpad')}"])
         raise typer.Exit
 
 

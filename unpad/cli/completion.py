@@ -17,6 +17,10 @@ def run_names(incomplete: str) -> list[str]:
     return [folder.name for folder in list_runs() if folder.name.startswith(incomplete)]
 
 
+def run_or_recipe_names(incomplete: str) -> list[str]:
+    return [*run_names(incomplete), *recipe_names(incomplete)]
+
+
 def data_kinds(incomplete: str) -> list[str]:
     from unpad.recipes.data import KINDS
 

@@ -9,14 +9,18 @@ import typer
 
 from unpad.cli.completion import data_kinds
 from unpad.cli.options import Debug, Json
-from unpad.cli.output import print_json, print_lines
+from unpad.cli.output import print_json
+from unpad.storage.paths import user_path
+from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer(no_args_is_help=True, help="Check data before training on it.")
 
 
 @verbs.command(epilog="Example: unpad data check my.jsonl")
 def check(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files, folders or recipes.")],
+    paths: Annotated[
+        list[Path], typer.Argument(parser=user_path, metavar="PATH...", help="Files, folders or recipes.")
+    ],
     kind: Annotated[
         str | None,
         typer.Option(

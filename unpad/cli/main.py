@@ -7,10 +7,24 @@ import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 
 from unpad.cli import app
-from unpad.errors import DiskError, Interrupted, OutOfMemoryError, RecipeError, UnpadError, is_memory_error
+from unpad.errors import (
+    PLEASE_REPORT,
+    UNFORESEEN,
+    DiskError,
+    Interrupted,
+    OutOfMemoryError,
+    RecipeError,
+    UnpadError,
+    is_memory_error,
+)
 from unpad.processes.start import started_by_torchrun
+from unpad.storage.paths import RENAME, is_utf8
+from unpad.terminal.printing import print_error, print_text
+
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # of a full disk, and of a terminal that is gone
 
 
 def main() -> None:
@@ -20,40 +34,65 @@ def main() -> None:
         from unpad.processes.worker import run_as_worker
 
         run_as_worker(_run)
-    else:
+        return
+    try:
         _run()
+    except Exception:
+        _say(f"{traceback.format_exc()}\n{PLEASE_REPORT}")
+        sys.exit(UNFORESEEN)
 
 
 def _run() -> None:
     options: dict[str, bool] = {}
     try:
-        try:
-            _refuse_bytes(sys.argv[1:])
-            app(prog_name="unpad", obj=options)
-        finally:
-            sys.stdout.flush()  # raises BrokenPipeError here rather than while the interpreter ends
-    except UnpadError as error:
-        if options.get("debug"):
-            traceback.print_exc()
-        if not _is_left(error):
-            print(error, file=sys.stderr)
-        raise SystemExit(error.exit_code) from error
-    except (MemoryError, RuntimeError) as error:
-        if not is_memory_error(error):
+        _refuse_bytes(sys.argv[1:])
+        app(prog_name="unpad", obj=options)
+    except (KeyboardInterrupt, SystemExit) as end:  # the library of the verbs turns Ctrl-C and a closed pipe into exits
+        if isinstance(end.__context__, BrokenPipeError):
+            raise SystemExit(end_output(end.__context__)) from end
+        if isinstance(end, KeyboardInterrupt) or (end.code == Interrupted.exit_code and not options.get("told")):
+            _say("Interrupted: stopped by Ctrl-C")
+            end = SystemExit(Interrupted.exit_code)
+        raise SystemExit(_leave_output() or end.code) from end
+    except Exception as error:
+        if isinstance(error, BrokenPipeError):
+            sys.exit(end_output(error))
+        known = _known(error)
+        _leave_output()
+        if known is None:
             raise
         if options.get("debug"):
-            traceback.print_exc()
+            _say(traceback.format_exc())
+        if not _is_left(known):
+            _say_error(known)
+        raise SystemExit(known.exit_code) from known
+
+
+def _known(error: Exception) -> UnpadError | None:
+    """The error of a user that an exception is; None for a fault of the program."""
+    if isinstance(error, UnpadError):
+        return error
+    if isinstance(error, OSError):
+        if error.filename is None:
+            return None if error.errno not in OUTPUT_ERRORS else _lost_output(error)
+        fix = "see that it is there, that you may use it, and that its disk is well; --debug shows where this was met"
+        return DiskError(error.strerror or "it cannot be used", where=os.fsdecode(error.filename), fix=fix)
+    if is_memory_error(error):
         what = (str(error).splitlines() or [""])[0][:200] or "the work does not fit"
         fix = "free memory, or use less data, a smaller model or a lower plan.tokens_per_micro"
-        print(OutOfMemoryError(what, fix=fix), file=sys.stderr)
-        sys.exit(OutOfMemoryError.exit_code)
-    except (KeyboardInterrupt, SystemExit) as end:  # the library of the verbs turns a Ctrl-C into an exit
-        if isinstance(end, SystemExit) and (end.code != Interrupted.exit_code or options.get("told")):
-            raise
-        print("Interrupted: stopped by Ctrl-C", file=sys.stderr)
-        sys.exit(Interrupted.exit_code)
-    except OSError as error:
-        sys.exit(end_output(error))
+        return OutOfMemoryError(what, fix=fix)
+    return None
+
+
+def _say(text: str) -> None:
+    """Print on standard error, which may be closed or full."""
+    with suppress(OSError, ValueError):
+        print_text(f"{text}\n", to_errors=True)
+
+
+def _say_error(error: UnpadError) -> None:
+    with suppress(OSError, ValueError):
+        print_error(error)
 
 
 def _is_left(error: UnpadError) -> bool:
@@ -65,23 +104,37 @@ def _is_left(error: UnpadError) -> bool:
     return leave_to_launcher(error)
 
 
+def _leave_output() -> int:
+    """Write what standard output still has to; the exit code if that fails, or 0."""
+    try:
+        sys.stdout.flush()  # fails here rather than while the interpreter ends
+    except OSError as error:
+        return end_output(error)
+    return 0
+
+
 def end_output(error: OSError) -> int:
     """Give up standard output, and return the exit code; an error of another file is raised again."""
     left = isinstance(error, BrokenPipeError)  # the reader has closed the pipe, which is no error
-    if not left and (error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None):
+    if not left and (error.errno not in OUTPUT_ERRORS or error.filename is not None):
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries once more
     if left:
         return 141
-    fix = "write it elsewhere, or free some space"
-    print(DiskError(f"the output cannot be written: {error.strerror}", fix=fix), file=sys.stderr)
+    _say_error(_lost_output(error))
     return DiskError.exit_code
+
+
+def _lost_output(error: OSError) -> DiskError:
+    return DiskError(f"the output cannot be written: {error.strerror}", fix="write it elsewhere, or free some space")
 
 
 def prepare_streams() -> None:
     """Escape characters that a terminal cannot show, such as those of a file's name that is not UTF-8."""
     if sys.stdout is None:  # closed, as `unpad train >&-` does
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -90,9 +143,5 @@ def prepare_streams() -> None:
 def _refuse_bytes(arguments: list[str]) -> None:
     """Refuse names that are not UTF-8: no file of a run could hold them."""
     for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(argument).decode("utf-8", "backslashreplace")
-            fix = "rename the file or folder, for example with `convmv -f GBK -t UTF-8 --notest NAME`"
-            raise RecipeError("E_NAME the name is not UTF-8", where=shown, fix=fix) from None
+        if not is_utf8(argument):
+            raise RecipeError("E_NAME the name is not UTF-8", where=argument, fix=RENAME)

@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from unpad.cli.options import Debug, Json, RunArgument, Sampling, System
-from unpad.cli.output import print_json, print_lines
+from unpad.cli.output import print_json
+from unpad.storage.paths import new_path, user_path
+from unpad.terminal.printing import print_lines, print_text
 
 verbs = typer.Typer()
 
@@ -17,7 +19,7 @@ verbs = typer.Typer()
 @verbs.command(epilog="Example: unpad merge tuned --out runs/merged")
 def merge(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(help="Directory of the new run.")],
+    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
     debug: Debug = False,
 ) -> None:
     """Write a run with adapters as a plain run, which needs neither peft nor the run it was tuned from."""
@@ -30,7 +32,7 @@ def merge(
 @verbs.command(name="import", epilog="Example: unpad import ./Qwen3-0.6B --out runs/qwen3")
 def import_(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A Hugging Face folder: config.json, safetensors.")],
-    out: Annotated[Path, typer.Option(help="Directory of the new run.")],
+    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
     debug: Debug = False,
 ) -> None:
     """Read a model of Hugging Face into a run, with its tokenizer and its chat template."""
@@ -43,7 +45,10 @@ def import_(
 def export(
     run: RunArgument,
     folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="The folder to write, new or empty; or a file FILE.gguf.")
+        Path,
+        typer.Argument(
+            parser=new_path, metavar="FOLDER", help="The folder to write, new or empty; or a file FILE.gguf."
+        ),
     ],
     family: Annotated[
         str | None, typer.Option(help="model_type to write, such as llama; default that of the imported folder.")
@@ -78,7 +83,8 @@ def evaluate(
         typer.Option("--split", help="Part to evaluate; default test if there is one, else valid."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="New labelled data in the form of the run's, a file or a folder, instead.")
+        Path | None,
+        typer.Option(parser=user_path, help="New labelled data in the form of the run's, a file or a folder, instead."),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -101,8 +107,7 @@ def evaluate(
 
         metrics |= evaluate_cost(run)
     if as_json:
-        for line in shown if data is not None else ():  # such as rows of unknown classes
-            print(line, file=sys.stderr)
+        print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
         print_json({name: metric.to_json() for name, metric in metrics.items()} | facts)
     else:
         print_lines([*shown, *metric_lines(metrics)])
@@ -111,12 +116,19 @@ def evaluate(
 @verbs.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    --image folder --csv out.csv")
 def infer(
     run: RunArgument,
-    image: Annotated[list[Path], typer.Option(help="An image file, or a folder of them; may be repeated.")],
+    image: Annotated[
+        list[Path], typer.Option(parser=user_path, help="An image file, or a folder of them; may be repeated.")
+    ],
     question: Annotated[str | None, typer.Option(help="Question about each image, for a run that answers.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
-    table: Annotated[Path | None, typer.Option("--csv", help="Write image, class, probability and fault here.")] = None,
+    table: Annotated[
+        Path | None, typer.Option("--csv", parser=new_path, help="Write image, class, probability and fault here.")
+    ] = None,
     show: Annotated[
-        Path | None, typer.Option(help="Draw the patches that a pruned model kept for its answer: a PNG or SVG file.")
+        Path | None,
+        typer.Option(
+            parser=new_path, help="Draw the patches that a pruned model kept for its answer: a PNG or SVG file."
+        ),
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
@@ -136,25 +148,25 @@ def infer(
     else:
         answers = ask(loaded, paths, question, show=show is not None)
         if warning := prompt_warning(lost_of(loaded.tokenizer, [question])):
-            print(warning, file=sys.stderr)
-    for line in ledger(loaded, answers):
-        print(line, file=sys.stderr)
+            print_lines([warning], to_errors=True)
+    print_lines(ledger(loaded, answers), to_errors=True)
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
         write_atomic(table, to_csv(answers), private=True)
     if as_json:
         print_json([answer.to_json() for answer in answers])
     else:
-        for line in [*(answer.line() for answer in answers), *drawn]:
-            print(line)
+        print_lines([*(answer.line() for answer in answers), *drawn])
     raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
 
 
 @verbs.command(epilog="Example: unpad embed events-1 --data new_patients --level set --out sets.parquet")
 def embed(
     run: RunArgument,
-    out: Annotated[Path, typer.Option(help="The parquet file to write.")],
-    data: Annotated[Path | None, typer.Option(help="Patients, as in the run's data; default the run's own.")] = None,
+    out: Annotated[Path, typer.Option(parser=new_path, help="The parquet file to write.")],
+    data: Annotated[
+        Path | None, typer.Option(parser=user_path, help="Patients, as in the run's data; default the run's own.")
+    ] = None,
     level: Annotated[Literal["patient", "set"], typer.Option(help="One row per patient, or per set.")] = "patient",
     debug: Debug = False,
 ) -> None:
@@ -190,14 +202,14 @@ def generate(
         texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
     prompts = [loaded.prompt(text, system) for text in texts]
     if system and (remark := system_note(loaded.num_system)):
-        print(f"note: {remark}", file=sys.stderr)
+        print_lines([f"note: {remark}"], to_errors=True)
     for one in prompts:
         if warning := prompt_warning(one.lost):
-            print(warning, file=sys.stderr)
+            print_lines([warning], to_errors=True)
     if len(prompts) == 1 and not as_json:
         for piece in loaded.stream(texts[0], system=system):
-            print(piece, end="", flush=True)
-        print()
+            print_text(piece)
+        print_text("\n")
         return
     seed = loaded.recipe.generate.seed
     seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
@@ -206,7 +218,7 @@ def generate(
         print_json([reply.to_json() for reply in replies])
         return
     for reply in replies:
-        print(f"{reply.prompt.text} -> {reply.text}\n")
+        print_text(f"{reply.prompt.text} -> {reply.text}\n\n")
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")

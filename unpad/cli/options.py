@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.completion import override_words, recipe_names, run_names, sampling_words
+from unpad.cli.completion import override_words, recipe_names, run_names, run_or_recipe_names, sampling_words
 
 
 def _debug(context: typer.Context, debug: bool) -> None:
@@ -27,6 +27,9 @@ Overrides = Annotated[
 ]
 RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.", autocompletion=run_names)
+]
+RunOrRecipe = Annotated[
+    str, typer.Argument(metavar="RUN|RECIPE", help="A run, or a recipe.", autocompletion=run_or_recipe_names)
 ]
 Sampling = Annotated[
     list[str] | None,

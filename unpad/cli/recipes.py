@@ -10,6 +10,8 @@ import typer
 from unpad.cli.completion import recipe_names
 from unpad.cli.output import print_json
 from unpad.errors import RecipeError
+from unpad.storage.paths import new_path
+from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer(help="List, copy and describe recipes.", invoke_without_command=True)
 
@@ -20,12 +22,14 @@ def recipes(context: typer.Context) -> None:
     from unpad.recipes.find import describe_recipes
 
     if context.invoked_subcommand is None:
-        for line in describe_recipes():
-            print(line)
+        print_lines(describe_recipes())
 
 
 @verbs.command(epilog="Example: unpad recipes copy zh_chat my.yaml")
-def copy(name: Annotated[str, typer.Argument(autocompletion=recipe_names)], file: Path) -> None:
+def copy(
+    name: Annotated[str, typer.Argument(autocompletion=recipe_names)],
+    file: Annotated[Path, typer.Argument(parser=new_path)],
+) -> None:
     """Write an editable copy of a packaged recipe."""
     from unpad.recipes.find import find_recipe
     from unpad.storage import write_atomic
@@ -33,7 +37,7 @@ def copy(name: Annotated[str, typer.Argument(autocompletion=recipe_names)], file
     if file.exists():
         raise RecipeError("the file exists already", where=str(file), fix="choose another name, or remove it")
     write_atomic(file, find_recipe(name).read_bytes())
-    print(f"{file} written; run it with: unpad train {file}")
+    print_lines([f"{file} written; run it with: unpad train {file}"])
 
 
 @verbs.command(epilog="Example: unpad recipes schema > recipe.schema.json")

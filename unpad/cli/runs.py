@@ -9,7 +9,9 @@ import typer
 
 from unpad.cli.completion import run_names
 from unpad.cli.options import Debug, Json, RunArgument
-from unpad.cli.output import print_json, print_lines
+from unpad.cli.output import print_json
+from unpad.storage.paths import new_path
+from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer()
 
@@ -19,8 +21,7 @@ def runs() -> None:
     """List runs, newest first, with date, step, held-out loss and size."""
     from unpad.run.summary import describe_runs
 
-    for line in describe_runs():
-        print(line)
+    print_lines(describe_runs())
 
 
 @verbs.command(epilog="Example: unpad report zh_chat-1")
@@ -29,7 +30,7 @@ def report(run: RunArgument) -> None:
     from unpad.run.folder import find_run
     from unpad.run.report.page import write_report
 
-    print(write_report(find_run(run)))
+    print_lines([str(write_report(find_run(run)))])
 
 
 @verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")
@@ -37,7 +38,9 @@ def compare(
     runs: Annotated[
         list[str], typer.Argument(metavar="RUN RUN ...", help="Two or more runs.", autocompletion=run_names)
     ],
-    out: Annotated[Path, typer.Option(help="The page of curves and tables to write.")] = Path("compare.html"),
+    out: Annotated[Path, typer.Option(parser=new_path, help="The page of curves and tables to write.")] = Path(
+        "compare.html"
+    ),
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:

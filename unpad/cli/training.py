@@ -9,7 +9,8 @@ import typer
 
 from unpad.cli.completion import override_words
 from unpad.cli.options import Debug, Overrides, RecipeArgument, Verbose
-from unpad.cli.output import print_lines
+from unpad.storage.paths import new_path
+from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer()
 
@@ -19,7 +20,7 @@ def train(
     context: typer.Context,
     recipe: RecipeArgument,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory; default runs/RECIPE-N.")] = None,
+    out: Annotated[Path | None, typer.Option(parser=new_path, help="Run directory; default runs/RECIPE-N.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of this machine that train the model.")] = 1,
     fit: Annotated[
@@ -68,7 +69,7 @@ def train(
 )
 def search(
     recipe: RecipeArgument,
-    out: Annotated[Path, typer.Option(help="Directory of the search; a run directory per trial.")],
+    out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the search; a run directory per trial.")],
     fields: Annotated[
         list[str] | None,
         typer.Argument(

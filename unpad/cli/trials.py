@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.options import Debug, Json, OptionalRecipe, Overrides, RecipeArgument
-from unpad.cli.output import print_json, print_lines
-from unpad.errors import RecipeError
+from unpad.cli.options import Debug, Json, OptionalRecipe, Overrides, RecipeArgument, RunOrRecipe
+from unpad.cli.output import print_json
+from unpad.errors import DRILL_FOUND_FAULT, NOT_PROVED, RecipeError
+from unpad.storage.paths import new_path, user_path
+from unpad.terminal.printing import print_lines
 
 verbs = typer.Typer()
 
@@ -19,7 +21,7 @@ def plan(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     as_json: Json = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture to this PNG file.")] = None,
+    plot: Annotated[Path | None, typer.Option(parser=new_path, help="Write a picture to this PNG file.")] = None,
     processes: Annotated[
         str | None, typer.Option(help="Also how busy so many processes would be, as 2,8,64.", metavar="N,N")
     ] = None,
@@ -42,7 +44,10 @@ def prove(
     overrides: Overrides = None,
     hf: Annotated[
         Path | None,
-        typer.Option(help="Prove the architecture of this config.json, or folder with one, on random weights instead."),
+        typer.Option(
+            parser=user_path,
+            help="Prove the architecture of this config.json, or folder with one, on random weights instead.",
+        ),
     ] = None,
     processes: Annotated[
         str | None, typer.Option(help="Prove an update by so many processes instead, as 1,2,3.", metavar="N,N")
@@ -50,10 +55,10 @@ def prove(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Certify that batching your data with your model changes nothing. Exit code 1 when a line fails.
+    """Certify that batching your data with your model changes nothing. Exit code 12 when a line fails.
 
-    With --hf: which ways to make batches keep the sequences apart in a model of Hugging Face. Exit code 1 when one that
-    promises to does not, without a message.
+    With --hf: which ways to make batches keep the sequences apart in a model of Hugging Face. Exit code 12 when one
+    that promises to does not, without a message.
 
     With --processes: an update by several processes, which the command starts, has the bits of one; with
     train.sums=fast its gradient.
@@ -85,7 +90,44 @@ def prove(
         print_json(shown())
     else:
         print_lines(lines())
-    raise typer.Exit(0 if passed else 1)
+    raise typer.Exit(0 if passed else NOT_PROVED)
+
+
+@verbs.command(epilog="Example: unpad doctor zh_chat    or    unpad doctor zh_chat-1 --out rates.svg")
+def doctor(
+    name: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run, a packaged name, or a YAML file.")],
+    overrides: Overrides = None,
+    lang: Annotated[str | None, typer.Option(help="en or zh; default by the locale.", metavar="en|zh")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Time for all checks, about.")] = 120.0,
+    out: Annotated[
+        Path | None, typer.Option(parser=new_path, help="Write the picture of learning rates to this SVG.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", parser=new_path, help="Write findings and figures here.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something is to mend."""
+    import json
+
+    from unpad.doctor.examine import examine
+    from unpad.doctor.picture import write_picture
+    from unpad.doctor.words import language_of
+    from unpad.errors import DOCTOR_FOUND_TROUBLE
+    from unpad.storage import finite, write_atomic
+
+    if lang not in (None, "en", "zh"):
+        raise RecipeError(f'there is no language "{lang}"', where="--lang", fix="use en or zh")
+    language = language_of(lang)
+    found = examine(name, overrides or [], seconds)
+    print_lines(found.lines(language))
+    if out is not None and found.sweep is not None and len(found.sweep.rates):
+        write_picture(out, found.sweep, found.subject.rate, language)
+        print_lines(["", str(out)])
+    if json_file is not None:
+        values = finite(found.to_json(language))
+        write_atomic(json_file, json.dumps(values, ensure_ascii=False, indent=1, allow_nan=False) + "\n")
+    raise typer.Exit(DOCTOR_FOUND_TROUBLE if found.troubles else 0)
 
 
 @verbs.command(epilog="Example: unpad bench zh_chat")
@@ -104,3 +146,30 @@ def bench(
         print_json(table.to_json())
     else:
         print_lines(table.lines())
+
+
+@verbs.command(epilog="Example: unpad drill zh_chat --out /data/runs/mine    or    unpad drill runs/mine")
+def drill(
+    subject: RunOrRecipe,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=new_path, help="Run directory whose disk is drilled; default the run's, or runs/."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(min=0.1, max=600, help="Time that it takes at most.")] = 3.0,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check that runs are safe on this machine and disk: locks, flushes, room, clock, and kills of a real training.
+
+    It works in a new folder beside the run, which is removed, and only reads the run. Exit code 14 when it found a
+    fault; warnings do not fail.
+    """
+    from unpad.drill.drill import drill
+
+    result = drill(subject, overrides or [], out, minutes=minutes)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print_lines(result.lines())
+    raise typer.Exit(0 if result.passed else DRILL_FOUND_FAULT)

@@ -7,7 +7,7 @@ A model names its family (`DATA = "text"`), whose module `data/text.py` has the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar, Protocol
@@ -17,6 +17,7 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.near_duplicates import NearDuplicates
+from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
 from unpad.models import model_config, model_module
@@ -102,6 +103,37 @@ def sequence_table(
     )
 
 
+@dataclass(frozen=True)
+class RowSpan:
+    """A row of the data files, or the part of it that is in a piece of a sequence.
+
+    Args:
+        where: its place.
+        start, stop: tokens of the row that the model reads, or patches, or events.
+        targets: those of its labels that count in the piece.
+    """
+
+    where: str
+    start: int
+    stop: int
+    targets: int
+
+
+@dataclass(frozen=True)
+class FoundRow:
+    """A row of the data files that was asked for by its place.
+
+    Args:
+        where: its place; parts: the sequences that hold it, as (number, start, stop) in positions; none for a row in no
+            sequence.
+        remark: the reason for that, or what else is to be said of it.
+    """
+
+    where: str
+    parts: list[tuple[int, int, int]]
+    remark: str = ""
+
+
 class Data(ABC):
     """Sequences of a run.
 
@@ -165,6 +197,30 @@ class Data(ABC):
     def count_targets(self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
         """Count the targets inside spans of sequences, (n,) int64; by default of sequences that are never cut."""
         return np.where(np.asarray(starts) == 0, self.table.num_targets[seq_ids], 0)
+
+    def row_spans(self, seq_id: int, start: int, stop: int, first_target: int) -> list[RowSpan]:
+        """Rows of the data files in a piece of a sequence; by default a sequence is a row."""
+        targets = self.count_targets(np.array([seq_id]), np.array([first_target]), np.array([stop]))
+        return [RowSpan(self.where(seq_id), start, stop, int(targets[0]))]
+
+    def placed(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
+        """Every row of the data files that is in a sequence, by its place: the sequence, and the first position there
+        and the one after the last; by default a sequence is a row."""
+        for seq_id, stop in enumerate(self.table.positions.tolist()):
+            yield self.where(seq_id), (seq_id, 0, stop)
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        """Rows that cannot be used and were left out."""
+        return ()
+
+    def find_otherwise(self, given: str) -> FoundRow | None:
+        """A row that `placed` does not name, such as an event of a patient; by default there is none.
+
+        Args:
+            given: as a user names it.
+        """
+        return None
 
     def check_trainable(self) -> None:
         """Refuse to train on data of which a model would learn next to nothing; by default nothing is refused.

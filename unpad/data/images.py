@@ -13,10 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.batching.plan import Micro
@@ -52,6 +55,7 @@ from unpad.models import model_config
 from unpad.models.contract import PixelConfig
 from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
+from unpad.storage.reading import shaped
 
 KINDS = ("images",)
 UNITS = ("images", "patches")
@@ -148,6 +152,10 @@ class ImageData(Data):
 
     def where(self, seq_id: int) -> str:
         return self.examples[seq_id].where
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        return self.bad
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.settings.identity().encode())
@@ -254,9 +262,23 @@ def next_command(recipe: Recipe, run: str) -> str:
     return f"unpad infer {run} --image FILE"
 
 
+def _each_once(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise ValueError("names a class twice")
+    return names
+
+
+class _Classes(TypedDict):
+    classes: Annotated[list[str], Field(min_length=1), AfterValidator(_each_once)]
+
+
 def read_classes(files: dict[str, bytes]) -> tuple[str, ...]:
-    """Names of the classes of a run, in the order of the model's outputs."""
-    return tuple(json.loads(files[CLASSES])["classes"])
+    """Names of the classes of a run, in the order of the model's outputs.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    return tuple(shaped(files[CLASSES], _Classes, Path(CLASSES))["classes"])
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> ImageData:

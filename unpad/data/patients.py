@@ -10,6 +10,7 @@ patient's label, landmark and split, `assemble.py` the sets.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,8 +21,9 @@ import torch
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
-from unpad.data.family import NAMES_KEY, Data, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import NAMES_KEY, Data, FoundRow, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.histories.assemble import (
+    CODES,
     Codes,
     Histories,
     Sets,
@@ -37,7 +39,10 @@ from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
 from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
+from unpad.data.histories.whose import find_row
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.named import place_of
 from unpad.data.sources.places import resolve_path
 from unpad.data.sources.split import Wanted
 from unpad.errors import RecipeError
@@ -48,7 +53,6 @@ from unpad.storage import sha256_file
 
 KINDS = ("events",)
 UNITS = ("patients", "events")
-CODES = "events.json"
 FILES = (CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
 open_sample = None
@@ -68,6 +72,7 @@ class EventData(Data):
         places: (num_patients,) str, a row of each patient.
         code_vectors: (num_codes, dim) float32 from `events.code_embeddings`, or None.
         names_key: random key of the patients' pseudonyms, of the run or of the process that began it.
+        recipe: names the tables.
     """
 
     table: SequenceTable
@@ -81,6 +86,7 @@ class EventData(Data):
     code_vectors: np.ndarray | None
     report: PatientsReport
     names_key: bytes
+    recipe: Recipe
     family: ClassVar[str] = "patients"
     kinds: ClassVar[tuple[str, ...]] = KINDS
     private: ClassVar[bool] = True
@@ -134,6 +140,32 @@ class EventData(Data):
 
     def where(self, seq_id: int) -> str:
         return f"{self.places[seq_id]} (patient {alias(str(self.ids[seq_id]), self.names_key)})"
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        return self.report.bad
+
+    def find_otherwise(self, given: str) -> FoundRow | None:
+        """A patient by id or file, or by the place of an event or a label."""
+        with named_by(self.names_key):
+            tables = read_cohort(self.recipe)
+            row = find_row(tables, place_of(given), given)
+            if row is None:
+                return None
+            patients = np.flatnonzero(tables.cohort.person == row.person).tolist()
+            parts = [(patient, 0, int(self.table.positions[patient])) for patient in patients]
+            if not parts:
+                reasons = ", ".join(f"{number:,} {reason}" for reason, number in tables.cohort.left_out.items())
+                remark = "it is of no patient of the cohort" + (f", which leaves out {reasons}" if reasons else "")
+                return FoundRow(row.where, [], remark)
+            if not len(row.events):
+                return FoundRow(row.where, parts, f"of {self.where(patients[0])}")
+            events, _, _ = read_histories(tables, self.recipe.events)
+            kept = assemble(tables, events, self.recipe.events, self.known).events.row
+        if not np.isin(row.events, kept).any():
+            remark = "no history has it: it is after the landmark, a duplicate, or beyond events.max_events"
+            return FoundRow(row.where, [], remark)
+        return FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.known.to_bytes())
@@ -285,6 +317,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         code_vectors=vectors,
         report=report,
         names_key=key,
+        recipe=recipe,
     )
 
 

@@ -7,9 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from unpad.data.family import PICTURES
 from unpad.data.sources.images import ImageExample
+from unpad.storage.reading import Count, shaped
 
 # Larger shares of pictures are warnings.
 MOST_MODES = 0.05
@@ -62,12 +68,25 @@ def summarise(examples: Sequence[ImageExample], factor: float = 1.0) -> SeenPict
     return SeenPictures(modes, width, height)
 
 
+_Bounds = Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+
+class _Seen(TypedDict):
+    modes: dict[str, Count]
+    width: _Bounds
+    height: _Bounds
+
+
 def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
-    """Summary of the training pictures among the kept files of a run; None for a run of an earlier version."""
+    """Summary of the training pictures among the kept files of a run; None for a run of an earlier version.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
     if kept is None or PICTURES not in kept:
         return None
-    values = json.loads(kept[PICTURES])
-    return SeenPictures(values["modes"], tuple(values["width"]), tuple(values["height"]))
+    values = shaped(kept[PICTURES], _Seen, Path(PICTURES))
+    return SeenPictures(values["modes"], (*values["width"],), (*values["height"],))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,16 +11,17 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, Sample, SequenceTable, refuse_cuts, sequence_table
+from unpad.data.family import Data, RowSpan, Sample, SequenceTable, refuse_cuts, sequence_table
 from unpad.data.near_duplicates import NearDuplicates, not_compared
 from unpad.data.replies import Replies
+from unpad.data.sources.example import BadRow
 from unpad.data.sources.read import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
 from unpad.data.tokens.corpus_leaks import compare_new
 from unpad.data.tokens.corpus_sample import sample_corpus
 from unpad.data.tokens.token_set import TokenSet
-from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
 from unpad.errors import RecipeError
 from unpad.recipes.recipe import Recipe, stages_of
 
@@ -89,6 +91,35 @@ class TextData(Data):
     def where(self, seq_id: int) -> str:
         return self.tokens.where(seq_id) if self.replies is None else self.replies.where(seq_id)
 
+    def row_spans(self, seq_id: int, start: int, stop: int, first_target: int) -> list[RowSpan]:
+        if not self.recipe.plan.cross_documents:
+            return super().row_spans(seq_id, start, stop, first_target)
+        documents, begins = self.tokens.documents_in(seq_id, start, stop + 1)
+        first = np.maximum(begins[:-1] - 1, first_target)  # a label is one position before its token
+        last = np.maximum(np.minimum(begins[1:] - 1, stop), first)
+        targets = self.tokens.count_targets(np.full(len(documents), seq_id), first, last)
+        return [
+            RowSpan(self.tokens.place(document), max(start, begin) - begin, max(min(stop, end), begin) - begin, number)
+            for document, begin, end, number in zip(
+                documents.tolist(), begins[:-1].tolist(), begins[1:].tolist(), targets.tolist(), strict=True
+            )
+        ]
+
+    def placed(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
+        if self.replies is not None:
+            for seq_id, (document, length) in enumerate(
+                zip(self.replies.document.tolist(), self.replies.lengths.tolist(), strict=True)
+            ):
+                yield self.tokens.place(document), (seq_id, 0, length - 1)
+            return
+        for document, seq_id, start, stop in self.tokens.documents_of_sequences():
+            last = int(self.table.positions[seq_id])  # the last token of all is a label only
+            yield self.tokens.place(document), (seq_id, max(start - 1, 0), min(stop, last))
+
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        return self.report.bad_rows
+
     def fingerprint(self) -> str:
         return self.tokens.fingerprint()
 
@@ -124,7 +155,7 @@ class TextData(Data):
 
 def num_outputs(files: dict[str, bytes]) -> int:
     """Size of the vocabulary of a run."""
-    return load_tokenizer(files[TOKENIZER]).vocab_size
+    return kept_tokenizer(files).vocab_size
 
 
 def next_command(recipe: Recipe, run: str) -> str:
@@ -142,7 +173,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         RecipeError: likewise; or a stage mixes pairs with other data, or would join or cut them.
     """
     _check_pairs(recipe)
-    tokenizer = load_tokenizer(kept[TOKENIZER]) if kept is not None else None
+    tokenizer = kept_tokenizer(kept) if kept is not None else None
     return _text_data(recipe, open_corpus(recipe, tokenizer=tokenizer, wanted=wanted), wanted)
 
 

@@ -39,7 +39,7 @@ from unpad.data.sources.split import Split, Wanted, describe_groups, describe_sp
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
-from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
 from unpad.models import model_config
 from unpad.models.contract import MarksImages, ModelConfig, PatchConfig
@@ -164,6 +164,10 @@ class VqaData(Data):
     def where(self, seq_id: int) -> str:
         return self.examples[seq_id].where
 
+    @property
+    def bad_rows(self) -> Sequence[BadRow]:
+        return self.bad
+
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.settings.identity().encode())
         for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.grids):
@@ -262,7 +266,7 @@ class VqaData(Data):
 
 def num_outputs(files: dict[str, bytes]) -> int:
     """Size of the vocabulary of a run."""
-    return load_tokenizer(files[TOKENIZER]).vocab_size
+    return kept_tokenizer(files).vocab_size
 
 
 def next_command(recipe: Recipe, run: str) -> str:
@@ -388,7 +392,7 @@ def _turns(example: VqaExample) -> tuple[Turn, ...]:
 
 def _tokenizer(recipe: Recipe, kept: dict[str, bytes] | None, training: list[VqaExample]) -> Tokenizer:
     if kept is not None:
-        return load_tokenizer(kept[TOKENIZER])
+        return kept_tokenizer(kept)
     if recipe.tokenizer.path is not None:
         return open_tokenizer_file(resolve_path(recipe.data, recipe.tokenizer.path))
     texts = (turn.content for example in training for turn in _turns(example))

@@ -22,6 +22,8 @@ from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings
 from unpad.storage import write_atomic
+from unpad.storage.paths import new_path
+from unpad.terminal.printing import print_lines, print_text
 
 COMMANDS = {
     "/clear": "forget the conversation",
@@ -265,7 +267,7 @@ def _command(conversation: Conversation, line: str, interactive: bool, check_sys
     if name == "/save":
         if not argument.strip():
             raise RecipeError("/save needs the name of a file", fix="write for example /save talk.jsonl")
-        path = Path(argument.strip()).expanduser()
+        path = new_path(argument.strip())
         conversation.save(path)
         return f"saved to {path}\n" if interactive else ""
     return f"unknown command {name}; {nearest(name, NAMES)}\n"
@@ -300,7 +302,7 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
         return system_note(run.num_system) if text else ""
 
     def warn(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+        print_lines([line], to_errors=True)
 
     for remark in (plain_note(run.recipe), check(system)):
         if remark:
@@ -311,7 +313,7 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
         run.recipe.data.template,
         run.recipe.generate,
         read_line=input,
-        write=lambda text: print(text, end="", flush=True),
+        write=print_text,
         interactive=sys.stdin.isatty(),
         precision=generation_precision(run.recipe.generate),
         system=system,

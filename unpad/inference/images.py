@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +19,8 @@ from unpad.data.pixels.patches import prepare
 from unpad.data.pixels.sizes import Grid, detail, grid_of
 from unpad.data.seen_pictures import compare_pictures, seen_pictures
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import natural_key
-from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine
+from unpad.data.sources.files import natural_key, refuse_names
+from unpad.data.sources.images import SUFFIXES, Found, ImageExample, examine, file_bytes
 from unpad.data.vqa import questions_about
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.answers import answer, answer_shown
@@ -31,6 +29,7 @@ from unpad.inference.prompts import lost_of
 from unpad.models.contract import Classifies, PixelConfig
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.run.report.kept_patches import Kept, refuse_unshowable
+from unpad.terminal.csv_text import csv_text
 from unpad.terminal.progress import counted
 
 
@@ -84,7 +83,7 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
     """List image files; a folder gives the images in it and below, in natural order.
 
     Raises:
-        SourceError: a path does not exist, or a folder holds no image.
+        SourceError: a path does not exist, a folder holds no image, or the name of one is not UTF-8.
     """
     files: list[Path] = []
     for path in paths:
@@ -97,6 +96,7 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
             files.append(path)
         else:
             raise SourceError("there is no such file or folder", where=str(path), fix="check the path")
+    refuse_names(files)
     return files
 
 
@@ -195,15 +195,12 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
 
 def to_csv(answers: Sequence[Answer]) -> str:
     """One row per file: image, class or answer, probability, fault, mark."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["image", "class" if all(one.text is None for one in answers) else "answer", "probability", "fault", "mark"]
-    )
+    rows = []
     for one in answers:
         name, p = (one.top[0][0], f"{one.top[0][1]:.6f}") if one.top else (one.text or "", "")
-        writer.writerow([one.path, name, p, one.fault, one.mark])
-    return out.getvalue()
+        rows.append([str(one.path), name, p, one.fault, one.mark])
+    said = "class" if all(one.text is None for one in answers) else "answer"
+    return csv_text(["image", said, "probability", "fault", "mark"], rows)
 
 
 @dataclass(frozen=True)
@@ -221,7 +218,7 @@ class _Read:
 def _read(run: LoadedRun, path: Path) -> _Read:
     settings, config = run.recipe.images, run.model.config
     assert isinstance(config, PixelConfig), "checked by classify"
-    content = path.read_bytes()
+    content = file_bytes(path)
     decoded = decode(content, config.channels == WITH_OPACITY)
     _refuse_blank(decoded.pixels)
     height, width = decoded.pixels.shape[:2]

@@ -12,9 +12,8 @@ import torch
 
 from unpad.data.family import Data, family_of, open_data
 from unpad.data.sources.split import Wanted
-from unpad.data.text import TOKENIZER
-from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer
-from unpad.errors import RecipeError, SourceError
+from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
+from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.inference.generate import complete, stream
 from unpad.inference.prompts import Prompt, Reply, count_system_turns, encode
 from unpad.models import build_model, model_config
@@ -56,7 +55,7 @@ class LoadedRun:
             RecipeError: the run is not one of texts.
         """
         self._refuse_without_text()
-        return load_tokenizer(self.files[TOKENIZER])
+        return kept_tokenizer(self.files)
 
     @property
     def generator(self) -> Generates:
@@ -181,4 +180,8 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     model.trained = set_objective(model, last.recipe, of_pairs=last.of_pairs).weights
     weights, state = run_weights(folder)
     put_weights(model, weights, str(folder))
-    return LoadedRun(folder, recipe, model.eval(), files, state.step, state.values["data"])
+    data = state.values.get("data")
+    if not isinstance(data, str):
+        what = "the checkpoint does not say which data it was trained on"
+        raise CheckpointError(what, where=str(folder), fix="use another copy of the run")
+    return LoadedRun(folder, recipe, model.eval(), files, state.step, data)

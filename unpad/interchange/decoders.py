@@ -17,6 +17,7 @@ from unpad.interchange.folder import (
     Table,
     check_covered,
     dtype_name,
+    largest,
     merged,
     refuse,
     with_defaults,
@@ -182,12 +183,18 @@ class DecoderFamily:
 
 
 def _check_numbers(fields: Fields) -> None:
-    """Raise CheckpointError if a size is not a positive integer, or a factor not a positive number."""
+    """Raise CheckpointError if a size is not a positive integer that a model can have, or a factor no positive
+    number."""
     for names, kinds, expected in ((SIZES, (int,), "a positive integer"), (FACTORS, (int, float), "a positive number")):
         for name in names:
             value = fields.get(name)
             if value is not None and (type(value) not in kinds or not value > 0):
                 raise refuse(name, value, expected)
+            if names is SIZES and value is not None and value > largest(name):
+                raise refuse(name, value, f"at most {largest(name):,}")
+    full = fields.get("max_window_layers")
+    if full is not None and (type(full) is not int or full < 0):
+        raise refuse("max_window_layers", full, "a number of blocks")
 
 
 def _meaning(config: Config) -> dict[str, object]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unpad.errors import CheckpointError, nearest
 from unpad.interchange.decoders import DecoderFamily
-from unpad.interchange.folder import Change, Family, Fields
+from unpad.interchange.folder import MOST_SHOWN, Change, Family, Fields, shown
 from unpad.interchange.llava import Llava
 from unpad.interchange.readings import (
     BIASES,
@@ -220,7 +220,7 @@ def family_of(given: Fields, where: Path) -> Family:
         CheckpointError: no family has this `model_type`.
     """
     kind = given.get("model_type") if isinstance(given, dict) else None
-    if kind not in FAMILIES:
-        what = f"model_type is {kind!r}, which is not covered"
-        raise CheckpointError(what, where=str(where), fix=nearest(str(kind), list(FAMILIES)))
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        what = f"model_type is {shown(kind)}, which is not covered"
+        raise CheckpointError(what, where=str(where), fix=nearest(str(kind)[:MOST_SHOWN], list(FAMILIES)))
     return FAMILIES[kind]

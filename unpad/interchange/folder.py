@@ -32,6 +32,8 @@ BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # o
 FLOATS = ("F16", "BF16", "F32", "F64")
 SHARD_BYTES = 5 << 30  # of a weight file; larger models are written as several with an index
 ANOTHER_COPY = "use another copy"
+MOST_SHOWN = 200  # characters of a value in a message
+MOST_NAME_BYTES = 255
 Fields = dict[str, Any]  # of config.json
 
 
@@ -199,6 +201,9 @@ def read_config(folder: Path, family: Family, given: Fields) -> tuple[ModelConfi
         return family.config(given)
     except CheckpointError as error:
         raise CheckpointError(error.what, where=where, fix=error.fix or ANOTHER_COPY) from None
+    except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError) as error:
+        what = f"a field has a value of another kind than models here have: {str(error)[:MOST_SHOWN]}"
+        raise CheckpointError(what, where=where, fix=ANOTHER_COPY) from None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -212,9 +217,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).exists():
         index = storage.parse_json(read_bytes(folder / INDEX), folder / INDEX)
         names = index.get("weight_map") if isinstance(index, dict) else None
-        if isinstance(names, dict) and all(
-            isinstance(name, str) and Path(name).name == name for name in names.values()
-        ):
+        if isinstance(names, dict) and all(map(_is_file_name, names.values())):
             return [folder / name for name in sorted(set(names.values()))]
         what = "weight_map is no list of files of this folder"
         raise CheckpointError(what, where=str(folder / INDEX), fix=ANOTHER_COPY)
@@ -225,6 +228,13 @@ def weight_files(folder: Path) -> list[Path]:
             fix="save the model again with safe_serialization=True",
         )
     return paths
+
+
+def _is_file_name(name: object) -> bool:
+    """True for a name that a file of a folder can have on every system, and no path."""
+    if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+        return False
+    return len(name.encode("utf-8", "surrogatepass")) <= MOST_NAME_BYTES and name.isprintable()
 
 
 @dataclass(frozen=True)
@@ -390,9 +400,20 @@ def _weight_bytes(tensors: Mapping[str, Tensor], most: int | None = None) -> dic
 # --------------------------------------------------------------------------- fields of config.json
 
 
+def largest(size: str) -> int:
+    """Most that a size of a model may be; of blocks, lists are made before there is any weight."""
+    return 10_000 if size in ("num_hidden_layers", "n_layer") else 2**31 - 1
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, and cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
+
+
 def refuse(field: str, value: object, expected: str, fix: str = "") -> CheckpointError:
     """The error for a field of config.json that is not covered; the reader of the folder adds the place."""
-    return CheckpointError(f"{field} is {value!r}, which is not covered; expected {expected}", fix=fix)
+    return CheckpointError(f"{field} is {shown(value)}, which is not covered; expected {expected}", fix=fix)
 
 
 def check_covered(rules: Sequence[tuple[str, object, Sequence[object]]], fix: str = "") -> None:

@@ -27,6 +27,7 @@ from unpad.interchange.folder import (
     Table,
     check_covered,
     dtype_name,
+    largest,
     load_model,
     merged,
     read_json_files,
@@ -336,7 +337,10 @@ def _their_sizes(config: BlockConfig) -> Fields:
 
 
 def _rope_theta(text: Fields) -> Any:
-    return text.get("rope_parameters", {}).get("rope_theta", text["rope_theta"])
+    given = text.get("rope_parameters", {})
+    if not isinstance(given, dict):
+        raise refuse("text_config.rope_parameters", given, "a JSON object", COVERED)
+    return given.get("rope_theta", text["rope_theta"])
 
 
 def _check_sizes(top: Fields, vision: Fields, text: Fields) -> None:
@@ -347,8 +351,8 @@ def _check_sizes(top: Fields, vision: Fields, text: Fields) -> None:
     }
     for section, (fields, names) in needed.items():
         for name in names:
-            if type(fields[name]) is not int or fields[name] < 1:
-                raise refuse(f"{section}.{name}", fields[name], "a positive integer", COVERED)
+            if type(fields[name]) is not int or not 1 <= fields[name] <= largest(name):
+                raise refuse(f"{section}.{name}", fields[name], "a positive integer of that size", COVERED)
     for name in ("vision_feature_layer", "image_token_index"):
         if type(top[name]) is not int:
             raise refuse(name, top[name], "one integer", COVERED)

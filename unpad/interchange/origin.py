@@ -23,10 +23,12 @@ from unpad.recipes.section import first_fault
 from unpad.run.base import run_weights
 from unpad.run.folder import KEPT, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
+from unpad.storage.paths import user_path
 
 FROM = "from"  # field of a recipe's model section
 TOKENIZER = "tokenizer.json"
 CONFIG = "config.json"
+PROCESSOR = "preprocessor_config.json"
 OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
 
 
@@ -67,8 +69,8 @@ def with_origin(recipe: Recipe, known: Recipe | None = None) -> Recipe:
         what = f"model.from is {name}, and train.init_from {recipe.train.init_from}"
         raise RecipeError(what, where="train.init_from", fix="give one of them")
     if is_folder(name):
-        start, path = folder_recipe(Path(name)), str((Path(name) / TOKENIZER).resolve())
-    elif known is not None and known.train.init_from == name and not (Path(name) / RECIPE).is_file():
+        start, path = folder_recipe(user_path(name)), str((user_path(name) / TOKENIZER).resolve())
+    elif known is not None and known.train.init_from == name and not (user_path(name) / RECIPE).is_file():
         start, path = known, known.tokenizer.path or ""
     else:
         folder = find_run(name)
@@ -98,7 +100,7 @@ def _overridden(section: dict[str, Any], given: dict[str, Any]) -> dict[str, Any
 
 def is_folder(name: str) -> bool:
     """True if a name leads to a folder of Hugging Face rather than to a run."""
-    return (Path(name) / CONFIG).is_file() and not (Path(name) / RECIPE).is_file()
+    return (user_path(name) / CONFIG).is_file() and not (user_path(name) / RECIPE).is_file()
 
 
 def folder_recipe(folder: Path) -> Recipe:
@@ -117,14 +119,16 @@ def folder_recipe(folder: Path) -> Recipe:
     images = ImageSettings()
     if isinstance(config, vision_language.Config):
         side = config.vision.side * config.vision.patch
-        colours = files.get("preprocessor_config.json", {})
+        colours = files.get(PROCESSOR, {})
+        if not isinstance(colours, dict):
+            raise CheckpointError("not a JSON object", where=str(folder / PROCESSOR), fix="use another copy")
         given_colours = {name: colours[f"image_{name}"] for name in ("mean", "std") if f"image_{name}" in colours}
         try:
             images = ImageSettings(size="square", square=side, **given_colours)
         except ValidationError as error:
             fault = first_fault(error)
             what = f"{fault.name}: {fault.message}"
-            where = str(folder / "preprocessor_config.json")
+            where = str(folder / PROCESSOR)
             raise CheckpointError(what, where=where, fix="correct this field") from None
     return Recipe(model=config.model_dump(mode="json"), images=images)
 
@@ -143,7 +147,7 @@ def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
     if family not in ("text", "vqa"):
         what = f"{name} is a folder of a model of texts, and a model of kind {recipe.model['kind']} reads {family}"
         raise RecipeError(what, where="train.init_from", fix="set model.from instead")
-    return {TOKENIZER: folder_tokenizer(Path(name), chat=family == "text")}
+    return {TOKENIZER: folder_tokenizer(user_path(name), chat=family == "text")}
 
 
 def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
@@ -158,8 +162,8 @@ def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
     from unpad.interchange.families import family_of
     from unpad.interchange.folder import load_model, read_json_files
 
-    given = read_json_files(Path(name))[CONFIG]
-    model = load_model(Path(name), family_of(given, Path(name) / CONFIG), given)
+    given = read_json_files(user_path(name))[CONFIG]
+    model = load_model(user_path(name), family_of(given, user_path(name) / CONFIG), given)
     return dict(model.state_dict()), name
 
 
@@ -167,7 +171,7 @@ def origin_files(name: str) -> dict[str, bytes]:
     """Small files of the folder that a model comes from, for its export; {} for a model that comes from none."""
     from unpad.interchange.folder import JSON_FILES, read_bytes
 
-    folder = Path(name) if is_folder(name) else find_run(name) / KEPT
+    folder = user_path(name) if is_folder(name) else find_run(name) / KEPT
     return {file: read_bytes(folder / file) for file in (*JSON_FILES, *OTHERS) if (folder / file).is_file()}
 
 
@@ -190,4 +194,4 @@ def folder_of(name: str) -> Path:
     if not is_folder(name):
         fix = "name the folder that holds config.json and safetensors; a run is exported, not imported"
         raise CheckpointError(f"{name} is no folder of Hugging Face", where=name, fix=fix)
-    return Path(name)
+    return user_path(name)

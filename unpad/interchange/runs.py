@@ -10,7 +10,7 @@ from typing import Any
 from unpad import storage
 from unpad.data.family import family_of as data_family
 from unpad.data.tokens.folder_tokenizer import folder_tokenizer
-from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, load_tokenizer
+from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, kept_tokenizer, load_tokenizer
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.interchange.adapters import adapter_files
 from unpad.interchange.families import FAMILIES, family_of
@@ -24,10 +24,11 @@ from unpad.recipes.data import TokenizerSettings
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, TrainSettings
 from unpad.run import checkpoint
-from unpad.run.base import KEY, Base, run_weights
+from unpad.run.base import KEY, read_base, run_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, KEPT, MADE_BY, RECIPE, find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
+from unpad.storage.reading import shaped
 
 # Of the imported run's recipe, with which a trained model is tuned further: far below the peak of training anew.
 TUNING_LR, TUNING_EPOCHS = 2e-5, 3
@@ -152,7 +153,7 @@ def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
         raise RecipeError(what, where=str(folder), fix="export it without --adapter, which merges them")
     fields = run.family.fields(run.model, run.given)
     table = run.family.table(*run.family.config(fields), fields)
-    base = Base(**state.values[KEY])
+    base = read_base(state, folder)
     imported = checkpoint.newest_weights(Path(base.run))[1].values.get("imported", base.run)
     files = adapter_files(kept, run.recipe.lora, table, imported)
     storage.make_folder(out.parent)
@@ -183,8 +184,8 @@ def _open_run(name: str, kind: str | None) -> _Run:
     model = build_model(model_config(recipe.model), data_family(recipe).num_outputs(files))
     checkpoint.put_weights(model, run_weights(folder)[0], str(folder))
     kept = origin_files(name)
-    given: Fields = storage.parse_json(kept[CONFIG], folder / KEPT / CONFIG) if CONFIG in kept else {}
-    tokenizer = load_tokenizer(files[TOKENIZER]) if TOKENIZER in files else None
+    given: Fields = shaped(kept[CONFIG], Fields, folder / KEPT / CONFIG) if CONFIG in kept else {}
+    tokenizer = kept_tokenizer(files) if TOKENIZER in files else None
     return _Run(recipe, model, tokenizer, _family(model, given, kind, name), kept, given)
 
 
@@ -199,6 +200,9 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
         raise RecipeError(f'there is no family "{kind}"', where="--family", fix=nearest(kind, list(FAMILIES)))
     if kind is None and given:
         kind = str(given.get("model_type"))
+        if kind not in FAMILIES:
+            what = f'{CONFIG} that the run keeps names the family "{kind[:40]}", which is unknown'
+            raise CheckpointError(what, where=f"{name}, {KEPT}/{CONFIG}", fix="name a family with --family")
     reasons: dict[str, str] = {}
     for one in [kind] if kind is not None else TRIED:
         family = FAMILIES[one]

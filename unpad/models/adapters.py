@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
+from unpad.nn.dropout import Dropout
 from unpad.nn.linear import Linear
 from unpad.recipes.adapters import LoraSettings
 
@@ -53,6 +54,9 @@ def adapt(model: Model, settings: LoraSettings) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(**_peft_settings(settings, chosen)), model, NAME)
+    for module in model.modules():  # dropout that knows the parts of a micro-batch
+        if isinstance(drops := getattr(module, "lora_dropout", None), nn.ModuleDict) and settings.dropout:
+            drops[NAME] = Dropout(settings.dropout)
     found = {name.partition(ADAPTER)[0] for name in adapter_names(model)}
     assert found == set(chosen), f"peft adapted other layers than asked: {sorted(found.symmetric_difference(chosen))}"
 

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import Classifies, ModelConfig
 from unpad.nn.block import init_weights
-from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.draws import draw
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.precision import wide_dtype, widened
@@ -101,6 +102,5 @@ class Cnn(Classifies):
         hidden = self(batch)
         # With one token per image, the mean only leaves out the padding of a rectangle.
         features = segment_mean(hidden, batch.layout).to(hidden.dtype)
-        return (
-            dropout(features, self.config.dropout, draw_seed()) if self.training and self.config.dropout else features
-        )
+        share = self.config.dropout if self.training else 0.0
+        return dropout(features, share, draw(len(features))) if share else features

@@ -28,6 +28,7 @@ from unpad.nn.block import (
     Unchanged,
     init_weights,
 )
+from unpad.nn.dropout import Dropout
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, target_nll, token_nll
 from unpad.nn.norm import Norm
@@ -216,7 +217,7 @@ class Decoder(Generates, LearnsPreferences):
         self.blocks = nn.ModuleList(Block(config, index) for index in range(config.blocks))
         self.norm = Norm(config.norm, config.width, config.eps, config.dropout)
         self.head = None if config.tied else nn.Linear(config.width, vocab_size, bias=False)
-        self.dropout = nn.Dropout(config.embed_dropout)
+        self.dropout = Dropout(config.embed_dropout)
         init_weights(self, config.blocks)
 
     def forward(

@@ -19,6 +19,7 @@ from unpad.models.contract import Classifies, ModelConfig
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.convolution import ConvolutionalStem, neighbours
+from unpad.nn.draws import random_like
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.norm import Norm
@@ -175,7 +176,7 @@ def _choose_tokens(lengths: Tensor, share: float) -> Tensor:
     """Mask of the tokens to keep, (lengths.sum(),) bool: those with the smallest random keys of each sequence."""
     num_kept = (lengths.double() * (1 - share)).round().long().clamp_min(1).minimum(lengths)  # (num_seqs,)
     sequence = torch.repeat_interleave(lengths)  # (num_tokens,)
-    keys = torch.rand(sequence.numel(), dtype=torch.float64).to(lengths.device)
+    keys = random_like(torch.empty(len(sequence), dtype=torch.float64), torch.rand_like).to(lengths.device)
     by_key = keys.argsort()
     order = by_key[sequence[by_key].argsort(stable=True)]  # by sequence, and within a sequence by key
     # This order keeps sequences in place, so a token's rank is its distance from the start of its sequence.

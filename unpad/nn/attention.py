@@ -18,7 +18,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from unpad.batching.layout import Layout, LengthGroup, PaddedLayout
-from unpad.nn.dropout import draw_seed, kept
+from unpad.nn.draws import Draw, draw
+from unpad.nn.dropout import kept
 from unpad.nn.kernel import Kernel, choose_kernels, note
 from unpad.nn.native.attention import native_attention
 from unpad.nn.precision import wide_dtype
@@ -35,7 +36,7 @@ class Extras:
     """Inputs of attention weights besides queries and keys.
 
     Args:
-        tokens: (total_tokens,) int64, place in the run of each token; dropout draws by it.
+        tokens: (total_tokens,) int64, place of each token; dropout draws by it.
         key_bias: (total_tokens,) or None.
         scale, softcap, sinks: as in `ragged_attention`.
     """
@@ -97,7 +98,7 @@ def self_attention(
     )
     note(kernels)
     kv_heads = (qkv.shape[1] - heads) // 2
-    seed = draw_seed() if dropout else 0
+    drawn = draw(len(qkv)) if dropout else Draw(0)
     if kernels == (Kernel.NATIVE,):
         assert isinstance(layout, Layout), "the native kernel runs on flat runs"
         return native_attention(
@@ -110,7 +111,8 @@ def self_attention(
             rotary=rotary,
             key_bias=key_bias,
             dropout=dropout,
-            seed=seed,
+            seed=drawn.seed,
+            first=drawn.first,
             window=window,
         )
     if qkv_bias is not None:
@@ -124,7 +126,7 @@ def self_attention(
         return reference_attention(q, k, v, layout, causal, key_bias, window)
     extras = None
     if key_bias is not None or dropout:
-        extras = Extras(torch.arange(len(q), device=q.device), key_bias, dropout, seed)
+        extras = Extras(drawn.rows(len(q), q.device), key_bias, dropout, drawn.seed)
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
 
 
@@ -167,7 +169,7 @@ def ragged_attention(
         fused=not shaped and v.shape[2] == head_dim,
     )
     note(kernels)
-    seed = draw_seed() if dropout else 0
+    drawn = draw(len(q)) if dropout else Draw(0)
     if kernels == (Kernel.NATIVE,):
         return native_attention(
             torch.cat([q, k, v], 1),
@@ -177,10 +179,11 @@ def ragged_attention(
             causal=causal,
             scale=scale,
             dropout=dropout,
-            seed=seed,
+            seed=drawn.seed,
+            first=drawn.first,
             window=window,
         )
-    extras = Extras(torch.arange(len(q), device=q.device), None, dropout, seed, scale, softcap, sinks)
+    extras = Extras(drawn.rows(len(q), q.device), None, dropout, drawn.seed, scale, softcap, sinks)
     return _torch_attention(q, k, v, layout, causal, kernels, extras, window)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -18,12 +19,14 @@ from unpad.nn.norm import Norm
 from unpad.nn.rope import Rotary, rotate
 from unpad.recipes.section import Section
 
+MOST_TRIED = 100_000  # numbers of heads that advice is looked for among
+
 
 class BlockConfig(Section):
     """Sizes and choices of a stack of blocks."""
 
     width: int = Field(256, ge=1, description="Channels of the residual stream.")
-    blocks: int = Field(2, ge=0, description="Transformer blocks.")
+    blocks: int = Field(2, ge=0, le=1000, description="Transformer blocks.")
     heads: int = Field(8, ge=1, description="Attention heads.")
     kv_heads: int | None = Field(None, ge=1, description="Key and value heads; default as many as heads.")
     hidden: int = Field(512, ge=1, description="Channels inside the feed-forward part.")
@@ -38,7 +41,8 @@ class BlockConfig(Section):
     @model_validator(mode="after")
     def _heads_fit(self) -> BlockConfig:
         if self.own_head_dim is None and self.width % self.heads:
-            fits = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+            small = range(1, min(math.isqrt(self.width), MOST_TRIED) + 1)
+            fits = sorted({n for heads in small if self.width % heads == 0 for n in (heads, self.width // heads)})
             # An even head size if possible: rotary positions need it.
             fits = [heads for heads in fits if self.width // heads % 2 == 0] or fits
             nearest = min(fits, key=lambda heads: abs(heads - self.heads))

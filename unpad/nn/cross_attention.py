@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout
-from unpad.nn.dropout import draw_seed, kept
+from unpad.nn.draws import Draw, draw
+from unpad.nn.dropout import kept
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -189,11 +190,11 @@ class PairWeights:
         Returns:
             (num_queries, heads, dim) of values' dtype; zeros where a sequence has no keys.
         """
-        seed = draw_seed() if dropout else 0
+        drawn = draw(self.pairs.num_queries, self.pairs.num_keys) if dropout else Draw(0)
         parts = [values[:0]]
         for group, weights in zip(self.pairs.groups, self.rectangles, strict=True):
             if dropout:
-                weights = _drop(weights, group, dropout, seed)
+                weights = _drop(weights, group, dropout, drawn)
             y = _product(weights, group.keys.take(values).transpose(1, 2))
             parts.append(group.queries.flatten(y.transpose(1, 2)).to(values.dtype))
         if self.pairs.groups[0].queries.covers(self.pairs.num_queries):
@@ -216,11 +217,11 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return a.to(b.dtype) @ b
 
 
-def _drop(weights: Tensor, group: PairGroup, share: float, seed: int) -> Tensor:
+def _drop(weights: Tensor, group: PairGroup, share: float, drawn: Draw) -> Tensor:
     """Apply dropout drawn from the places of query, head and key in their runs, so that grouping changes nothing."""
     heads = torch.arange(weights.shape[1], device=weights.device)[:, None, None]
-    rows = group.queries.cells[:, None, :, None] * weights.shape[1] + heads
-    keep = kept(seed, rows, group.keys.cells[:, None, None, :], share)
+    rows = (drawn.first + group.queries.cells[:, None, :, None]) * weights.shape[1] + heads
+    keep = kept(drawn.seed, rows, drawn.first_key + group.keys.cells[:, None, None, :], share)
     return torch.where(keep, weights / (1 - share), 0)
 
 

@@ -7,23 +7,34 @@ hash is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from unpad.nn.draws import Draw, in_parts, random_like
 
 _LOW = 0xFFFFFFFF
 
 
-def draw_seed() -> int:
-    """Draw a seed from torch's generator, in [0, 2^62); a resumed step draws the same one."""
-    return int(torch.randint(1 << 62, ()))
-
-
-def dropout(x: Tensor, share: float, seed: int) -> Tensor:
+def dropout(x: Tensor, share: float, drawn: Draw) -> Tensor:
     """Set a share of (rows, columns) to zero and divide the rest by 1 - share (Srivastava et al. 2014, JMLR 15)."""
     if share == 0:
         return x
-    rows = torch.arange(x.shape[0], device=x.device)
+    rows = drawn.rows(x.shape[0], x.device)
     columns = torch.arange(x.shape[1], device=x.device)
-    return torch.where(kept(seed, rows[:, None], columns, share), x / (1 - share), 0)
+    return torch.where(kept(drawn.seed, rows[:, None], columns, share), x / (1 - share), 0)
+
+
+class Dropout(nn.Module):
+    """Dropout by torch's generator, of (rows, columns); in evaluation none."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.p = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (in_parts() and self.training and self.p):
+            return F.dropout(x, self.p, self.training)
+        return x * random_like(x, lambda whole: F.dropout(torch.ones_like(whole), self.p))
 
 
 def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:

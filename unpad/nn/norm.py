@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.draws import Draw, draw
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import compute_dtype
 from unpad.nn.native import library
 from unpad.nn.native.norm import add_norm
@@ -47,8 +48,10 @@ class Norm(nn.Module):
         """
         dtype = compute_dtype(residual)
         share = self.dropout if self.training and delta is not None else 0.0
-        seed = draw_seed() if share else 0
+        drawn = draw(len(residual)) if share else Draw(0)
         if _runs_native(residual, self.weight, dtype):
+            if delta is not None and drawn.repeats > 1:  # kernels know the first row alone
+                delta, share = dropout(delta, share, drawn), 0.0
             return add_norm(
                 residual,
                 delta,
@@ -57,11 +60,12 @@ class Norm(nn.Module):
                 eps=self.eps,
                 centred=self.bias is not None,
                 dropout=share,
-                seed=seed,
+                seed=drawn.seed,
+                first=drawn.first,
                 dtype=dtype,
             )
         if delta is not None:
-            residual = residual + dropout(delta, share, seed)
+            residual = residual + dropout(delta, share, drawn)
         wide = widened(residual)
         weight, bias = self.weight.to(wide.dtype), None if self.bias is None else self.bias.to(wide.dtype)
         if bias is None:

@@ -27,7 +27,7 @@ def is_divided(tensor: Tensor) -> TypeGuard[DTensor]:
     return isinstance(tensor, DTensor)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole_tensor(tensor: Tensor) -> Tensor:
     """The tensor with the rows of all processes; collective if it is divided.
 
     Raises:
@@ -44,7 +44,7 @@ def whole_tensors(tensors: Mapping[str, Tensor], group: Group) -> dict[str, Tens
     """Whole tensors in the memory of the leading process, put together one by one, and none in others: collective."""
     found = {}
     for name, tensor in tensors.items():
-        values = whole(tensor)
+        values = whole_tensor(tensor)
         if group.leads:
             found[name] = values.cpu()
     return found
@@ -101,4 +101,4 @@ def from_own_rows(held: DTensor, rows: Tensor) -> Tensor:
 
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
     """L2 norm of all values of several tensors, a scalar; collective if they are divided."""
-    return whole(nn.utils.get_total_norm(tensors))
+    return whole_tensor(nn.utils.get_total_norm(tensors))

@@ -115,7 +115,8 @@ class Group:
 
     def _fail(self, error: UnpadError) -> None:
         """Tell the others an error of this process, and raise that of the lowest rank that has one."""
-        self._exchange_bytes(json.dumps([type(error).__name__, error.what, error.where, error.fix]).encode(), error)
+        told = [type(error).__name__, error.summary, error.where, error.fix, *error.details]
+        self._exchange_bytes(json.dumps(told).encode(), error)
 
     def exchange(self, value: T) -> list[T]:
         """Tell a JSON value to all processes, and return the values of all by rank.
@@ -296,16 +297,16 @@ def _bytes(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
 
 
-def _error(rank: int, name: str, what: str, where: str, fix: str) -> UnpadError:
+def _error(rank: int, name: str, what: str, where: str, fix: str, *details: str) -> UnpadError:
     """The error that another process raised."""
     kind = getattr(errors, name, UnpadError)
-    error: UnpadError = kind(f"{what} (process {rank})", where=where, fix=fix)
+    error: UnpadError = kind(f"{what} (process {rank})", where=where, fix=fix, details=details)
     return error
 
 
 @contextmanager
 def lost_processes() -> Iterator[None]:
-    """Turn a broken or silent connection into an error.
+    """Take every error of a block that only sends and receives for the loss of another process.
 
     Raises:
         LostProcessError: torch.distributed failed in the block.
@@ -320,7 +321,7 @@ def lost_processes() -> Iterator[None]:
 
 @contextmanager
 def lost_connections() -> Iterator[None]:
-    """Turn a broken or silent connection into an error, in code that also computes.
+    """Tell the errors of connections from others, in a block that also computes; the others pass as they are.
 
     Raises:
         LostProcessError: the connection to another process failed in the block.

@@ -23,16 +23,15 @@ from types import FrameType
 
 import torch
 
-from unpad.errors import Interrupted, LostProcessError, Terminated, UnpadError
+from unpad.errors import SIGNALS, LostProcessError
 from unpad.processes.own_log import LOGS, log_of, shown
 from unpad.processes.worker import LAUNCHER
+from unpad.terminal.printing import print_lines, print_text, show_cursor
 
 PATIENCE_S = 8.0  # that the others may take to end after one has failed
 POLL_S = 0.1
-SHOW_CURSOR = "\x1b[?25h"
 
-_ENDS: dict[int, type[UnpadError]] = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
-_AGENTS = (signal.SIGHUP, signal.SIGQUIT)  # signals that torch's agent handles
+_AGENTS = (signal.SIGQUIT,)  # signals that torch's agent handles
 
 
 def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
@@ -44,24 +43,24 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
         folder: run directory, which gets the logs of all processes but the first.
 
     Returns:
-        Exit code of the run: that of the lowest rank whose code is not LostProcessError's; 130 or 143 after Ctrl-C or
-        SIGTERM; LostProcessError's if a process was killed.
+        Exit code of the run: that of the lowest rank whose code is not LostProcessError's; 129, 130 or 143 after
+        SIGHUP, Ctrl-C or SIGTERM; LostProcessError's if a process was killed.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(torch.get_num_threads() // processes, 1)))
     if note := crowded(processes):
-        print(note, file=sys.stderr)
+        print_lines([note], to_errors=True)
     with tempfile.TemporaryDirectory(prefix="unpad-") as logs:
         os.environ[LOGS], os.environ[LAUNCHER] = logs, str(os.getpid())
         ended = run_processes(processes, [sys.executable, "-m", "unpad", *arguments])
         for rank in range(1, processes):
             if ended.untold(rank):
-                sys.stderr.write(shown(rank, Path(logs) / f"{rank}.log"))
+                print_text(shown(rank, Path(logs) / f"{rank}.log"), to_errors=True)
         lost = Path(logs) / "0.log"
         error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "")
     if ended.codes.get(0, 0) < 0 and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
-        print(SHOW_CURSOR, flush=True)  # the first process had no time to
+        show_cursor()  # the first process had no time to
     if error:
-        print(error, file=sys.stderr)
+        print_text(f"{error}\n", to_errors=True)
     return ended.code()
 
 
@@ -117,13 +116,14 @@ class Ended:
             lost: error of the first process if it lost the connection to another; it has not shown that.
         """
         if self.signal is not None:
-            what = f"stopped at once by a second {_name(self.signal)}"
-            return str(_ENDS[self.signal](what, where=str(folder))) if self.at_once else ""
+            kind = SIGNALS[self.signal]
+            what = f"stopped at once by a second {kind.name}"
+            return str(kind(what, where=str(folder))) if self.at_once else ""
         if self.first is None:
             return ""
         code, rank = self.codes.get(self.first, 0), self.first
         if code < 0:
-            what = f"process {rank} was killed by {_name(-code)}"
+            what = f"process {rank} was killed by {signal.Signals(-code).name}"
         elif code == LostProcessError.exit_code and self.silent:
             rank = self.silent[0]
             what = f"process {rank} did not answer for the seconds of train.timeout, and was ended"
@@ -138,14 +138,10 @@ class Ended:
         return str(LostProcessError(what, where=str(log if log.is_file() else folder), fix=fix))
 
 
-def _name(number: int) -> str:
-    return {signal.SIGINT: "Ctrl-C"}.get(signal.Signals(number), signal.Signals(number).name)
-
-
 def run_processes(num: int, command: Sequence[str]) -> Ended:
     """Run a command in several processes until all have ended, and return how they ended.
 
-    Must be called in the main thread: it handles Ctrl-C and SIGTERM.
+    Must be called in the main thread: it handles Ctrl-C, SIGTERM and SIGHUP, unless nohup has that ignored.
     """
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -215,8 +211,8 @@ class _Supervisor:
         self._thread.join()
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Note a signal, for the thread."""
-        self.at_once = self.received is not None
+        """Note a signal, for the thread. A terminal that closes sends SIGHUP more than once."""
+        self.at_once = self.at_once or (self.received is not None and number != signal.SIGHUP)
         self.received = self.received or number
 
     def _run(self) -> None:
@@ -238,9 +234,10 @@ class _Supervisor:
 @contextmanager
 def _supervised(pids: Callable[[], Mapping[int, int]]) -> Iterator[_Supervisor]:
     supervisor = _Supervisor(pids)
-    before = {number: signal.getsignal(number) for number in (*_ENDS, *_AGENTS)}
-    for number in _ENDS:
-        signal.signal(number, supervisor.handle)
+    before = {number: signal.getsignal(number) for number in (*SIGNALS, *_AGENTS)}
+    for number in SIGNALS:
+        if number != signal.SIGHUP or before[number] is not signal.SIG_IGN:
+            signal.signal(number, supervisor.handle)
     supervisor.start()
     try:
         yield supervisor

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from unpad.errors import Interrupted, LostProcessError, Terminated, UnpadError
+from unpad.errors import PLEASE_REPORT, SIGNALS, UNFORESEEN, LostProcessError, UnpadError
 from unpad.processes import own_log
+from unpad.terminal.printing import print_text
 
 LAUNCHER = "UNPAD_LAUNCHER"  # set by `launch`: its process id
 LAST_S = 30.0  # that a process waits for the end of the first, which has an error to tell
-_SIGNALLED = (Interrupted.exit_code, Terminated.exit_code)
+_SIGNALLED = [kind.exit_code for kind in SIGNALS.values()]
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,10 +42,10 @@ def run_as_worker(work: Callable[[], None]) -> None:
                 log.show()
         raise
     except BaseException:
-        traceback.print_exc()
+        print_text(f"{traceback.format_exc()}{PLEASE_REPORT}\n", to_errors=True)
         if log is not None:
             log.show()
-        sys.exit(1)
+        sys.exit(UNFORESEEN)
 
 
 def leave_to_launcher(error: UnpadError) -> bool:

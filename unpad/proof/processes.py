@@ -39,9 +39,11 @@ from unpad.processes.start import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
 from unpad.proof.recipe import WORK, plan_sample, spread_margins, take_sample
 from unpad.terminal.progress import progress
+from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import freeze, make_optimizer, set_rate
+from unpad.training.parallelism import Replicas
 from unpad.training.setup import Setup, prepare_setup
-from unpad.training.share import Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
+from unpad.training.share import Share, own_numbers, step_seed
 from unpad.training.step import LossScaler, train_step
 
 # Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.
@@ -131,7 +133,7 @@ def _run(job: Job, folder: Path) -> list[Line]:
     told = [json.loads(path.read_text("utf-8")) for rank in failed if (path := folder / f"{rank}.error").is_file()]
     for name, *texts in told:
         if name != LostProcessError.__name__:  # which is but what another's end has caused
-            raise getattr(errors, name)(texts[0], where=texts[1], fix=texts[2])
+            raise getattr(errors, name)(texts[0], where=texts[1], fix=texts[2], details=texts[3:])
     if failed:
         what = f"process {failed[0]} ended with exit code {processes[failed[0]].exitcode}"
         raise LostProcessError(what, fix="run it again; with fewer processes if memory is short")
@@ -149,7 +151,7 @@ def _process(job: Job, rank: int, folder: Path) -> None:
         if rank == 0:
             (folder / "lines").write_text(json.dumps([asdict(line) for line in lines]), "utf-8")
     except UnpadError as error:
-        told = [type(error).__name__, error.what, error.where, error.fix]
+        told = [type(error).__name__, error.summary, error.where, error.fix, *error.details]
         (folder / f"{rank}.error").write_text(json.dumps(told), "utf-8")
         sys.exit(error.exit_code)
 
@@ -233,10 +235,10 @@ class _Case:
         with closing(steps), group.together() as talk:
             micros = next(steps)
             talk.own = counts_to_json(model, micros, own(planned))
-        sums = gradient_sum(group, recipe.train.sums, list(model.parameters()))
+        parallelism, seed = Replicas(group), recipe.train.seed
         is_summed = group.size > 1 or len(planned) > 1
-        seed = recipe.train.seed
-        share = Share(own(planned), counts_of_all(talk.told), (seed, 0), group, sums if is_summed else None)
+        sums = parallelism.gradient_sum(recipe.train.sums, model) if is_summed else None
+        share = Share(own(planned), counts_of_all(talk.told), (seed, 0), parallelism, sums)
         torch.manual_seed(step_seed(seed, 0))
         result = train_step(
             model,

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal, get_origin
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from unpad.errors import nearest
-from unpad.recipes.section import Section
+from unpad.recipes.section import Section, UserPath
 
 
 class Source(Section):
     """Files to read, their format, and their weight in an epoch."""
 
-    path: str = Field(description="File, folder or glob.")
+    path: UserPath = Field(description="File, folder or glob.")
     weight: float = Field(1.0, gt=0, description="Epochs of this source per epoch of the run; 0.5 draws half of it.")
     format: Literal["auto", "text", "json", "jsonl", "parquet", "csv"] = Field(
         "auto", description="auto: by the file's ending."
@@ -49,7 +49,7 @@ class EventSource(Section):
     numeric_value`; patients, one file per patient, named by the id, `minute, variable, value`.
     """
 
-    path: str = Field(description="File, folder or glob.")
+    path: UserPath = Field(description="File, folder or glob.")
     layout: Literal["auto", "table", "patients", "meds"] = Field(
         "auto",
         description="auto: meds if its columns are present, patients if there is no column for the id, else table.",
@@ -80,7 +80,7 @@ class EventSource(Section):
 class EventLabels(Section):
     """Prediction targets, one row per patient: `label`, or `event` and `duration`."""
 
-    path: str = Field(description="File of the table.")
+    path: UserPath = Field(description="File of the table.")
     id: str = Field("auto", description="Column of the patient's id.")
     label: str | None = Field(None, description="Column of 0 and 1.")
     time: str | None = Field(
@@ -134,7 +134,7 @@ class EventSettings(Section):
         "auto",
         description="Unit of landmark, horizon, duration and window; auto: unit of the events, days for timestamps.",
     )
-    split: str | None = Field(
+    split: UserPath | None = Field(
         None, description="Table of id and split (train, valid or test); patients outside of it are left out."
     )
     window: float | None = Field(
@@ -148,7 +148,9 @@ class EventSettings(Section):
     )
     min_count: int = Field(1, ge=1, description="Codes with fewer occurrences in training are unknown.")
     std_floor: float = Field(1e-3, gt=0, description="Smallest standard deviation of a code, as a share of its mean.")
-    code_embeddings: str | None = Field(None, description="Table of vectors per code: column Key, and numeric columns.")
+    code_embeddings: UserPath | None = Field(
+        None, description="Table of vectors per code: column Key, and numeric columns."
+    )
     max_events: int | None = Field(
         None, ge=1, description="Maximum of events per patient; whole sets are dropped and counted. null keeps all."
     )
@@ -200,7 +202,9 @@ class DataSettings(Section):
     events: Annotated[list[EventSource], BeforeValidator(as_sources)] = Field(
         [], description="Tables of patients' events, joined by the patients' ids."
     )
-    root: str | None = Field(None, description="Folder that relative paths start from; default: the working directory.")
+    root: UserPath | None = Field(
+        None, description="Folder that relative paths start from; default: the working directory."
+    )
     holdout: float = Field(
         0.05,
         ge=0,
@@ -260,7 +264,7 @@ class TokenizerSettings(Section):
     )
     vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Maximum size of the trained vocabulary.")
     min_count: int = Field(1, ge=1, description="Words with fewer occurrences are split into characters.")
-    path: str | None = Field(None, description="A tokenizer.json, for kind: file.")
+    path: UserPath | None = Field(None, description="A tokenizer.json, for kind: file.")
 
     @model_validator(mode="after")
     def _path_with_file(self) -> TokenizerSettings:
@@ -276,7 +280,7 @@ class AugmentSettings(Section):
 
     multiplier: int = Field(0, ge=0, le=20, description="Augmented copies per original.")
     synonyms: float = Field(0.1, ge=0, le=1, description="Probability that a word with a known synonym is replaced.")
-    synonyms_file: str | None = Field(
+    synonyms_file: UserPath | None = Field(
         None, description="Dictionary of synonyms: one group of words per line, separated by spaces."
     )
     delete: float = Field(0.0, ge=0, lt=1, description="Probability that a word is dropped.")

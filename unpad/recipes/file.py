@@ -48,10 +48,16 @@ def load_recipe(
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]:
     """Values of a recipe file, and the line of every key."""
-    if path.stat().st_size > MAX_RECIPE_BYTES:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_RECIPE_BYTES + 1)
+    except OSError as error:
+        what = f"the recipe cannot be read: {error.strerror or error}"
+        raise RecipeError(what, where=str(path), fix="check the path and the file's permissions") from None
+    if len(content) > MAX_RECIPE_BYTES:
         raise RecipeError("the recipe is larger than 1 MB", where=str(path), fix="a recipe is a short YAML file")
     try:
-        loader = LineLoader(path.read_text(encoding="utf-8"))
+        loader = LineLoader(content.decode())
         values = loader.load()
     except YAML_FAULTS as error:
         marked = error if isinstance(error, yaml.MarkedYAMLError) else None

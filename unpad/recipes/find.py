@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unpad.errors import RecipeError, nearest
+from unpad.storage.paths import user_path
 from unpad.terminal.table import described
 
 RECIPES = Path(__file__).parent
@@ -34,7 +35,7 @@ def find_recipe(recipe: str) -> Path:
         if path.is_file():
             return path
         raise RecipeError(f'there is no recipe "{recipe}"', fix=nearest(recipe, recipe_names()))
-    path = Path(recipe)
+    path = user_path(recipe)
     if not path.is_file():
         raise RecipeError(f"there is no file {recipe}", fix="check the path, or see `unpad recipes`")
     return path

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from unpad.errors import RecipeError, nearest
+from unpad.storage.paths import path_fault
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 NOT_A_NUMBER = PydanticCustomError("not_a_number", "Input should be a number, not true or false")
@@ -31,6 +32,16 @@ def earlier_versions() -> Iterator[None]:
         yield
     finally:
         _reads_earlier.reset(token)
+
+
+def _sound_path(path: str) -> str:
+    """Refuse a path that no machine could open. Runs of earlier versions may keep one, of data that has gone since."""
+    if not _reads_earlier.get() and (fault := path_fault(path)):
+        raise ValueError(fault)
+    return path
+
+
+UserPath = Annotated[str, AfterValidator(_sound_path)]  # field of a recipe that names a file or folder of the user
 
 
 class Section(BaseModel):

@@ -6,10 +6,19 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    PlainSerializer,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
 
 from unpad.errors import nearest
-from unpad.recipes.section import Section
+from unpad.recipes.section import Section, UserPath
 
 STRATEGIES = Path(__file__).parents[1] / "batching" / "strategies"
 
@@ -23,6 +32,26 @@ def _known_strategy(name: str) -> str:
     if name not in strategy_names():
         raise ValueError(f'there is no strategy "{name}"; {nearest(name, strategy_names())}')
     return name
+
+
+AUTO = 0  # stands for tokens_per_micro: auto
+
+
+def _known_size(given: Any) -> Any:
+    """A number of tokens as it is, AUTO for auto."""
+    if given == "auto":
+        return AUTO
+    if isinstance(given, int) and given < 1:
+        raise ValueError("Input should be greater than or equal to 1, or auto")
+    return given
+
+
+TokensPerMicro = Annotated[
+    int,
+    BeforeValidator(_known_size),
+    PlainSerializer(lambda size: "auto" if size == AUTO else size, return_type=int | str),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["auto"]}]}),
+]
 
 
 class PlanSettings(Section):
@@ -45,8 +74,10 @@ class PlanSettings(Section):
         description="Batches per optimizer step of fixed, dynamic, bucket and budget (gradient accumulation); "
         "default: until they hold tokens_per_step.",
     )
-    tokens_per_micro: int = Field(
-        4096, ge=1, description="Tokens per micro-batch; limits memory, never changes results."
+    tokens_per_micro: TokensPerMicro = Field(
+        4096,
+        description="Tokens per micro-batch; limits memory, never changes results. auto: the most that memory holds, "
+        "found when a run begins and kept in its recipe as a number.",
     )
     batch_size: int = Field(8, ge=1, description="Sequences per micro-batch of fixed, dynamic and bucket.")
     bucket_width: int = Field(16, ge=1, description="Range of lengths in a bucket, in tokens.")
@@ -191,7 +222,7 @@ class TrainSettings(Section):
     max_steps: int | None = Field(None, ge=0, description="Maximum of steps of the run, all stages together.")
     max_epochs: int | None = Field(None, ge=0, description="Maximum of epochs per stage; 0 skips it.")
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of initial weights, plans, dropout and the held-out split.")
-    init_from: str | None = Field(
+    init_from: UserPath | None = Field(
         None, description="Run or Hugging Face folder to load initial weights and the tokenizer from."
     )
     label_smoothing: float = Field(

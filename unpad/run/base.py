@@ -20,6 +20,7 @@ from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State, newest_weights
 from unpad.run.folder import RECIPE, find_run
+from unpad.storage.reading import known_fields, misfit
 
 KEY = "base"  # of the record among the values of a checkpoint
 
@@ -40,6 +41,19 @@ class Base:
     scaling: float
     precision: Precision
     lowered: list[str]
+
+
+def read_base(state: State, folder: Path) -> Base:
+    """The record of a run's base in its checkpoint, which has one.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    values = state.values[KEY]
+    if fault := misfit(values, Base):
+        fix = "use another copy of the run"
+        raise CheckpointError(f"the record of its base is damaged: {fault}", where=f"{folder}, base", fix=fix)
+    return Base(**known_fields(Base, values))
 
 
 def fingerprint(weights: Mapping[str, Tensor]) -> str:
@@ -75,15 +89,22 @@ def run_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     kept, state = newest_weights(folder)
     if KEY not in state.values:
         return kept, state
-    base = Base(**state.values[KEY])
+    base = read_base(state, folder)
     weights, dtype = _base_weights(base, folder), DTYPES[base.precision]
     lowered = {name: weights[name].to(dtype).to(weights[name].dtype) for name in base.lowered}
     return merged({**weights, **lowered}, kept, base.scaling), state
 
 
+def _is_run(place: Path) -> bool:
+    try:
+        return (place / RECIPE).is_file()
+    except OSError:  # a name that no system can hold
+        return False
+
+
 def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     """Weights of a base, from its place or from beside the run's `folder`, where a copy of both may be."""
-    places = [place for place in (Path(base.run), folder.parent / Path(base.run).name) if (place / RECIPE).is_file()]
+    places = [place for place in (Path(base.run), folder.parent / Path(base.run).name) if _is_run(place)]
     for place in places:
         weights, _ = run_weights(place)
         if fingerprint(weights) == base.sha256:

@@ -11,6 +11,7 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -102,7 +103,8 @@ def step_folder(folder: Path, step: int) -> Path:
 def remove_old(folder: Path, step: int, keep: int) -> None:
     """Delete the oldest checkpoints up to this step, so that the newest `keep` remain."""
     assert keep >= 1, keep
-    steps = _step_folders(folder)
+    with storage.disk_errors(folder):
+        steps = _step_folders(folder)
     done = sorted(other for other in steps if other <= step)
     for old in done[:-keep]:
         for path in (steps[old], storage.replaced(steps[old])):
@@ -212,9 +214,9 @@ def load_newest(folder: Path, held: Held = nothing_held) -> tuple[State, list[st
         The state, and a message for each newer checkpoint that is damaged; None without any checkpoint.
 
     Raises:
-        CheckpointError: all checkpoints are damaged; names each.
+        CheckpointError: all checkpoints are damaged, and each is named; or the folder cannot be read.
     """
-    found = sorted(_step_folders(folder).items(), reverse=True)
+    found = saved_steps(folder)
     damages: list[str] = []
     for step, path in found:
         try:
@@ -332,11 +334,26 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
+def saved_steps(folder: Path) -> list[tuple[int, Path]]:
+    """The numbered checkpoints and their steps, the newest first.
+
+    Raises:
+        CheckpointError: the folder cannot be read.
+    """
+    try:
+        return sorted(_step_folders(folder).items(), reverse=True)
+    except OSError as error:
+        fix = "see that the folder is yours and its disk is well"
+        raise CheckpointError(f"the folder cannot be read: {error.strerror}", where=str(folder), fix=fix) from None
+
+
 def _step_folders(folder: Path) -> dict[int, Path]:
     """The checkpoints by step. One whose replacement was cut short counts under its own name, where `load` finds it."""
-    if not folder.is_dir():
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
         return {}
-    matches = (_STEP_FOLDER.fullmatch(path.name) for path in folder.iterdir())
+    matches = map(_STEP_FOLDER.fullmatch, names)
     return {int(match[3]): folder / match[2] for match in matches if match}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,17 +12,19 @@ from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
+from typing_extensions import TypedDict
 
-from unpad.errors import RecipeError
+from unpad.errors import RecipeError, UnpadError
 from unpad.recipes.changes import differences
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import CHECKPOINTS, find_run, run_recipe
 from unpad.run.report import svg
 from unpad.run.report.history import RunHistory, read_history, run_state
-from unpad.run.report.page import STYLE
+from unpad.run.report.page import POLICY, STYLE
 from unpad.run.report.samples import newest_evaluation
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
+from unpad.storage.reading import read_shaped
 from unpad.terminal.table import text_table
 
 WIDEST = 24  # columns of a cell
@@ -150,13 +153,21 @@ def _notes(folders: list[Path], histories: list[RunHistory]) -> list[str]:
     return notes
 
 
+class _Values(TypedDict):
+    data: str
+
+
+class _State(TypedDict):
+    values: _Values
+
+
 def _fingerprint(folder: Path) -> str:
     """Fingerprint of the data of a run, from its newest checkpoint; empty without one."""
-    states = folder.glob(f"{CHECKPOINTS}/*/state.json")
+    states = [path for path in folder.glob(f"{CHECKPOINTS}/*/state.json") if os.path.exists(path)]
     for state in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
-            return str(json.loads(state.read_text(encoding="utf-8"))["values"]["data"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return str(read_shaped(state, _State)["values"]["data"])
+        except UnpadError:
             continue
     return ""
 
@@ -207,7 +218,7 @@ def _page(found: Comparison, histories: list[RunHistory]) -> str:
     notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in found.notes)
     title = escape(", ".join(found.names))
     return f"""<!doctype html>
-<html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
+<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
 <title>{title} · unpad</title>
 <style>{STYLE}{svg.STYLE}{style}</style>
 <main><header><h1>{title}</h1></header>

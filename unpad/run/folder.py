@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
-from unpad.errors import CheckpointError, RecipeError, nearest
+from typing_extensions import TypedDict
+
+from unpad.errors import RecipeError, nearest
 from unpad.processes.start import refuse_under_torchrun
 from unpad.recipes.file import load_recipe
+from unpad.recipes.find import SUFFIXES, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import earlier_versions
+from unpad.storage.paths import user_path
+from unpad.storage.reading import read_shaped
 
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the Hugging Face folder that the model comes from
@@ -25,12 +29,21 @@ def find_run(run: str | Path) -> Path:
     Raises:
         RecipeError: there is none.
     """
-    for folder in (Path(run), RUNS / run):
+    named = user_path(run)
+    for folder in (named, RUNS / named):
         if (folder / RECIPE).is_file():
             return folder
     known = [folder.name for folder in list_runs()]
     fix = nearest(str(run), known) if known else "train one first: unpad train zh_chat"
     raise RecipeError(f'there is no run "{run}"', where=f"neither {run} nor {RUNS / run} holds a {RECIPE}", fix=fix)
+
+
+def as_run(name: str) -> Path | None:
+    """The run of a name that may be a run's or a recipe's; None for a recipe, as packaged ones come first."""
+    if name in recipe_names() or name.endswith(SUFFIXES):
+        return None
+    named = user_path(name)
+    return next((folder for folder in (named, RUNS / named) if (folder / RECIPE).is_file()), None)
 
 
 def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -49,22 +62,31 @@ def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
 def list_runs(root: Path = RUNS) -> list[Path]:
     """Run directories under `root`, newest first."""
     folders = [path.parent for path in root.glob(f"*/{RECIPE}")]
-    return sorted(folders, key=lambda folder: (folder / RECIPE).stat().st_mtime, reverse=True)
+    return sorted(folders, key=lambda folder: _changed(folder / RECIPE), reverse=True)
+
+
+def _changed(path: Path) -> float:
+    """Time of the last change; 0 for a file that is gone, or a link to nothing."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+class _Command(TypedDict):
+    recipe: str
+    overrides: list[str]
+    precision: NotRequired[str | None]
+    made_by: NotRequired[str]
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """The recipe and overrides that the run was started with."""
-    try:
-        command: dict[str, Any] = json.loads((folder / COMMAND).read_text(encoding="utf-8"))
-        if not isinstance(command, dict) or not isinstance(command.get("recipe"), str):
-            raise ValueError("it names no recipe")
-        if not all(isinstance(one, str) for one in command["overrides"]):
-            raise ValueError("its overrides are not texts")
-        return command
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{COMMAND} cannot be read: {error}", where=str(folder), fix="copy it from a backup"
-        ) from None
+    """Read `run.json`: the recipe and overrides that a run was started with, and its precision.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    return {**read_shaped(folder / COMMAND, _Command, fix="copy it from a backup")}
 
 
 def free_folder(recipe: str, resume: bool) -> Path:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from unpad.data.family import OPTIONAL_FILES, family_of
 from unpad.errors import CheckpointError
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RUNS, run_recipe
+from unpad.storage.reading import read_file
 
 
 def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
@@ -17,16 +19,16 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
         recipe: of a run of the same family, which names the files.
 
     Raises:
-        CheckpointError: a file is missing.
+        CheckpointError: a file is missing or cannot be read.
     """
     files = {}
     for name in family_of(recipe).FILES:
-        if not (folder / name).is_file():
+        if not os.path.exists(folder / name):
             raise CheckpointError(
                 f"{name} is missing", where=str(folder), fix="the run ended before its first step; train again"
             )
-        files[name] = (folder / name).read_bytes()
-    return files | {name: (folder / name).read_bytes() for name in OPTIONAL_FILES if (folder / name).is_file()}
+        files[name] = read_file(folder / name)
+    return files | {name: read_file(folder / name) for name in OPTIONAL_FILES if os.path.exists(folder / name)}
 
 
 def what_next(folder: Path) -> list[str]:

@@ -6,8 +6,6 @@ leave equal bytes. Everything that depends on the machine or the clock is in `ti
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import deque
@@ -30,12 +28,14 @@ from unpad.run.report.history import (
     is_timing,
     load_metrics,
     log_file,
+    metric_fault,
     missing_steps,
     read_rows,
 )
 from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
 from unpad.storage import LineLog, make_folder, write_atomic
+from unpad.terminal.csv_text import csv_text
 
 COLUMNS = (
     "step",
@@ -54,6 +54,7 @@ COLUMNS = (
     "pad_share",
     "skipped",
     "best",
+    "rows",
     "values",
 )
 WARNING_STEPS = 100  # at most one gradient norm warning in so many steps
@@ -78,6 +79,7 @@ class StepRecord:
         weights: of the terms that were trained.
         measures: further numbers of the step, by name.
         skipped: the weights were not changed because the loss or a gradient was not finite.
+        rows: digest of its sequences and spans, of `batching.plan.rows_digest`.
     """
 
     step: int
@@ -95,6 +97,7 @@ class StepRecord:
     weights: dict[str, float]
     skipped: bool = False
     measures: dict[str, float] = field(default_factory=dict)
+    rows: str | None = None
 
 
 def perplexity(loss: float) -> float:
@@ -139,6 +142,7 @@ class Monitor:
         self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
         self._log = LineLog(log_file(folder))
         self._board: Any = None
+        self._has_board = True
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
         self._forget()
@@ -148,12 +152,19 @@ class Monitor:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._report_due = -math.inf
         self._closed = False
+        # It is never flushed, so that a power cut may leave zeros anywhere in it.
+        self._say_lost(log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
 
     def _forget(self) -> None:
         self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
         self._has_gap = False  # whether rows of the epoch so far are lost
         self._nll, self._targets = 0.0, 0  # of the epoch so far
         self._heldout: dict[str, Any] | None = None  # newest held-out row
+
+    def _say_lost(self, file: str, numbers: list[int]) -> None:
+        if numbers:
+            lines = ", ".join(map(str, numbers[:5])) + (f" and {len(numbers) - 5} more" if len(numbers) > 5 else "")
+            self.log("warning", message=f"{file} was damaged in line {lines}, which is left out")
 
     # ----------------------------------------------------------------------- the run's course
 
@@ -174,10 +185,12 @@ class Monitor:
             epoch_steps: steps done within the epoch that goes on.
 
         Raises:
-            CheckpointError: a line before others that are kept is damaged; names file:line.
+            CheckpointError: a line of the metrics before others that are kept is damaged; names file:line.
         """
         self._metrics.truncate(lambda row: row["step"] <= step if is_metric(row) else None)
-        self._timing.truncate(lambda row: row["step"] <= step if is_timing(row) else None)
+        # Of the clock alone.
+        lost = self._timing.truncate(lambda row: row["step"] <= step if is_timing(row) else None, mend=True)
+        self._say_lost(TIMING, lost)
         self._purge_step = step + 1
         self._forget()
         trained = []
@@ -224,7 +237,7 @@ class Monitor:
             peak_bytes: the most that was in use at any time so far, also within steps; never less than after a step.
         """
         self._peak = max(self._peak, peak_bytes, memory_bytes)
-        row = _train_row(record)
+        row = train_row(record)
         self._write(row)
         self._seconds, self._waited = self._seconds + seconds, self._waited + waited
         self._recent.append((seconds, waited))
@@ -355,9 +368,9 @@ class Monitor:
         self._closed = True
         self._screen.close()
         self.sync()
-        self._report()
-        if self._board:
-            self._board.close()
+        if (self.folder / METRICS).exists():  # else the directory was removed, and must not come back
+            self._report()
+        self._on_board(lambda board: board.close())
         for log in (self._metrics, self._timing, self._log):
             log.close()
 
@@ -383,33 +396,42 @@ class Monitor:
 
     def _write_csv(self) -> None:
         """Rewrite metrics.csv from metrics.jsonl."""
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for row in read_rows(self.folder / METRICS, is_metric):
-            writer.writerow([_cell(row.get(name)) for name in COLUMNS])
-        write_atomic(self.folder / "metrics.csv", table.getvalue())
+        rows = read_rows(self.folder / METRICS, metric_fault)
+        table = csv_text(COLUMNS, ([_cell(row.get(name)) for name in COLUMNS] for row in rows))
+        write_atomic(self.folder / "metrics.csv", table)
 
     def _report(self) -> None:
         began = perf_counter()
         try:
             self._write_csv()
             write_report(self.folder)
-        except SourceError as error:  # no step taken yet, or a file was deleted: no reason to end training
-            self.log("report_skipped", message=error.what)
+        except SourceError as error:  # no step taken yet, or a file is damaged: no reason to end training
+            self.log("report_skipped", message=f"{error.what} ({error.where}): {error.fix}")
         now = perf_counter()
         self._report_due = now + max(5.0, REPORT_PAUSE * (now - began))
-        if self._board:
-            self._board.flush()
+        self._on_board(lambda board: board.flush())
 
     def _scalars(self, group: str, values: dict[str, float], step: int) -> None:
-        if self._board is None:
+        if self._board is None and self._has_board:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, and only a run needs it
 
             make_folder(self.folder / "tensorboard")  # private in a private folder
             self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self._purge_step)
-        for name, value in values.items():
-            self._board.add_scalar(f"{group}/{name}", value, step)
+
+        def add(board: Any) -> None:
+            for name, value in values.items():
+                board.add_scalar(f"{group}/{name}", value, step)
+
+        self._on_board(add)
+
+    def _on_board(self, write: Callable[[Any], None]) -> None:
+        """Write to TensorBoard; if that fails, go on without it, as its curves are in the metrics too."""
+        try:
+            if self._board is not None:
+                write(self._board)
+        except OSError as error:
+            self._board, self._has_board = None, False
+            self.log("warning", message=f"nothing more is written for TensorBoard: {error}")
 
     def _warn_of_norm(self, record: StepRecord) -> None:
         self._num_large += 1
@@ -425,13 +447,24 @@ class _Silent:
     verbose = False
     waited_share = 0.0
 
+    def __init__(self, take: Callable[[StepRecord], None] | None) -> None:
+        self._take = take
+
+    def step(self, record: StepRecord, **_: float) -> None:
+        if self._take is not None:
+            self._take(record)
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
-def silent_monitor() -> Monitor:
-    """A monitor for a process that shows and writes nothing, as the first one of its run does both."""
-    return cast(Monitor, _Silent())
+def silent_monitor(take: Callable[[StepRecord], None] | None = None) -> Monitor:
+    """A monitor that shows and writes nothing: of the other processes of a run, or of steps that are taken again.
+
+    Args:
+        take: called with every step.
+    """
+    return cast(Monitor, _Silent(take))
 
 
 def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None, **rest: Any) -> dict[str, Any]:
@@ -440,8 +473,9 @@ def _row(kind: str, step: int, stage: str, epoch: int | None, loss: float | None
     return dict.fromkeys(COLUMNS) | first | {"perplexity": None if loss is None else perplexity(loss)} | rest
 
 
-def _train_row(record: StepRecord) -> dict[str, Any]:
-    same = ("lr", "grad_norm", "sequences", "tokens", "padded_tokens", "targets", "skipped")
+def train_row(record: StepRecord) -> dict[str, Any]:
+    """Row of a step in `metrics.jsonl`."""
+    same = ("lr", "grad_norm", "sequences", "tokens", "padded_tokens", "targets", "skipped", "rows")
     pad_share = 1 - record.tokens / record.padded_tokens if record.padded_tokens else 0.0
     values = dict(record.terms)
     if len(record.weights) > 1:

@@ -14,6 +14,7 @@ import numpy as np
 
 from unpad.data.tokens.cache import read_sealed, write_sealed
 from unpad.errors import CheckpointError
+from unpad.storage.reading import known_fields, shaped
 
 REFERENCE = "reference.bin"  # in a run directory
 
@@ -42,7 +43,11 @@ def find_reference(path: Path) -> tuple[Named, np.ndarray] | None:
     if content is None:
         return None
     head, _, body = content.partition(b"\n")
-    return Named(**json.loads(head)), np.frombuffer(body, "<f8").astype(np.float64)
+    try:
+        named = Named(**known_fields(Named, shaped(head, Named, path)))
+        return named, np.frombuffer(body, "<f8").astype(np.float64)
+    except (CheckpointError, ValueError):
+        return None
 
 
 def read_reference(folder: Path) -> tuple[Named, np.ndarray]:

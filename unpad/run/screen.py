@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from unpad.run.report.svg import short, span
+from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import held
 
 RECENT_STEPS = 50  # steps that rates and time left are computed from
@@ -116,11 +117,9 @@ class Screen:
 
     def line(self, line: str) -> None:
         """Show a line, above the bar if there is one."""
-        # Control characters in file names and messages are not for the terminal to obey.
-        shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
         with self._unbreakable():
             # Soft wrap would hold for the bar below as well, and a terminal that wraps it itself miscounts its lines.
-            self.console.print(shown, markup=False, highlight=False, soft_wrap=not self._live)
+            print_styled(self.console, line, wraps=not self._live)
 
     def close(self) -> None:
         """Stop the live bar where it is and release the terminal."""

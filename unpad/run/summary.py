@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import os
 import shlex
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from unpad.errors import UnpadError
+from unpad.errors import SourceError, UnpadError
 from unpad.run.folder import MADE_BY, list_runs, read_command
-from unpad.run.report.history import METRICS, is_metric, read_log, run_state
+from unpad.run.report.history import METRICS, metric_fault, parse_row, read_log, run_state
 from unpad.run.report.svg import short
+from unpad.storage.reading import opened, read_lines
 from unpad.terminal.table import WIDTH, cells, wrapped
 
 NAME_CELLS = 20
@@ -57,25 +59,35 @@ def describe_runs() -> list[str]:
 
 def summarize(folder: Path) -> RunSummary:
     """Summarize a run; one whose files cannot be read is "damaged", and its command says why."""
-    size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    size = sum(map(_size, folder.rglob("*")))
     try:
         saved, log = read_command(folder), read_log(folder)
         step, heldout = _progress(folder / METRICS)
-    except (UnpadError, KeyError, TypeError) as error:
-        what = error.what if isinstance(error, UnpadError) else f"{type(error).__name__} in its files"
+    except UnpadError as error:
+        place = error.where.removeprefix(f"{folder}/")
+        what = f"{place}: {error.what}" if ":" in place else error.what
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
     command = saved.get(MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
     started = log[0]["time"] if log else ""
     return RunSummary(folder.name, run_state(folder, log), started, step, heldout, size, command)
 
 
+def _size(path: Path) -> int:
+    """Bytes of a file; 0 for anything else, and for one that has gone meanwhile."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
 def _progress(path: Path) -> tuple[int, float | None]:
     """Last step, and the best held-out loss of the newest stage. Most lines are not parsed: there may be millions."""
     last, best, stage = b"", None, None
-    if not path.is_file():
+    if not os.path.exists(path):
         return 0, None
-    with path.open("rb") as lines:
-        for line in lines:
+    with opened(path, SourceError) as lines:
+        for line in read_lines(lines):
             if not line.endswith(b"\n"):
                 break
             last = line
@@ -89,7 +101,6 @@ def _progress(path: Path) -> tuple[int, float | None]:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
+        return parse_row(line, METRICS, metric_fault)
+    except SourceError:
         return None
-    return row if isinstance(row, dict) and is_metric(row) else None

@@ -6,7 +6,7 @@ renamed; then the parent folder is flushed too. A folder carries MANIFEST.json w
 written last and checked on every read.
 """
 
-from unpad.storage.disk import check_space
+from unpad.storage.disk import check_space, disk_errors
 from unpad.storage.files import (
     cache_folder,
     clean_leftovers,
@@ -15,6 +15,7 @@ from unpad.storage.files import (
     sha256,
     sha256_file,
     write_atomic,
+    write_files,
 )
 from unpad.storage.folders import (
     Entry,
@@ -44,6 +45,7 @@ __all__ = [
     "cache_folder",
     "check_space",
     "clean_leftovers",
+    "disk_errors",
     "each_file",
     "end_folder",
     "finite",
@@ -58,6 +60,7 @@ __all__ = [
     "sha256_file",
     "verify_folder",
     "write_atomic",
+    "write_files",
     "write_folder",
     "write_part",
 ]

@@ -18,6 +18,7 @@ from pathlib import Path
 from unpad.errors import DiskError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _TEMPORARY = re.compile(r"\.tmp-(\d{1,9})-([0-9a-f]{8})-\d+")
 PROCESS = secrets.token_hex(4)  # tells processes apart, since pids are reused, in a container at every start
 _numbers = itertools.count()
@@ -62,11 +63,24 @@ def disk_errors(path: Path, needed_bytes: int = 0) -> Iterator[None]:
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in _FULL:
-            what = f"{reason}: needs {needed_bytes:,} bytes, {free_bytes(path):,} are free"
+            what = reason + _space(needed_bytes, free_bytes(path))
             fix = "free some space (or raise your quota or file size limit), or choose another --out"
+        elif error.errno in _NO_LOCKS:
+            what = f"the file system has no locks ({reason}), without which two processes could write one run"
+            fix = "choose an --out on another disk, or have the network file system mounted with locks"
         else:
             what, fix = f"cannot write: {reason}", "check that the folder exists and is yours, or choose another --out"
         raise DiskError(what, where=str(path), fix=fix) from error
+
+
+def _space(needed: int, free: int) -> str:
+    """Bytes that a full disk lacks, as the end of a sentence; those that are free may be none that a file can have."""
+    if not needed:
+        return f"; {free:,} bytes are free"
+    short = f": needs {needed:,} bytes"
+    if free < needed:
+        return f"{short}, {free:,} are free"
+    return f"{short}; {free:,} are free, but a quota, a limit of the size of files or whole blocks leave it less"
 
 
 # --------------------------------------------------------------------------- steps

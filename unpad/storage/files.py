@@ -6,6 +6,8 @@ import errno
 import hashlib
 import itertools
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from unpad.storage.disk import (
     temporary_name,
     write_file,
 )
+from unpad.storage.paths import user_path
+
+WRITERS = 16  # threads that wait for the device at once
 
 
 def sha256(data: bytes | str) -> str:
@@ -35,14 +40,18 @@ def sha256_file(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Folder for reproducible files: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad."""
+    """Folder for reproducible files: $UNPAD_CACHE, else unpad/ in $XDG_CACHE_HOME, else ~/.cache/unpad.
+
+    Raises:
+        RecipeError: the named folder is no path of this machine.
+    """
     if named := os.environ.get("UNPAD_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "unpad"
+        return user_path(named)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "unpad"
 
 
 def make_folder(path: Path, *, private: bool = False) -> None:
-    """Create a folder and its parents durably; an existing folder is left as it is.
+    """Create a folder and its parents durably; an existing folder is left as it is, and its name is made durable.
 
     Args:
         private: whether only the owner may enter the new folders; so it is anyway inside of such a folder.
@@ -52,12 +61,22 @@ def make_folder(path: Path, *, private: bool = False) -> None:
     """
     with disk_errors(path):
         missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
+        _flush_name(missing[-1].parent if missing else path)
         for folder in reversed(missing):
             with suppress(FileExistsError):  # made by another process; a file of this name fails below
                 new_folder(folder, private)
             sync_folder(folder.parent)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+
+
+def _flush_name(folder: Path) -> None:
+    """Flush the name of a folder whose maker may have been killed before it did: all that is in it hangs on that."""
+    try:
+        sync_folder(folder.parent)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):  # nobody makes folders there
+            raise
 
 
 def make_private(folder: Path) -> None:
@@ -90,6 +109,29 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
             discard(temporary)
             raise
         sync_folder(path.parent)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace many small files of a folder, each atomically, and flush them together, which is faster than in turn.
+
+    Raises:
+        DiskError: one cannot be written; nothing temporary remains.
+    """
+
+    def write(name: str) -> None:
+        temporary = temporary_name(folder)
+        try:
+            write_file(temporary, files[name])
+            rename(temporary, folder / name)
+        except BaseException:
+            discard(temporary)
+            raise
+
+    with disk_errors(folder, sum(map(len, files.values()))):
+        with ThreadPoolExecutor(WRITERS) as pool:
+            for _ in pool.map(write, files):
+                pass
+        sync_folder(folder)
 
 
 def clean_leftovers(parent: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from unpad.errors import CheckpointError
+from unpad.errors import CheckpointError, DiskError
 from unpad.storage.disk import disk_errors, file_mode, flush, sync_folder, truncate, write_all
 from unpad.storage.files import write_atomic
 from unpad.storage.strict_json import finite, json_object
@@ -18,7 +19,8 @@ from unpad.storage.strict_json import finite, json_object
 class LineLog:
     """Append-only file of JSON objects, one per line, which a resumed run truncates to its checkpoint.
 
-    Opening drops an unfinished last line, so that the next record starts on its own line.
+    Opening drops what a kill or a power cut leaves at the end: an unfinished line, and lines with zeros in place of
+    what was not flushed. So the next record starts on its own line.
 
     Raises:
         DiskError: the file cannot be opened, or later written; a failed record leaves no partial line.
@@ -31,7 +33,11 @@ class LineLog:
     def append(self, record: dict[str, Any]) -> None:
         """Append one record in one write. Keys keep their order; a non-finite float becomes the text "nan" or "inf"."""
         line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
-        size = os.fstat(self._descriptor).st_size
+        status = os.fstat(self._descriptor)
+        if status.st_nlink == 0:
+            what, fix = f"{self.path.name} was deleted while it was being written", "put the folder back from a copy"
+            raise DiskError(what, where=str(self.path), fix=f"{fix} and continue with --resume, or begin again")
+        size = status.st_size
         with disk_errors(self.path, len(line)):
             try:
                 write_all(self._descriptor, self.path, line)
@@ -45,30 +51,35 @@ class LineLog:
         with disk_errors(self.path):
             flush(self._descriptor, self.path)
 
-    def truncate(self, keep: Callable[[dict[str, Any]], bool | None]) -> None:
+    def truncate(self, keep: Callable[[dict[str, Any]], bool | None], *, mend: bool = False) -> list[int]:
         """Keep the records for which `keep` is true, byte for byte, and drop lines cut short by a crash.
 
         Args:
             keep: returns None for an object that is no record of this log.
+            mend: whether invalid lines before a kept record are dropped, too.
+
+        Returns:
+            Numbers of such lines.
 
         Raises:
-            CheckpointError: an invalid line precedes a kept record.
+            CheckpointError: an invalid line precedes a kept record, unless `mend`.
             DiskError: the file cannot be rewritten; it is unchanged.
         """
         with disk_errors(self.path):
             data = self.path.read_bytes()
         kept: list[bytes] = []
-        damaged = 0
+        damaged, dropped = list[int](), 0
         for number, line in enumerate(data.split(b"\n")[:-1], start=1):
             record = json_object(line)
             kept_here = None if record is None else keep(record)
             if kept_here is None:
-                damaged = damaged or number
+                damaged.append(number)
             elif kept_here:
-                if damaged:
+                dropped = len(damaged)
+                if damaged and not mend:
                     raise CheckpointError(
                         "the line is not a JSON object, or lacks fields of this file",
-                        where=f"{self.path}:{damaged}",
+                        where=f"{self.path}:{damaged[0]}",
                         fix="remove or correct the line",
                     )
                 kept.append(line + b"\n")
@@ -76,6 +87,7 @@ class LineLog:
             write_atomic(self.path, b"".join(kept))
             os.close(self._descriptor)
             self._open()
+        return damaged[:dropped]
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -83,8 +95,23 @@ class LineLog:
     def _open(self) -> None:
         with disk_errors(self.path):
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode(self.path))
-            size = os.fstat(self._descriptor).st_size
+            status = os.fstat(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                os.close(self._descriptor)
+                what, fix = (
+                    "a log is to be written here, and this is no regular file",
+                    "remove it, or choose another --out",
+                )
+                raise DiskError(what, where=str(self.path), fix=fix)
+            size = status.st_size
             if size == 0:
                 sync_folder(self.path.parent)
-            elif os.pread(self._descriptor, 1, size - 1) != b"\n":
-                truncate(self._descriptor, self.path, self.path.read_bytes().rfind(b"\n") + 1)
+            elif (whole := _size_of_whole_lines(self.path.read_bytes())) != size:
+                truncate(self._descriptor, self.path, whole)
+
+
+def _size_of_whole_lines(data: bytes) -> int:
+    end = data.rfind(b"\n") + 1
+    while end and b"\0" in data[(start := data.rfind(b"\n", 0, end - 1) + 1) : end]:
+        end = start
+    return end

@@ -10,19 +10,58 @@ from typing import Any
 from unpad.errors import CheckpointError
 
 OTHER_COPY = "use another copy, or remove this one"
+MOST_DEPTH = 100  # of lists and objects in each other
 
 
 def parse_json(data: bytes, where: Path) -> Any:
     """Parse strict JSON from an untrusted file.
 
     Raises:
-        CheckpointError: it is not UTF-8, not JSON, nested too deeply, or has too large a number.
+        CheckpointError: `strict_value` refuses it.
     """
     try:
-        return json.loads(data.decode(), parse_constant=_refuse_constant)
+        return strict_value(data)
+    except ValueError as error:
+        raise CheckpointError(f"{where.name} is not usable JSON: {error}", where=str(where), fix=OTHER_COPY) from None
+
+
+def strict_value(data: bytes) -> Any:
+    """Parse strict JSON from an untrusted source; its texts are Unicode, and it is nested no deeper than MOST_DEPTH.
+
+    Raises:
+        ValueError: it is not UTF-8, not JSON, nested too deeply, or has too large a number or half a character.
+    """
+    try:
+        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        if b"\\ud" in data or b"\\uD" in data:
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0]
-        raise CheckpointError(f"{where.name} is not usable JSON: {reason}", where=str(where), fix=OTHER_COPY) from None
+        if isinstance(error, UnicodeEncodeError):
+            raise ValueError("a text holds half of a surrogate pair") from None
+        raise ValueError("nested too deeply" if isinstance(error, RecursionError) else _first_line(error)) from None
+    if data.count(b"[") + data.count(b"{") > MOST_DEPTH and _is_deeper(value, MOST_DEPTH):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """True if lists and objects are nested deeper than this."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refuse_constant(text: str) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import TypeVar
 
+from unpad.terminal.printing import escaped
+
 REFRESH_SECONDS = 0.1
 LEFT_AFTER_SECONDS = 2.0  # an estimate from less would jump
 ERASE = b"\r\x1b[K"
@@ -113,9 +115,7 @@ def _draw() -> None:
     _drawn_at = perf_counter()
     width = max(shutil.get_terminal_size().columns - 1, 10)
     line = " · ".join(bar.text() for bar in _shown)
-    # Control characters in file names are not for the terminal to obey.
-    line = "".join(c if c.isprintable() else "?" for c in line)
-    _write(ERASE + _cut(line, width).encode())
+    _write(ERASE + _cut(escaped(line), width).encode())
 
 
 def _cut(line: str, width: int) -> str:

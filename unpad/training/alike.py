@@ -17,7 +17,6 @@ from unpad.models.contract import Model
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.run.base import fingerprint
-from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 
@@ -90,7 +89,7 @@ def check_weights(setup: Setup, step: int) -> None:
     Raises:
         UnlikeProcessesError: those of a process differ from those of the first.
     """
-    if setup.group.size == 1 or setup.sharding is not None or isinstance(setup.model, PipelinedDecoder):
+    if setup.group.size == 1 or not setup.parallelism.replicates:
         return
     first, *others = setup.group.exchange(weights_hash(setup.model))
     for rank, other in enumerate(others, start=1):

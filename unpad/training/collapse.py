@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unpad.errors import CollapseError
+from unpad.errors import CheckpointError, CollapseError
 from unpad.models.adapters import kept_weights, load_kept
 from unpad.models.contract import HasLatent
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
+from unpad.storage.reading import known_fields, misfit
 from unpad.training.latent import LatentReading, Sample, draw_sample, read_latent
 from unpad.training.stage import StageSetup
 from unpad.training.watch import Action, SavedWatches, Verdict
@@ -70,7 +71,10 @@ class CollapseMonitor:
     def __init__(self, settings: CollapseSettings, model: HasLatent, sample: Sample, saved: SavedWatches) -> None:
         self.settings, self.model, self.sample = settings, model, sample
         values = saved.states.get(self.name, {"since": saved.stage_start, "healthy_step": saved.stage_start})
-        self.state = CollapseState(**values)
+        if fault := misfit(values, CollapseState):
+            fix = "use another copy of the run, or resume with collapse.policy=off"
+            raise CheckpointError(f"the saved state of the watch is damaged: {fault}", where=self.name, fix=fix)
+        self.state = CollapseState(**known_fields(CollapseState, values))
         self._reads = settings.policy != "off" and sample.num_sets > 1
         self._healthy: dict[str, Tensor] = {}
         if self._reads and settings.policy in ("save", "recover"):

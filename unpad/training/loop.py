@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
 from rich.console import Console
 
 from unpad import storage
 from unpad.data.text import TextData
-from unpad.errors import RecipeError, UnpadError
+from unpad.errors import DiskError, RecipeError, UnpadError
 from unpad.evaluation.attention_maps import attention_maps
 from unpad.evaluation.samples import sample_replies
 from unpad.interchange.origin import is_folder, keep_origin, open_recipe, starting_weights
-from unpad.models.contract import Generates
+from unpad.models.contract import Generates, Model
 from unpad.processes import own_log
 from unpad.processes.group import ALONE, Group
+from unpad.recipes.changes import differences
+from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, RECIPE, run_recipe
 from unpad.run.kept import open_files
@@ -29,9 +31,9 @@ from unpad.run.report.samples import keep_samples
 from unpad.run.screen import open_console
 from unpad.run.timers import Timers, Timing, covered_steps
 from unpad.training.alike import check_alike, check_folder, check_recipe, check_weights
+from unpad.training.context import AfterEvaluation, RunContext
 from unpad.training.fit import share_out
 from unpad.training.length import run_length
-from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.pipeline_recipe import check_pipeline
 from unpad.training.progress import Progress, restore, save_best, write_run_files
 from unpad.training.resume import describe_changes, recorded_precision, resumed_recipe
@@ -39,7 +41,7 @@ from unpad.training.setup import Setup, check_stages, describe, divide, prepare_
 from unpad.training.sharding import check_sharding
 from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
-from unpad.training.stage_loop import AfterEvaluation, RunContext, run_stage
+from unpad.training.stage_loop import run_stage
 
 
 @dataclass(frozen=True)
@@ -112,19 +114,16 @@ def train(
             if exists:
                 overrides, settings, saved = resumed_recipe(recipe, overrides, folder)
             check_pipeline(settings, group)
-            files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
         group.limit(settings.train.timeout)
         check_recipe(group, folder, settings, exists=exists)
         with group.together():
-            setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
-            with timers("build"):
-                check_stages(setup)
-                # A run goes on in one process, which holds the whole model.
-                check_sharding(settings, setup.model, 2 if exists and group.size == 1 else group.size)
+            setup = _prepare(settings, folder, timers, group, exists=exists)
             with timers("plan"):
                 setup, changes, advice = share_out(setup, overrides, fit=fit_processes and not exists)
-                overrides = [*overrides, *changes]
+                overrides, advice = [*overrides, *changes], [*([setup.auto] if setup.auto else []), *advice]
                 length = run_length(setup.stages)
+            if exists and fit_processes:
+                advice.append("--fit-processes is for new runs; this one keeps its micro-batches")
         check_alike(setup)
         with group.together():
             if group.leads:
@@ -133,44 +132,60 @@ def train(
         with group.together():
             own_log.keep(folder, private=setup.data.private)
         with timers("build"):
-            if settings.train.shard != "none":
+            if not is_whole:
                 check_weights(setup, 0)  # later they are in no process as a whole
             setup = divide(setup)
         progress, state, warnings = restore(setup) if exists else (Progress(), None, [])
         notes += describe_changes(setup, saved, progress) if exists else []
+        changed = differences(saved, settings) if exists else {}
         with group.together():
             if state is None and settings.train.init_from and setup.base is None:
-                notes.append(_start_from(setup, settings.train.init_from))
+                notes.append(start_from(setup, settings.train.init_from))
             with timers("save"):
                 write_run_files(setup, recipe, overrides)
                 if group.leads and not exists and settings.train.init_from:
                     keep_origin(settings.train.init_from, folder)
         check_weights(setup, progress.step)
-        monitor = (
-            silent_monitor()
-            if not group.leads
-            else Monitor(
-                folder,
-                log_every=settings.train.log_every,
-                grad_norm_warning=settings.train.grad_norm_warning,
-                console=console or open_console(),
-                total_steps=length.last(progress.stage, progress.step - progress.stage_step).step,
-                verbose=verbose,
-            )
-        )
+        last = length.last(progress.stage, progress.step - progress.stage_step).step
+        monitor = _open_monitor(setup, console, last, verbose=verbose)
         try:
-            _log_start(monitor, exists, progress, notes, warnings)
-            if exists and fit_processes:
-                advice.append("--fit-processes is for new runs; this one keeps its micro-batches")
+            _log_start(monitor, exists, progress, notes, warnings, changed)
             for message in advice:
                 monitor.notice("note", message=message)
             run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)
             return _run_stages(run, state, began)
         except UnpadError as error:
-            monitor.log("stopped", message=error.what, exit_code=error.exit_code)
+            with suppress(DiskError):  # what ended the run is what is told
+                monitor.log("stopped", message=error.what, exit_code=error.exit_code)
             raise
         finally:
             monitor.close()
+
+
+def _prepare(settings: Recipe, folder: Path, timers: Timers, group: Group, *, exists: bool) -> Setup:
+    """Read the data, build the model and check every stage; `exists` says that a run goes on."""
+    files, recorded = (open_files(settings, folder), recorded_precision(folder)) if exists else (None, None)
+    setup = prepare_setup(settings, folder, files, timers, recorded=recorded, group=group)
+    with timers("build"):
+        check_stages(setup)
+        # A run goes on in one process, which holds the whole model.
+        check_sharding(settings, setup.model, 2 if exists and group.size == 1 else group.size)
+    return setup
+
+
+def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: bool) -> Monitor:
+    """Open the metric files and the screen of a run that ends at step `last`, in the process that holds them."""
+    train = setup.recipe.train
+    if not setup.group.leads:
+        return silent_monitor()
+    return Monitor(
+        setup.folder,
+        log_every=train.log_every,
+        grad_norm_warning=train.grad_norm_warning,
+        console=console or open_console(),
+        total_steps=last,
+        verbose=verbose,
+    )
 
 
 def _holds_run(folder: Path, resume: bool) -> bool:
@@ -188,9 +203,9 @@ def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool)
     Args:
         private: whether only the owner may enter it.
     """
+    storage.make_folder(folder.parent)
+    storage.make_folder(folder, private=private)
     if not locked:
-        storage.make_folder(folder.parent)
-        storage.make_folder(folder, private=private)
         stack.enter_context(storage.RunLock(folder))
         _holds_run(folder, resume=False)  # another process may have started a run there meanwhile
     if private:
@@ -200,7 +215,7 @@ def _take_folder(folder: Path, locked: bool, stack: ExitStack, *, private: bool)
             storage.clean_leftovers(path)
 
 
-def _start_from(setup: Setup, start: str) -> str:
+def start_from(setup: Setup, start: str) -> str:
     """Load another model's weights and return a log message. Parameters that it lacks keep their initial values."""
     weights, where = starting_weights(start)
     missing = put_weights(setup.model, weights, where, setup.model.additions)
@@ -209,14 +224,27 @@ def _start_from(setup: Setup, start: str) -> str:
     return f"from the weights of {where}" + (f"; initialized, {lacking}: {parts}" if missing else "")
 
 
-def _log_start(monitor: Monitor, exists: bool, progress: Progress, notes: list[str], warnings: list[str]) -> None:
-    """Truncate the metric files to the resume point and log how the run started."""
+def _log_start(
+    monitor: Monitor,
+    exists: bool,
+    progress: Progress,
+    notes: list[str],
+    warnings: list[str],
+    changed: dict[str, tuple[Any, Any]],
+) -> None:
+    """Truncate the metric files to the resume point and log how the run started.
+
+    Args:
+        changed: fields of the recipe that a resume changes, old and new; with them the log tells the recipe of every
+            step.
+    """
     if exists:
         monitor.resume(progress.step, progress.epoch_step)
     for message in warnings:
         monitor.log("warning", message=message)
     if exists:
-        monitor.log("resumed", step=progress.step, message="; ".join([f"at step {progress.step}", *notes]))
+        message = "; ".join([f"at step {progress.step}", *notes])
+        monitor.log("resumed", step=progress.step, message=message, changed=changed)
     else:
         monitor.log("started", message="; ".join(notes) or "a new run")
 
@@ -225,7 +253,7 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     """Train all stages from where the progress is; `state` is the checkpoint that a run resumes from."""
     setup, progress, monitor, timers = run.setup, run.progress, run.monitor, run.timers
     with timers("log"):
-        monitor.log("environment", **setup.environment)
+        monitor.log("environment", **setup.environment, processes=setup.group.size)
         if facts := setup.data.facts():
             monitor.log("data", **facts)
         monitor.start(setup.group.of_leader(lambda: describe(setup)))  # pictures are compared for it
@@ -242,10 +270,10 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
             progress.next_stage()
     if not has_best:  # the last stage had nothing to do: save the weights as they are
         save_best(setup, progress)
-    if trained and progress.step > start and setup.sharding is None:
-        run = replace(run, setup=_with_all_stages(setup))
-        if setup.group.leads:
-            _keep_samples(run, trained[-1].kinds)
+    if trained and progress.step > start:
+        model = setup.parallelism.whole_model(setup.model)
+        if model is not None and setup.group.leads:
+            _keep_samples(run, model, trained[-1].kinds)
     timings = timers.summary(time.perf_counter() - began)
     monitor.log("timers", rows=timings, after_step=start, step=progress.step)
     monitor.log("finished", step=progress.step, heldout_loss=heldout)
@@ -253,22 +281,16 @@ def _run_stages(run: RunContext, state: State | None, began: float) -> Result:
     return Result(setup.folder, progress.step, epochs, heldout, start, timings, monitor.waited_share)
 
 
-def _with_all_stages(setup: Setup) -> Setup:
-    """The set-up with the whole model in place of a pipeline stage, on the processor of the leading process."""
-    whole = setup.model.whole() if isinstance(setup.model, PipelinedDecoder) else None
-    return setup if whole is None else replace(setup, model=whole, device=torch.device("cpu"))
-
-
-def _keep_samples(run: RunContext, kinds: tuple[str, ...]) -> None:
+def _keep_samples(run: RunContext, model: Model, kinds: tuple[str, ...]) -> None:
     """Keep what the page shows of the weights that the model ends with: of texts replies to held-out prompts, of texts
     and images attention maps of one example."""
-    model, data = run.setup.model, run.setup.data
+    data = run.setup.data
     if isinstance(model, Generates) and isinstance(data, TextData):
         with run.timers("samples"):
             pairs = sample_replies(model, data, run.setup.recipe, kinds)
             keep_samples(run.setup.folder, run.progress.step, pairs)
     with run.timers("samples"):
-        maps = attention_maps(model, data, run.setup.device)
+        maps = attention_maps(model, data, next(model.parameters()).device)
         if maps is not None:
             keep_attention(run.setup.folder, maps)
 

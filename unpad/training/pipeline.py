@@ -17,25 +17,20 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.plan import Plan
 from unpad.models.contract import ScoresTokens
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Stream
 from unpad.nn.linear import compute_dtype
 from unpad.nn.losses import Terms, token_nll
-from unpad.nn.precision import Precision, wide_dtype
-from unpad.processes.group import ALONE, TIMEOUT_S, Group, lost_processes
-from unpad.processes.sums import ExactSum, GradientSum
-from unpad.training.pipeline_part import Part, share_at_work, stage_blocks
-from unpad.training.share import MicroResult, Share
+from unpad.nn.precision import wide_dtype
+from unpad.processes.group import TIMEOUT_S, Group, lost_processes
+from unpad.training.pipeline_part import Part, stage_blocks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-IDLE = 0.2  # of the time, above which a run says so
 
 
 class PipelinedDecoder(ScoresTokens):
@@ -81,85 +76,11 @@ class PipelinedDecoder(ScoresTokens):
             return next(stage for stage, blocks in enumerate(self.spans) if index in blocks)
         return 0 if part in ("embed", "position_embed") else self.group.size - 1
 
-    def describe(self) -> str:
-        """The stages in one line."""
-        spans = [f"{blocks.start} to {blocks[-1]}" if len(blocks) > 1 else f"{blocks.start}" for blocks in self.spans]
-        return f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"
-
-    def advice(self, made: Plan) -> str:
-        """A warning if the updates of a plan leave stages idle for longer than IDLE of the time; "" otherwise."""
-        share, num = share_at_work(made, self.group.size), made.num_micros / max(made.num_steps, 1)
-        if share >= 1 - IDLE:
-            return ""
-        what = f"updates of {num:.1f} micro-batches keep a pipeline stage at work {share:.0%} of the time at best"
-        return f"{what}; a lower plan.tokens_per_micro makes more of them"
-
-    # ----------------------------------------------------------------------- training
-
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         """As of `Decoder`."""
         return self.part.decoder.count_targets(batch)
 
-    def gradient_sum(self, kind: str) -> GradientSum | None:
-        """The sum over micro-batches that a recipe's `train.sums` names; None where autograd adds."""
-        return _OfStage(list(self.parameters())) if kind == "exact" else None
-
-    def accumulate(
-        self,
-        passes: Sequence[tuple[int | None, RaggedBatch]],
-        share: Share,
-        loss: Callable[[Terms], Tensor],
-        precision: Precision,
-        scale: float,
-    ) -> dict[int, MicroResult]:
-        """Add the gradients of an update to those of this stage's parameters.
-
-        Args:
-            passes: all micro-batches with targets, with their places in the update, as `share` has them.
-            loss: what the backward pass of a micro-batch begins with.
-            scale: that `share.sums` takes out.
-
-        Returns:
-            Results of the micro-batches by their places, in the last stage; none in the others.
-
-        Raises:
-            LostProcessError: another stage is gone or silent.
-        """
-        from unpad.training.pipeline_schedule import PipelineUpdate, run_update
-
-        micros = {number: batch for number, batch in passes if number is not None}
-        if not micros:
-            return {}
-        update = PipelineUpdate(micros, share, loss, precision, scale, self.label_smoothing)
-        return {number: MicroResult(terms, {}) for number, terms in run_update(self.part, update).items()}
-
-    def total_norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """L2 norm of the gradients of all stages; those of this stage come in the order of its parameters."""
-        numbers = [number for number, parameter in enumerate(self.parameters()) if parameter.grad is not None]
-        norms = torch._foreach_norm(list(gradients)) if gradients else ()
-        told = self.group.exchange([[n, float(norm)] for n, norm in zip(numbers, norms, strict=True)])
-        every = [norm for _, norm in sorted((number, norm) for own in told for number, norm in own)]
-        norms_of_all = torch.tensor(every, dtype=wide_dtype(self.part.dtype))
-        norm: Tensor = torch.linalg.vector_norm(norms_of_all)
-        return norm
-
-    @torch.no_grad()
-    def share_tied(self) -> None:
-        """Give the last stage the embedding of the first as its head, after an update."""
-        part = self.part
-        if part.ties is None:
-            return
-        import torch.distributed as dist
-
-        with lost_processes():
-            if part.is_first:
-                dist.send(part.decoder.embed.weight.detach(), part.size - 1, part.ties)
-            elif part.head is not None:
-                received = torch.empty_like(part.head)
-                dist.recv(received, 0, part.ties)
-                part.head.copy_(received)
-
-    # ----------------------------------------------------------------------- evaluation
+    # ----------------------------------------------------------------------- passes
 
     @torch.no_grad()
     def forward(self, batch: RaggedBatch) -> Tensor:
@@ -170,7 +91,7 @@ class PipelinedDecoder(ScoresTokens):
 
     @torch.no_grad()
     def losses(self, batch: RaggedBatch) -> Terms:
-        """As of `Decoder`, but for the gradients: these come from `accumulate`."""
+        """As of `Decoder`, but for the gradients: these come from `pipeline_schedule.run_update`."""
 
         def measured(stream: Stream) -> Tensor:
             terms = self.part.losses(stream, batch, self.label_smoothing)
@@ -266,7 +187,7 @@ class PipelinedDecoder(ScoresTokens):
                     dist.recv(found[name], rank, self.part.stages)
         return found
 
-    def whole(self) -> Decoder | None:
+    def whole_decoder(self) -> Decoder | None:
         """The decoder with the weights of all stages, on the processor, in the leading process; None in the others."""
         weights = self.gathered(self.state_dict())
         if not self.group.leads:
@@ -274,33 +195,6 @@ class PipelinedDecoder(ScoresTokens):
         decoder = Decoder(self.config, self.part.decoder.vocab_size).to(self.part.dtype)
         decoder.load_state_dict(weights)
         return decoder
-
-
-class _OfStage:
-    """Exact sum of the gradients of one stage over micro-batches. Its parameters are its own: no process adds to them.
-
-    Args:
-        parameters: of the stage, and those on the meta device, which have no gradient.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.inner = ExactSum(parameters)
-        self.used: set[int] = set()  # none that another process has
-
-    def begin(self, *, rounded: bool, takes: int) -> None:
-        """As of GradientSum."""
-        self.inner.begin(rounded=rounded, takes=takes)
-
-    def take(self, scale: float = 1.0) -> None:
-        """As of GradientSum."""
-        self.inner.take(scale)
-
-    def finish(self, group: Group, used: set[int]) -> None:
-        """As of GradientSum; `group` and `used` are those of all stages."""
-        self.inner.finish(ALONE, self.inner.used)
-
-    def give_up(self) -> None:
-        """As of GradientSum; nothing is sent."""
 
 
 def _connected(ranks: Sequence[int], timeout_s: float) -> ProcessGroup:

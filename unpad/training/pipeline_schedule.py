@@ -12,7 +12,7 @@ forward passes first; the gradients are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,34 +23,30 @@ from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
 from unpad.nn.losses import Terms
-from unpad.nn.precision import DTYPES, Precision, autocast
+from unpad.nn.precision import DTYPES, autocast
 from unpad.processes.group import lost_processes
+from unpad.training.passes import Passes
 from unpad.training.pipeline_part import Part
-from unpad.training.share import Share
 
 
 @dataclass(frozen=True)
-class PipelineUpdate:
+class _Update:
     """One update, as every stage has it.
 
     Args:
-        micros: micro-batches with targets by their places in the update.
-        loss: what the backward pass of a micro-batch begins with.
-        scale: factor of the loss.
+        passes: of all micro-batches with targets.
+        micros: these by their places in the update.
     """
 
+    passes: Passes
     micros: Mapping[int, RaggedBatch]
-    share: Share
-    loss: Callable[[Terms], Tensor]
-    precision: Precision
-    scale: float
     label_smoothing: float
 
     @property
     def each_micro(self) -> bool:
         """True if a tied head sends its gradient with every micro-batch, to be rounded with the embedding's, and not
         once."""
-        return self.share.sums is not None
+        return self.passes.sums is not None
 
     @property
     def fill_to(self) -> int:
@@ -58,8 +54,11 @@ class PipelineUpdate:
         return max(batch.total_tokens for batch in self.micros.values())
 
 
-def run_update(part: Part, update: PipelineUpdate) -> dict[int, Terms]:
+def run_update(part: Part, passes: Passes, label_smoothing: float) -> dict[int, Terms]:
     """Add the gradients of an update to those of this stage's parameters.
+
+    Args:
+        passes: of all micro-batches with targets, at least one.
 
     Returns:
         Loss terms by the places of micro-batches, detached, in the last stage; none in the others.
@@ -67,6 +66,8 @@ def run_update(part: Part, update: PipelineUpdate) -> dict[int, Terms]:
     Raises:
         LostProcessError: another stage is gone or silent.
     """
+    micros = {number: batch for number, batch in passes.micros if number is not None}
+    update = _Update(passes, micros, label_smoothing)
     work = _Work(part, update)
     stage = _Stage(work, *_travelling(part, update))
     num = len(update.micros)
@@ -85,10 +86,10 @@ def run_update(part: Part, update: PipelineUpdate) -> dict[int, Terms]:
     return work.terms
 
 
-def _travelling(part: Part, update: PipelineUpdate) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+def _travelling(part: Part, update: _Update) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Shapes and dtypes of what a stage receives and sends, as tensors without memory."""
     shape = (update.fill_to, part.decoder.config.width)
-    dtype = part.dtype if update.precision == "fp32" else DTYPES[update.precision]
+    dtype = part.dtype if update.passes.precision == "fp32" else DTYPES[update.passes.precision]
     x = torch.empty(shape, dtype=part.dtype, device="meta", requires_grad=True)
     delta = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
     state = (torch.empty(len(_draws_state(part.device)), dtype=torch.uint8, device="meta"),) if part.draws else ()
@@ -104,7 +105,7 @@ class _Work(nn.Module):
         failure: the error that a pass ended with.
     """
 
-    def __init__(self, part: Part, update: PipelineUpdate) -> None:
+    def __init__(self, part: Part, update: _Update) -> None:
         super().__init__()
         self.part, self.update = part, update
         self.terms: dict[int, Terms] = {}
@@ -132,9 +133,9 @@ class _Work(nn.Module):
     def _forward(self, received: tuple[Tensor, ...], number: int) -> Tensor | tuple[Tensor, ...]:
         part, update = self.part, self.update
         batch = update.micros[number]
-        with autocast(update.precision, batch.position_ids.device):
+        with autocast(update.passes.precision, batch.position_ids.device):
             if part.is_first:
-                update.share.seed_draws(number)
+                update.passes.seed_draws(number)
                 stream = part.decoder.embedded(batch)
             else:
                 x, delta, *state = received
@@ -149,14 +150,14 @@ class _Work(nn.Module):
                 return (*filled, _draws_state(part.device)) if part.draws else tuple(filled)
             terms = part.losses(stream, batch, update.label_smoothing)
         self.terms[number] = {name: (total.detach(), count) for name, (total, count) in terms.items()}
-        return update.loss(terms)
+        return update.passes.loss(terms)
 
     def after_backward(self) -> None:
         """Take the gradients of a micro-batch."""
         if self.update.each_micro:
             self._add_tied()
-        if self.update.share.sums is not None:
-            self.update.share.sums.take(self.update.scale)
+        if self.update.passes.sums is not None:
+            self.update.passes.sums.take(self.update.passes.scale)
 
     def finish(self) -> None:
         """End the update."""

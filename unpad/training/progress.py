@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
+from typing_extensions import TypedDict
 
 from unpad import storage
-from unpad.errors import ResumeError, UnlikeProcessesError
+from unpad.data.family import Data
+from unpad.errors import CheckpointError, ResumeError, UnlikeProcessesError
 from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
-from unpad.processes.divided import whole_tensors
 from unpad.run import checkpoint
 from unpad.run.base import KEY
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, RECIPE
-from unpad.run.sharded_checkpoint import save_shards
+from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.optim import optimizer_tensors
-from unpad.training.pipeline import PipelinedDecoder
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, epoch_plan
 from unpad.training.step import LossScaler
@@ -41,25 +41,26 @@ class Progress:
     """Counters of a run. A checkpoint holds these, the weights and the optimizer, and no generator state: every random
     number is drawn from (seed, epoch) or (seed, step)."""
 
-    step: int = 0  # of the whole run
-    stage: int = 0
-    stage_step: int = 0
-    epoch: int = 0
-    epoch_step: int = 0  # steps done within the epoch
+    step: Count = 0  # of the whole run
+    stage: Count = 0
+    stage_step: Count = 0
+    epoch: Count = 0
+    epoch_step: Count = 0  # steps done within the epoch
     best: float | None = None  # held-out loss, per stage
-    best_step: int = 0
-    checks_without_progress: int = 0
-    num_skipped: int = 0
+    best_step: Count = 0
+    checks_without_progress: Count = 0
+    num_skipped: Count = 0
     scaler: LossScaler = field(default_factory=LossScaler)
+    most_tokens: int | None = None  # of a pass, as memory has taught
     watches: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of every watch of the stage, by its name
 
     @classmethod
     def from_values(cls, values: dict[str, Any]) -> Progress:
-        """Read back `to_values`."""
-        names = {field.name for field in fields(cls)}
-        watches = {name: state for name, state in values.items() if name not in names}
-        counters = {name: value for name, value in values.items() if name in names}
-        return cls(**{**counters, "scaler": LossScaler(**values["scaler"]), "watches": watches})
+        """Read back `to_values`, which `check_values` has found sound."""
+        counters = known_fields(cls, values)
+        watches = {name: state for name, state in values.items() if name not in counters}
+        scaler = LossScaler(**known_fields(LossScaler, values.get("scaler", {})))
+        return cls(**{**counters, "scaler": scaler, "watches": watches})
 
     def to_values(self) -> dict[str, Any]:
         """JSON values for a checkpoint; the state of a watch is under its own name."""
@@ -73,6 +74,41 @@ class Progress:
         self.watches = {}
 
 
+class _Base(TypedDict):
+    sha256: str
+
+
+class _Values(TypedDict):
+    """Values of a checkpoint, as `_state` writes them."""
+
+    progress: dict[str, Any]
+    data: str
+    files: dict[str, str]
+    environment: dict[str, Any]
+    update_rule: NotRequired[Count]
+    sharded_among: NotRequired[Count]
+    base: NotRequired[_Base]
+
+
+def check_values(state: checkpoint.State, where: str) -> None:
+    """Check that the values of a checkpoint are such as `_state` writes them; watches look after their own.
+
+    Raises:
+        CheckpointError: they are not; names the field.
+    """
+    fault = misfit(state.values, _Values)
+    if not fault:
+        progress = state.values["progress"]
+        watches = {name: one for name, one in progress.items() if name not in known_fields(Progress, progress)}
+        inner = misfit(progress, Progress) or misfit(watches, dict[str, dict[str, Any]])
+        if not inner and progress.get("step") != state.step:
+            inner = f'"step" is {progress.get("step")}, and the checkpoint is of step {state.step}'
+        fault = inner and f"progress: {inner}"
+    if fault:
+        what = f"{checkpoint.STATE} is not that of a training: {fault}"
+        raise CheckpointError(what, where=where, fix="use another copy of the run, or start a new one with --out")
+
+
 # --------------------------------------------------------------------------- save
 
 
@@ -80,20 +116,9 @@ def save_checkpoint(
     setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, additional: dict[str, torch.Tensor]
 ) -> Path:
     """Write everything the run needs to continue from here; `additional` tensors are stored by their names."""
-    if setup.sharding is not None:
-        state = _state(setup, progress, kept_weights(setup.model))
-        state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
-        return save_shards(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep, setup.group)
-
-    weights = _of_stages(setup, kept_weights(setup.model))
-    moments = _of_stages(setup, optimizer_tensors(setup.model, optimizer))
-
-    def save() -> str:
-        state = _state(setup, progress, weights)
-        state.tensors |= moments | additional
-        return checkpoint.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep).name
-
-    return setup.folder / CHECKPOINTS / setup.group.of_leader(save)
+    state = _state(setup, progress, kept_weights(setup.model))
+    state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
+    return setup.parallelism.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
@@ -101,9 +126,7 @@ def save_best(setup: Setup, progress: Progress) -> None:
 
     Adapters that are the run's are also written as a folder for peft.
     """
-    weights = _of_stages(setup, kept_weights(setup.model))
-    if setup.sharding is not None:
-        weights = whole_tensors(weights, setup.group)
+    weights = setup.parallelism.gathered(kept_weights(setup.model))
     setup.group.of_leader(lambda: _save_best(setup, progress, weights))
 
 
@@ -133,11 +156,6 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
         save_best(setup, progress)
 
 
-def _of_stages(setup: Setup, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of all pipeline stages in the leading process; of a model without stages as they are."""
-    return setup.model.gathered(tensors) if isinstance(setup.model, PipelinedDecoder) else tensors
-
-
 def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> checkpoint.State:
     tensors = checkpoint.model_tensors(weights)
     values = {
@@ -147,8 +165,8 @@ def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -
         "environment": {key: setup.environment[key] for key in DECIDE_BITS},
         "update_rule": UPDATE_RULE,
     }
-    if setup.sharding is not None:
-        values[SHARDED_AMONG] = setup.group.size
+    if setup.parallelism.holders > 1:
+        values[SHARDED_AMONG] = setup.parallelism.holders
     if setup.base is not None:
         values[KEY] = asdict(setup.base)
     return checkpoint.State(progress.step, tensors, values)
@@ -158,19 +176,6 @@ def _has_split_updates(stage: StageSetup) -> bool:
     """Return True if an update of the stage's first epoch has several micro-batches."""
     first = epoch_plan(stage, 0)
     return first.num_micros > first.num_steps
-
-
-def _held(setup: Setup) -> checkpoint.Held:
-    """Weights of a divided model by their names in a checkpoint, and for the name of a moment its weight."""
-    if setup.sharding is None:
-        return checkpoint.nothing_held
-    weights = kept_weights(setup.model)
-    held = checkpoint.model_tensors(weights)
-
-    def find(name: str) -> torch.Tensor | None:
-        return held[name] if name in held else weights.get(name.removeprefix("optim.").rpartition(".")[0])
-
-    return find
 
 
 def _put(setup: Setup, state: checkpoint.State) -> None:
@@ -213,21 +218,19 @@ def restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]
         raise UnlikeProcessesError(what, where=str(setup.folder), fix="give every host the same run directory")
     if found[1] is not None:
         _mend_best(setup, found[0])
+        with setup.group.together():
+            if setup.group.leads:  # a run that ended right after its last save has not deleted the one before
+                checkpoint.remove_old(setup.folder / CHECKPOINTS, found[0].step, setup.recipe.checkpoint.keep)
     return found
 
 
 def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]]:
-    loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS, _held(setup))
+    loaded = checkpoint.load_newest(setup.folder / CHECKPOINTS, setup.parallelism.held(setup.model))
     if loaded is None:
         return Progress(), None, []
     state, warnings = loaded
-    if state.values["data"] != setup.data.fingerprint():
-        changed = _changed_files(state.values["files"], dict(setup.data.table.file_hashes))
-        raise ResumeError(
-            f"the data changed since the run began: {changed}",
-            where=str(setup.folder),
-            fix="put the files back, or start a new run with train.init_from",
-        )
+    check_values(state, f"{setup.folder / CHECKPOINTS}, step {state.step}")
+    refuse_changes(setup, state)
     for key, value in state.values["environment"].items():
         if setup.environment.get(key) != value:
             warnings.append(
@@ -238,20 +241,44 @@ def _restore(setup: Setup) -> tuple[Progress, checkpoint.State | None, list[str]
             "the run was begun by a version that drew dropout once for all micro-batches of an update: updates of "
             "several micro-batches draw other values from here on, and add gradients exactly"
         )
-    were, are = (state.values.get(SHARDED_AMONG, 1), setup.group.size if setup.sharding is not None else 1)
+    were, are = state.values.get(SHARDED_AMONG, 1), setup.parallelism.holders
     if were != are:
         warnings.append(
             f"the model is divided among {are} process{'es' * (are > 1)}, was among {were}: the run continues, and its "
             "bits differ from those of one that goes on as it was"
         )
+    _put(setup, state)
+    return Progress.from_values(state.values["progress"]), state, warnings
+
+
+def refuse_changes(setup: Setup, state: checkpoint.State) -> None:
+    """Refuse data, and a base of adapters, that are not those of a checkpoint of the run.
+
+    Raises:
+        ResumeError: names the files that changed.
+    """
+    refuse_changed_data(setup.data, state, setup.folder)
     if setup.base is not None and state.values[KEY]["sha256"] != setup.base.sha256:
         raise ResumeError(
             f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on",
             where=str(setup.folder),
             fix="put that run's weights back, or start a new run",
         )
-    _put(setup, state)
-    return Progress.from_values(state.values["progress"]), state, warnings
+
+
+def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> None:
+    """Refuse data that is not that of a checkpoint of the run in `folder`.
+
+    Raises:
+        ResumeError: names the files that changed.
+    """
+    if state.values["data"] != data.fingerprint():
+        changed = _changed_files(state.values["files"], dict(data.table.file_hashes))
+        raise ResumeError(
+            f"the data changed since the run began: {changed}",
+            where=str(folder),
+            fix="put the files back, or start a new run with train.init_from",
+        )
 
 
 def _mend_best(setup: Setup, progress: Progress) -> None:

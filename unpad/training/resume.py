@@ -15,6 +15,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import earlier_versions
 from unpad.run.folder import MADE_BY, read_command, run_recipe
 from unpad.run.report.history import read_log
+from unpad.training.auto_size import with_size
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
@@ -64,7 +65,8 @@ def recorded_precision(folder: Path) -> Precision | None:
 
 
 def _same_rule(settings: Recipe, saved: Recipe) -> Recipe:
-    """Split by the rule of the run, unless the command names one."""
+    """Split by the rule of the run, unless the command names one; auto is what the run has found."""
+    settings = with_size(settings, saved.plan.tokens_per_micro)
     if "split_version" in settings.data.model_fields_set:
         return settings
     rule = {"split_version": saved.data.split_version}

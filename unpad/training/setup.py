@@ -30,9 +30,12 @@ from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
+from unpad.training.auto_size import asks, resolved_size
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
+from unpad.training.parallelism import ONE_PROCESS, Parallelism, Replicas
 from unpad.training.pipeline import PipelinedDecoder
+from unpad.training.pipeline_stages import PipelineStages
 from unpad.training.sharding import Sharding, check_divided_stage, empty_batch
 from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX
@@ -51,8 +54,13 @@ class Setup:
     precision: str
     environment: dict[str, Any]
     base: Base | None = None  # of the model's adapters
-    group: Group = ALONE
-    sharding: Sharding | None = None  # of the model among the processes of the group
+    parallelism: Parallelism = ONE_PROCESS
+    auto: str = ""  # the size of micro-batches that was found for `auto`, and why
+
+    @property
+    def group(self) -> Group:
+        """The processes that train."""
+        return self.parallelism.group
 
 
 def prepare_setup(
@@ -118,8 +126,13 @@ def prepare_setup(
         "allocator": allocator,
         "allocator_reason": allocator_reason,
     }
-    resolved_stages = [make_stage(stage, data, config.longest) for stage in stages]
-    return Setup(recipe, folder, resolved_stages, data, model, device, precision, environment, base, group)
+    resolved_stages, auto = [make_stage(stage, data, config.longest) for stage in stages], ""
+    if asks(recipe):
+        with timers("plan"):
+            recipe, resolved_stages, auto = resolved_size(recipe, resolved_stages, model, device, precision, group)
+    return Setup(
+        recipe, folder, resolved_stages, data, model, device, precision, environment, base, Replicas(group), auto
+    )
 
 
 def _is_divided(recipe: Recipe, group: Group) -> bool:
@@ -140,7 +153,8 @@ def divide(setup: Setup) -> Setup:
         assert isinstance(setup.model, Decoder), "`check_pipeline` refuses others"
         with needs_memory("a pipeline stage", lower_sizes(setup.model.config)):
             seconds = setup.recipe.train.timeout
-            return replace(setup, model=PipelinedDecoder(setup.model, setup.group, setup.device, seconds))
+            model = PipelinedDecoder(setup.model, setup.group, setup.device, seconds)
+            return replace(setup, model=model, parallelism=PipelineStages(model))
     if not _is_divided(setup.recipe, setup.group):
         return setup
     with setup.group.together():
@@ -153,7 +167,7 @@ def divide(setup: Setup) -> Setup:
     if empty is None:
         return replace(setup, model=setup.model.to(setup.device))
     with needs_memory("the model", lower_sizes(setup.model.config)):
-        return replace(setup, sharding=Sharding(setup.model, empty.to(setup.device), setup.group, setup.device))
+        return replace(setup, parallelism=Sharding(setup.model, empty.to(setup.device), setup.group, setup.device))
 
 
 def _adapt(model: Model, recipe: Recipe, settings: LoraSettings, precision: Precision) -> Base:
@@ -260,13 +274,6 @@ def describe(setup: Setup) -> list[str]:
         share = f"{num:,} parameters, {num / parameters:.1%}"
         adapters = [f"adapters on the weights of {setup.recipe.train.init_from}: {share}"]
         weights = f"its base in {setup.base.precision}, adapters and optimizer in fp32"
-    if setup.sharding is not None:
-        num = setup.sharding.num_blocks
-        adapters.append(
-            f"weights, gradients and optimizer divided among {setup.group.size} processes by FSDP2, {num} "
-            f"block{'s' * (num != 1)} each for itself; gradients are added in fp32, so bits depend on the number of "
-            "processes"
-        )
     return [
         *source_lines(setup.recipe),
         *setup.data.lines(),
@@ -274,7 +281,7 @@ def describe(setup: Setup) -> list[str]:
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
         *adapters,
-        *([setup.model.describe()] if isinstance(setup.model, PipelinedDecoder) else []),
+        *setup.parallelism.describe(),
         f"computing in {environment['precision']} ({environment['precision_reason']}), {weights}; "
         f"{environment['device']}, {processes}{threads} thread{'s' * (threads != 1)}, "
         f"{environment['matmul']} and {environment['blas']}, "

@@ -12,8 +12,10 @@ whole update, so gradients are sums here.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
+from unpad.models.adapters import kept_weights
 from unpad.models.contract import (
     Classifies,
     Generates,
@@ -36,8 +39,13 @@ from unpad.models.vision_language.tower import Tower
 from unpad.models.vit import Vit
 from unpad.nn.block import Block
 from unpad.nn.linear import Linear
-from unpad.processes.group import Group, lost_connections
+from unpad.processes.divided import whole_tensors
+from unpad.processes.group import ALONE, Group, lost_connections
+from unpad.processes.sums import GradientSum
 from unpad.recipes.recipe import Recipe
+from unpad.run.checkpoint import Held, State, model_tensors
+from unpad.run.sharded_checkpoint import save_shards
+from unpad.training.parallelism import HasParameters, Lockstep, Parallelism
 from unpad.training.stage import StageSetup, epoch_plan
 
 T = TypeVar("T")
@@ -91,8 +99,8 @@ class _Calls(nn.Module):
         return method(*args, **options)
 
 
-class Sharding:
-    """The division of a model among the processes of a group, as the `GradientSum` of its updates.
+class Sharding(Parallelism):
+    """The division of a model among the processes of a group, and the `GradientSum` of its updates.
 
     Args:
         model: whole, with the same weights in every process; divided afterwards.
@@ -109,7 +117,9 @@ class Sharding:
 
         # A block may return a view: rows without those that complete a product. Nothing writes into it.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+        super().__init__(group)
         self.model, self.empty, self.used = model.requires_grad_(True), empty, set[int]()
+        self.holders = group.size
         self._scale, mesh = 1.0, init_device_mesh(device.type, (group.size,))
         self.num_blocks = len(blocks := divided_blocks(model))
         for block in blocks:
@@ -141,6 +151,55 @@ class Sharding:
         """Give up the rows of other processes, which passes without gradient leave in place outside of the blocks."""
         for part in self._parts:
             part.reshard()
+
+    # ----------------------------------------------------------------------- as of Parallelism
+
+    def gradient_sum(self, kind: str, model: HasParameters) -> GradientSum | None:
+        """As of Parallelism."""
+        return self
+
+    def lockstep(self, num_passes: int) -> Lockstep | None:
+        """As of Parallelism."""
+        return Lockstep(num_passes, self.empty)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Group]:
+        """As of Parallelism."""
+        yield ALONE
+        self.divide()
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As of Parallelism."""
+        return whole_tensors(tensors, self.group)
+
+    def save(self, folder: Path, state: State, keep: int) -> Path:
+        """As of Parallelism: every process writes the rows that it holds."""
+        return save_shards(folder, state, keep, self.group)
+
+    def held(self, model: Model) -> Held:
+        """As of Parallelism: the weights, and for the name of a moment its weight."""
+        weights = kept_weights(model)
+        held = model_tensors(weights)
+
+        def find(name: str) -> Tensor | None:
+            return held[name] if name in held else weights.get(name.removeprefix("optim.").rpartition(".")[0])
+
+        return find
+
+    def whole_model(self, model: Model) -> Model | None:
+        """As of Parallelism."""
+        return None
+
+    def describe(self) -> list[str]:
+        """As of Parallelism."""
+        num = self.num_blocks
+        return [
+            f"weights, gradients and optimizer divided among {self.group.size} processes by FSDP2, {num} "
+            f"block{'s' * (num != 1)} each for itself; gradients are added in fp32, so bits depend on the number of "
+            "processes"
+        ]
+
+    # ----------------------------------------------------------------------- as of GradientSum
 
     def begin(self, *, rounded: bool, takes: int) -> None:
         """As of GradientSum; nothing is rounded."""

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM during a run."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP during a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from unpad.errors import Interrupted, Terminated
+from unpad.errors import SIGNALS
 from unpad.processes.group import ALONE, Group
 
 
 class Signals:
-    """Requests to stop: a first Ctrl-C or SIGTERM stops the run after the step, a second one at once."""
+    """Requests to stop: a first Ctrl-C, SIGTERM or SIGHUP stops the run after the step, a second of its kind at once.
+
+    A second SIGHUP does nothing: a terminal that closes sends one, and its shell another.
+    """
 
     def __init__(self, group: Group = ALONE) -> None:
         self.received: int | None = None  # by this process
@@ -32,11 +35,14 @@ class Signals:
     @contextmanager
     def listen(self) -> Iterator[None]:
         def handle(number: int, frame: FrameType | None) -> None:
-            self.received = number
-            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+            self.received = self.received or number
+            if number != signal.SIGHUP:
+                signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
+        # nohup has SIGHUP ignored.
+        numbers = [one for one in SIGNALS if one != signal.SIGHUP or signal.getsignal(one) is not signal.SIG_IGN]
         try:
-            before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+            before = {number: signal.signal(number, handle) for number in numbers}
         except ValueError:  # not the main thread: the caller owns the signals
             before = {}
         try:
@@ -48,9 +54,8 @@ class Signals:
     def raise_if_received(self, folder: Path) -> None:
         if self.stops is None:
             return
-        kind, name = (Interrupted, "Ctrl-C") if self.stops == signal.SIGINT else (Terminated, "SIGTERM")
-        error = kind(
-            f"stopped by {name}; everything up to here is saved", where=str(folder), fix="continue with --resume"
-        )
+        kind = SIGNALS[self.stops]
+        what = f"stopped by {kind.name}; everything up to here is saved"
+        error = kind(what, where=str(folder), fix="continue with --resume")
         error.is_agreed = True
         raise error

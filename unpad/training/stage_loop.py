@@ -3,98 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 
-import torch
+from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch
 from unpad.batching.describe import describe_batch
-from unpad.batching.loader import load_steps
-from unpad.batching.plan import Micro, Plan
-from unpad.errors import Stopped, needs_memory
-from unpad.evaluation.metrics import HeldOut, held_out
+from unpad.batching.plan import Micro, rows_digest
+from unpad.errors import OutOfMemoryError, Stopped, needs_memory
+from unpad.evaluation.metrics import held_out
 from unpad.models.cost import cells_per_token
-from unpad.models.objective import Objective, set_objective
-from unpad.nn.native import library
-from unpad.nn.precision import DTYPES
-from unpad.processes.group import ALONE, Group
-from unpad.processes.sums import GradientSum
+from unpad.models.objective import set_objective
+from unpad.processes.fast_sums import FastSum
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
-from unpad.run.monitor import Monitor, StepRecord
-from unpad.run.timers import Timers
+from unpad.run.monitor import StepRecord
+from unpad.run.reference import REFERENCE
 from unpad.training.alike import check_weights
-from unpad.training.length import RunLength
+from unpad.training.context import RunContext, StageRun
 from unpad.training.memory import HeapKeeper
-from unpad.training.optim import Schedule, forget, freeze, load_optimizer_tensors, make_optimizer, set_rate
-from unpad.training.pipeline import PipelinedDecoder
-from unpad.training.progress import Progress, end_stage, save_best, save_checkpoint
+from unpad.training.optim import Schedule, freeze, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from unpad.training.progress import end_stage, save_best, save_checkpoint
 from unpad.training.reference import put_reference
+from unpad.training.room import Room, used_at_most
 from unpad.training.save_clock import SaveClock
-from unpad.training.setup import Setup
-from unpad.training.share import Lockstep, Share, counts_of_all, counts_to_json, gradient_sum, own_numbers, step_seed
-from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
-from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step, used_at_most
+from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
+from unpad.training.updates import Update, epoch_updates
 from unpad.training.watch import SavedWatches, Watch
 from unpad.training.watches import start_watches
-
-# Called after every evaluation with the stage's name, the step and the result; True ends the run there.
-AfterEvaluation = Callable[[str, int, HeldOut], bool]
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """State shared by the functions that train a run."""
-
-    setup: Setup
-    progress: Progress
-    monitor: Monitor
-    timers: Timers
-    signals: Signals
-    length: RunLength
-    after_evaluation: AfterEvaluation | None
-
-
-@dataclass(frozen=True)
-class StageRun:
-    """State shared by the functions that train one stage."""
-
-    run: RunContext
-    setup: StageSetup
-    optimizer: torch.optim.Optimizer
-    objective: Objective
-    schedule: Schedule
-    watches: list[Watch]
-    heap: HeapKeeper
-    clock: SaveClock
-    sums: GradientSum | None  # None where autograd adds the gradients of one process
-    cells_per_token: float
-
-
-@dataclass(frozen=True)
-class Update:
-    """One update, loaded.
-
-    Args:
-        planned: its micro-batches, as the plan has them.
-        micros: those that this process computes; share: which ones these are.
-        waited: seconds spent waiting for them.
-        is_saved: whether a checkpoint follows, by the clock of the first process.
-        weights: of the loss terms that train in it.
-        rate: learning rate.
-    """
-
-    planned: list[Micro]
-    micros: list[RaggedBatch]
-    share: Share
-    waited: float
-    is_saved: bool
-    weights: dict[str, float]
-    rate: float
 
 
 def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[int, float | None]:
@@ -115,7 +50,7 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     if message:
         run.monitor.log("reference", message=message)
     stage = _start_stage(run, setup, Schedule(recipe.optim, epochs, last - before), state)
-    if isinstance(run.setup.model, PipelinedDecoder) and (message := run.setup.model.advice(first)):
+    if message := run.setup.parallelism.advice(first):
         run.monitor.log("warning", message=f"{name}: {message}")
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
@@ -139,7 +74,7 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
             progress.epoch += 1
             run.signals.agree(run.setup.group.exchange(run.signals.received))
-        for update in _epoch_updates(stage, plan):
+        for update in epoch_updates(stage, plan):
             _one_step(stage, update)
             _after_step(stage, progress.epoch_step == plan.num_steps, update.is_saved)
             if progress.epoch_step == 0 or _is_over(stage):
@@ -149,6 +84,40 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
             run.signals.raise_if_received(run.setup.folder)
     end_stage(run.setup, setup, progress)
     return progress.epoch + (progress.epoch_step > 0), progress.best
+
+
+def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: int, *, goes_on: bool = False) -> State:
+    """Take the steps of a stage up to step `last` of the run as `run_stage` does, without evaluations and checkpoints.
+
+    Args:
+        run: its directory is another than the run's, which stays as it is; with the run's log-probabilities of pairs,
+            if it kept those of this stage.
+        state: from which the steps go on within the stage; None at its beginning.
+        goes_on: whether further steps follow, so that watches read the model after the last one too.
+
+    Returns:
+        The state to go on from, without the weights, which are in the model.
+
+    Raises:
+        NonFiniteError, CollapseError: as training does.
+    """
+    progress, first = run.progress, epoch_plan(setup, 0)
+    epochs = stage_epochs(setup, first)
+    before = progress.step - progress.stage_step
+    freeze(run.setup.model, setup.recipe.train.freeze)
+    put_reference(run.setup, setup, begins=not (run.setup.folder / REFERENCE).is_file())
+    schedule = Schedule(setup.recipe.optim, epochs, last_step(setup, before, epochs) - before)
+    stage = _start_stage(run, setup, schedule, state)
+    while progress.step < last:
+        plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
+        progress.epoch += plan.num_steps == 0
+        for update in epoch_updates(stage, plan):
+            _one_step(stage, update)
+            if progress.step < last or goes_on:
+                _count_epoch_and_watch(stage, progress.epoch_step == plan.num_steps)
+            if progress.step == last or progress.epoch_step == 0:
+                break
+    return State(last, optimizer_tensors(run.setup.model, stage.optimizer) | _watch_tensors(stage), {})
 
 
 def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: State | None) -> StageRun:
@@ -165,15 +134,12 @@ def _start_stage(run: RunContext, setup: StageSetup, schedule: Schedule, state: 
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
-    sums = (
-        model.gradient_sum(recipe.train.sums)
-        if isinstance(model, PipelinedDecoder)
-        else run.setup.sharding or gradient_sum(run.setup.group, recipe.train.sums, list(model.parameters()))
-    )
-    clock = SaveClock(recipe.checkpoint.every_seconds)
-    return StageRun(
-        run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, cells_per_token(model)
-    )
+    sums = run.setup.parallelism.gradient_sum(recipe.train.sums, model)
+    clock, ratio = SaveClock(recipe.checkpoint.every_seconds), cells_per_token(model)
+    # The others wait for the passes of a divided model, and for the gradients of fast sums while they are computed.
+    alone = run.setup.parallelism.replicates and not isinstance(sums, FastSum)
+    room = Room(progress.most_tokens) if alone else None
+    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, ratio, room)
 
 
 def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
@@ -183,11 +149,7 @@ def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
         is_saved: whether a checkpoint is due by time.
     """
     run, recipe, progress = stage.run, stage.setup.recipe, stage.run.progress
-    if ends_epoch:
-        progress.epoch, progress.epoch_step = progress.epoch + 1, 0
-    for watch in stage.watches:
-        if watch.due(progress.step):
-            _consult(stage, watch)
+    _count_epoch_and_watch(stage, ends_epoch)
     evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epoch) or _is_over(stage)
     improved, stop = _evaluate(stage) if evaluate else (False, False)
     if ends_epoch:
@@ -204,6 +166,16 @@ def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
     if stop:
         what = "stopped after an evaluation, as its caller asked; everything up to here is saved"
         raise Stopped(what, where=str(run.setup.folder), fix="continue with --resume")
+
+
+def _count_epoch_and_watch(stage: StageRun, ends_epoch: bool) -> None:
+    """Count an epoch that ends, and let the watches that are due read the model: all that changes later steps."""
+    progress = stage.run.progress
+    if ends_epoch:
+        progress.epoch, progress.epoch_step = progress.epoch + 1, 0
+    for watch in stage.watches:
+        if watch.due(progress.step):
+            _consult(stage, watch)
 
 
 def _consult(stage: StageRun, watch: Watch) -> None:
@@ -230,11 +202,6 @@ def _consult(stage: StageRun, watch: Watch) -> None:
         raise watch.error(verdict)
 
 
-def _sharing(setup: Setup) -> Group:
-    """The processes that share micro-batches out: pipeline stages do not, as each needs all of them."""
-    return ALONE if isinstance(setup.model, PipelinedDecoder) else setup.group
-
-
 def _is_over(stage: StageRun) -> bool:
     """Return whether the stage has run its epochs, the run its steps, or evaluations have exhausted the patience."""
     train, progress = stage.setup.recipe.train, stage.run.progress
@@ -259,71 +226,13 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
     return at_epoch_end if every is None else step % every == 0
 
 
-def _epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
-    """Yield the rest of an epoch's updates; model and optimizer are prepared for each."""
-    run, setup = stage.run, stage.run.setup
-    first, group, model = run.progress.epoch_step, setup.group, setup.model
-    ratio, attended = stage.cells_per_token, setup.data.table.attended
-    own = partial(own_numbers, group=_sharing(setup), cells_per_token=ratio, attended=attended)
-    grouped = not library.computes(DTYPES[setup.precision])
-    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
-    with closing(steps):
-        for step in range(first, plan.num_steps):
-            weights, rate = _begin_step(stage)  # a model counts the targets of the terms that train
-            began = time.perf_counter()
-            with group.together() as talk:
-                with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
-                    micros = next(steps)
-                planned = plan.step(step)
-                numbers = own(planned)
-                # One of the pipeline stages counts what all of them have.
-                own_counts = counts_to_json(model, micros, numbers) if _sharing(setup) is group or group.leads else {}
-                talk.own = [run.signals.received, stage.clock.due(), own_counts]
-            run.signals.agree([received for received, *_ in talk.told])
-            counts = counts_of_all([own_counts for *_, own_counts in talk.told])
-            assert len(counts) == len(planned) == sum(len(own_counts) for *_, own_counts in talk.told)
-            seed = (stage.setup.recipe.train.seed, run.progress.step)
-            sums = stage.sums if group.size > 1 or len(planned) > 1 else None
-            lockstep = None
-            if setup.sharding is not None:
-                lockstep = Lockstep(max(len(own_counts) for *_, own_counts in talk.told), setup.sharding.empty)
-            share = Share(numbers, counts, seed, group, sums, lockstep)
-            yield Update(planned, micros, share, time.perf_counter() - began, talk.told[0][1], weights, rate)
-
-
-def _begin_step(stage: StageRun) -> tuple[dict[str, float], float]:
-    """Prepare model and optimizer for the next step; return the weights of the loss terms and the learning rate."""
-    run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
-    rate = stage.schedule.rate(progress.stage_step, progress.epoch)
-    set_rate(stage.optimizer, rate)
-    # Dropout draws from (seed, step, micro-batch): a resumed run drops the same values, with any number of processes.
-    torch.manual_seed(step_seed(recipe.train.seed, progress.step))
-    setup.model.train()
-    weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
-    forget(stage.optimizer, fresh)
-    if fresh:
-        run.monitor.log("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
-    for watch in stage.watches:
-        weights = watch.scaled(weights)
-    return weights, rate
-
-
 def _one_step(stage: StageRun, loaded: Update) -> None:
     """Take one step and record it."""
     micros, counts, waited = loaded.micros, loaded.share.counts, loaded.waited
-    run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
+    run, progress = stage.run, stage.run.progress
     began = time.perf_counter()
     with run.timers("train"):
-        result = train_step(
-            setup.model,
-            micros,
-            stage.optimizer,
-            weights=loaded.weights,
-            precision=setup.precision,
-            clip=recipe.optim.clip,
-            scaler=progress.scaler if setup.precision == "fp16" else None,
-            share=loaded.share,
-        )
+        result = _train(stage, loaded)
     if not result.updated:
         _skip_or_stop(stage, loaded.planned, result)
     progress.step += 1
@@ -333,6 +242,7 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
         step=progress.step,
         stage=stage.setup.name,
         epoch=progress.epoch + 1,
+        rows=rows_digest(loaded.planned),
         micros=len(micros),
         sequences=sum(micro.sequences for micro in counts),
         tokens=sum(micro.tokens for micro in counts),
@@ -354,6 +264,34 @@ def _one_step(stage: StageRun, loaded: Update) -> None:
         if run.monitor.verbose:
             for number, batch in enumerate(micros, start=1):
                 run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
+
+
+def _train(stage: StageRun, loaded: Update) -> StepResult:
+    """Take one step; say what memory has taught in it, and name a sequence that does not fit."""
+    run, setup, room = stage.run, stage.run.setup, stage.room
+    try:
+        result = train_step(
+            setup.model,
+            loaded.micros,
+            stage.optimizer,
+            weights=loaded.weights,
+            precision=setup.precision,
+            clip=stage.setup.recipe.optim.clip,
+            scaler=run.progress.scaler if setup.precision == "fp16" else None,
+            share=loaded.share,
+        )
+    except OutOfMemoryError as error:
+        if not error.seq_ids:
+            raise
+        names = ", ".join(setup.data.where(one) for one in error.seq_ids[:8])
+        error.where = "; ".join(part for part in (names, f"step {run.progress.step + 1}", error.where) if part)
+        raise
+    if room is not None:
+        for message in room.messages:
+            run.monitor.notice("out_of_memory", step=run.progress.step + 1, tokens=room.most, message=message)
+        room.messages.clear()
+        run.progress.most_tokens = room.most
+    return result
 
 
 def _skip_or_stop(stage: StageRun, planned: list[Micro], result: StepResult) -> None:
@@ -381,12 +319,8 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     setup, progress, train, ids = run.setup, run.progress, recipe.train, stage.setup.held_out_ids
     if ids.size == 0:
         return False, False
-    with run.timers("evaluate"):
-        # All processes compute every pass of a model that they have parts of.
-        group = _sharing(setup) if setup.sharding is None else ALONE
+    with run.timers("evaluate"), setup.parallelism.evaluating() as group:
         result = held_out(setup.model, setup.data, ids, recipe.plan, setup.device, group)
-        if setup.sharding is not None:
-            setup.sharding.divide()
     improved = progress.best is None or result.loss < progress.best - train.min_delta
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0
@@ -413,7 +347,11 @@ def _save(stage: StageRun) -> None:
     with run.timers("save"):
         check_weights(run.setup, run.progress.step)
         run.monitor.sync()
-        additional = {name: tensor for watch in stage.watches for name, tensor in watch.tensors().items()}
+        additional = _watch_tensors(stage)
         path = save_checkpoint(run.setup, run.progress, stage.optimizer, additional)
     stage.clock.saved()
     run.monitor.log("checkpoint", step=run.progress.step, path=path.name)
+
+
+def _watch_tensors(stage: StageRun) -> dict[str, Tensor]:
+    return {name: tensor for watch in stage.watches for name, tensor in watch.tensors().items()}

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, is_memory_error, needs_memory
 from unpad.nn.losses import Terms
-from unpad.nn.precision import Precision, autocast
-from unpad.processes import divided
+from unpad.nn.precision import Precision
 from unpad.processes.group import lost_connections
-from unpad.training.memory import peak_memory
+from unpad.training.micro import MicroResult
 from unpad.training.optim import update
-from unpad.training.pipeline import PipelinedDecoder
-from unpad.training.share import MicroResult, Share, whole
-from unpad.training.visual import VisualTokens, visual_tokens
+from unpad.training.passes import Passes
+from unpad.training.room import used_at_most
+from unpad.training.share import Share, whole_share
+from unpad.training.visual import VisualTokens
 
 OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
 
@@ -102,35 +102,29 @@ def accumulate(
         OutOfMemoryError: names the largest micro-batch of a process and the setting to lower.
     """
     # Counts are known from the batches, so every divisor is right before the first backward pass.
-    share = share or whole(model, micros)
+    share = share or whole_share(model, micros)
     totals = {name: share.total(name) for name in weights}
 
     def loss(terms: Terms) -> Tensor:
         parts = [weight * terms[name][0] / totals[name] for name, weight in weights.items() if totals[name]]
         return torch.stack(parts).sum() * scale
 
-    passes = list(share.passes(micros, weights))
-    own: dict[int, MicroResult] = {}
+    own = list(share.passes(micros, weights))
+    sums, counts_visual = share.sums, visual is not None
+    passes = Passes(own, loss, share.seed_draws, precision, scale, sums, share.room, counts_visual)
+
+    def compute() -> dict[int, MicroResult]:
+        if sums is not None:
+            sums.begin(rounded=len(share.counts) > 1, takes=len(own))
+        return share.parallelism.compute(model, passes)
+
+    device = own[0][1].position_ids.device if own else torch.device("cpu")
     with share.given_up_on_error():
-        waits = share.lockstep is not None or isinstance(model, PipelinedDecoder)
-        with share.group.together() as talk, lost_connections(), _memory_of(micros, alone=waits):
-            if share.sums is not None:
-                share.sums.begin(rounded=len(share.counts) > 1, takes=len(passes))
-            if isinstance(model, PipelinedDecoder):
-                own, passes = model.accumulate(passes, share, loss, precision, scale), []
-            for number, batch in passes:
-                if number is not None:
-                    share.seed_draws(number)
-                with autocast(precision, batch.position_ids.device):
-                    terms = model.losses(batch)
-                loss(terms).backward()
-                if share.sums is not None:
-                    share.sums.take(scale)
-                if number is not None:
-                    detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
-                    own[number] = MicroResult(detached, {} if visual is None else visual_tokens(model, batch))
-            talk.own = share.to_json(own)
-        results = share.of_all(own, talk.told)
+        waits = not share.parallelism.replicates
+        with share.group.together() as talk, lost_connections(), _memory_of(micros, share, alone=waits):
+            found = compute() if share.room is None else share.room.until_it_fits(model, device, compute)
+            talk.own = share.to_json(found)
+        results = share.of_all(found, talk.told)
     return _added(results, visual)
 
 
@@ -148,7 +142,7 @@ def _added(results: Sequence[MicroResult], visual: VisualTokens | None) -> tuple
 
 
 @contextmanager
-def _memory_of(micros: Sequence[RaggedBatch], *, alone: bool = False) -> Iterator[None]:
+def _memory_of(micros: Sequence[RaggedBatch], share: Share, *, alone: bool = False) -> Iterator[None]:
     """Describe a memory error by the largest of these micro-batches.
 
     Args:
@@ -160,7 +154,7 @@ def _memory_of(micros: Sequence[RaggedBatch], *, alone: bool = False) -> Iterato
     except (MemoryError, RuntimeError) as error:
         if not is_memory_error(error):
             raise
-        described = _out_of_memory(error, micros)
+        described = _out_of_memory(error, micros, share)
         described.is_agreed = alone
         raise described from error
 
@@ -188,21 +182,19 @@ def train_step(
     """
     for parameter in model.parameters():
         parameter.grad = None  # of frozen ones too: an earlier stage may have left one, and it would count in the norm
-    share, scale, visual = share or whole(model, micros), scaler.scale if scaler else 1.0, VisualTokens()
+    share, scale, visual = share or whole_share(model, micros), scaler.scale if scaler else 1.0, VisualTokens()
     sums, counts = accumulate(model, micros, weights, precision, scale, visual, share)
-    with _memory_of(micros):
+    with _memory_of(micros, share):
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if scale != 1.0 and share.sums is None:
             torch._foreach_mul_(gradients, 1.0 / scale)
-        total_norm = model.total_norm if isinstance(model, PipelinedDecoder) else divided.total_norm
-        norm = total_norm(gradients)
+        norm = share.parallelism.total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
         updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
     if updated and gradients:
         with needs_memory("the optimizer's state, twice the size of the trained weights,", OPTIMIZER_FIX):
             update(optimizer, norm, clip)
-        if isinstance(model, PipelinedDecoder):
-            model.share_tied()
+        share.parallelism.after_update()
     if scaler:
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
@@ -210,22 +202,18 @@ def train_step(
     return StepResult(terms, num_targets, float(norm), updated, visual.values())
 
 
-def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch]) -> OutOfMemoryError:
+def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch], share: Share) -> OutOfMemoryError:
     """Describe a memory error by the step's largest micro-batch."""
     largest = max(micros, key=lambda batch: batch.total_tokens)
     longest = int(largest.layout.lengths().max()) if largest.num_seqs else 0
+    uncut = "; processes that wait for each other's passes do not cut it" if share.is_uncut else ""
     return OutOfMemoryError(
         f"a micro-batch of {largest.num_seqs} sequences, {largest.total_tokens} tokens, the longest {longest}, "
-        f"does not fit: {(str(error).splitlines() or [type(error).__name__])[0][:200]}",
+        f"does not fit: {(str(error).splitlines() or [type(error).__name__])[0][:200]}{uncut}",
         where=f"peak memory {used_at_most() / 2**30:.2f} GiB",
         fix="lower plan.tokens_per_micro; it changes memory and never the result. "
         "For one long sequence lower plan.max_tokens",
     )
-
-
-def used_at_most() -> int:
-    """Largest memory in use so far, in bytes: of the GPU that computes, otherwise of this process."""
-    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()
 
 
 def non_finite(result: StepResult, step: int, names: list[str]) -> NonFiniteError:

@@ -11,6 +11,7 @@ from rich.console import Console
 from unpad.batching.ledger import Ledger
 from unpad.data.family import family_of
 from unpad.recipes.training import PlanSettings
+from unpad.terminal.printing import print_styled
 from unpad.terminal.table import text_table
 from unpad.training.stage import StageSetup, plan_inputs
 from unpad.trials.process_table import ProcessTable
@@ -80,13 +81,13 @@ def planned(stage: StageSetup) -> StagePreview:
 
 def show(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
-        console.print(line, markup=False)
+        print_styled(console, line)
 
 
 def show_padding(console: Console, stage: StagePreview) -> None:
     units, num_tokens = stage.units, int(stage.lengths.sum())
-    head = f"\n{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}"
-    show(console, [head, *("  " + line for line in histogram_lines(stage.lengths)), *_table(stage)])
+    head = f"{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}"
+    show(console, ["", head, *("  " + line for line in histogram_lines(stage.lengths)), *_table(stage)])
 
 
 def _table(stage: StagePreview) -> list[str]:
@@ -118,7 +119,8 @@ def _named(stage: StagePreview, row: StrategyRow) -> str:
 
 
 def show_head(console: Console, stage: StagePreview) -> None:
-    console.print(f"\n{'strategy':<10}{'memory':>10}{f'{stage.epochs} ep.':>10}", style="bold", markup=False)
+    print_styled(console, "")
+    print_styled(console, f"{'strategy':<10}{'memory':>10}{f'{stage.epochs} ep.':>10}", style="bold")
 
 
 def trial_line(stage: StagePreview, row: StrategyRow) -> str:

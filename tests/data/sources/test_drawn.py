@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections import Counter
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +15,8 @@ from PIL import Image
 
 from unpad.data.sources import drawn
 from unpad.data.sources.drawn import CHINESE, COLORS, SHAPES, draw, drawn_folder
+from unpad.errors import DiskError
+from unpad.storage import disk
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -42,10 +46,8 @@ def test_a_small_set_is_pinned_and_is_drawn_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
     monkeypatch.setattr(drawn, "NUM_IMAGES", 60)
     folder = drawn_folder()
-    (folder / "shapes/0000.png").unlink()
-    assert not (drawn_folder() / "shapes/0000.png").exists(), "a whole set is not drawn again"
-    (folder / "shapes_vqa.jsonl").unlink()
-    assert (drawn_folder() / "shapes/0000.png").exists(), "a partial one is"
+    drawn_at = (folder / "shapes/0000.png").stat().st_mtime_ns
+    assert (drawn_folder() / "shapes/0000.png").stat().st_mtime_ns == drawn_at, "a whole set is not drawn again"
     files = [folder / "shapes.jsonl", folder / "shapes_vqa.jsonl"]
     images, questions = ([json.loads(line) for line in file.read_text("utf-8").splitlines()] for file in files)
     assert Counter(row["split"] for row in images) == {"train": 48, "val": 12}
@@ -68,3 +70,49 @@ def test_a_small_set_is_pinned_and_is_drawn_once(tmp_path: Path, monkeypatch: py
 
 
 PINNED = ["8428a61441a223a6", "d18443fba6cfa177", "759ea5a0a08b055c"]  # the rows of both files, and the pixels
+
+
+def test_a_picture_that_is_lost_emptied_or_zeroed_is_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(drawn, "NUM_IMAGES", 12)
+    picture = drawn_folder() / "shapes/0007.png"
+    sound = picture.read_bytes()
+    for damage in (b"", bytes(len(sound)), sound[:-9], None):
+        picture.unlink() if damage is None else picture.write_bytes(damage)
+        assert drawn_folder() == picture.parents[1]
+        assert picture.read_bytes() == sound
+    for name in ("shapes.jsonl", "shapes_vqa.jsonl", "shapes.sha256"):
+        (drawn_folder() / name).unlink()
+        assert (drawn_folder() / name).is_file()
+
+
+def test_pictures_are_flushed_before_the_files_that_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[str, str]] = []
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(drawn, "NUM_IMAGES", 12)
+    monkeypatch.setattr(disk, "operation", lambda name, path: done.append((name, path.name)))
+    drawn_folder()
+    renamed = [name for kind, name in done if kind == "rename"]
+    assert sorted(renamed[:12]) == [f"{number:04d}.png" for number in range(12)]
+    assert renamed[12:] == ["shapes.jsonl", "shapes_vqa.jsonl", "shapes.sha256"]
+    before = done[: done.index(("rename", "shapes.jsonl"))]
+    flushed = [kind == "fsync" and name.startswith(".tmp") for kind, name in before]
+    assert sum(flushed) == 13, "every picture, and the first manifest"
+    last = max(index for index, step in enumerate(done) if step == ("rename", renamed[11]))
+    assert ("fsync", "shapes") in done[last : done.index(("rename", "shapes.jsonl"))], "the names of the pictures"
+    assert not list(tmp_path.rglob(".tmp*"))
+
+
+def test_a_full_disk_while_drawing_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(name: str, path: Path) -> None:
+        if name == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(drawn, "NUM_IMAGES", 3)
+    monkeypatch.setattr(disk, "operation", fill)
+    with pytest.raises(DiskError, match="No space left"):
+        drawn_folder()
+    assert not list(tmp_path.rglob(".tmp*"))

@@ -1,9 +1,14 @@
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from unpad.data.sources.files import expand, guess_encoding
+from unpad.data.histories.code_vectors import read_vectors
+from unpad.data.histories.event_files import read_splits
+from unpad.data.histories.tables import TableFile, column_names, open_table
+from unpad.data.sources.files import expand, guess_encoding, list_paths
+from unpad.data.tokens.augment import load_synonyms
 from unpad.errors import SourceError
 from unpad.recipes.data import Source
 
@@ -81,3 +86,30 @@ def test_a_name_that_is_not_utf8_is_refused_before_a_run_begins(tmp_path: Path) 
         names(tmp_path, ".")
     assert r"\xd6\xd0.txt" in caught.value.where
     assert caught.value.exit_code == 3
+
+
+def zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("read", "make"),
+    [
+        (lambda path: column_names(path, str(path)), os.mkfifo),
+        (lambda path: open_table([TableFile(path, str(path))], {"id": ("id",)}), os.mkfifo),
+        (lambda path: open_table([TableFile(path, str(path))], {"id": ("id",)}), zeros),
+        (read_splits, os.mkfifo),
+        (lambda path: read_vectors(path, ("a",)), os.mkfifo),
+        (load_synonyms, os.mkfifo),
+        (load_synonyms, zeros),
+        (list_paths, os.mkfifo),
+        (list_paths, zeros),
+    ],
+)  # fmt: skip
+def test_pipes_and_devices_are_refused_and_not_read(
+    read: Callable[[Path], object], make: Callable[[Path], object], tmp_path: Path
+) -> None:
+    make(tmp_path / "odd.csv")
+    with pytest.raises(SourceError, match=r"pipe or a device|neither a file nor a folder") as caught:
+        read(tmp_path / "odd.csv")
+    assert "odd.csv" in caught.value.where

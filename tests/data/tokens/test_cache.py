@@ -12,7 +12,7 @@ import pytest
 from unpad.data.sources.example import BadRow
 from unpad.data.tokens import cache
 from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_bad_rows, pack_details, shard_path, write_shard
-from unpad.errors import DiskError
+from unpad.errors import DiskError, SourceError
 from unpad.storage import disk
 
 KEY = make_key("test")
@@ -125,7 +125,9 @@ def test_the_key_of_the_code_changes_with_its_files_and_with_its_libraries(
 
 
 def test_the_end_of_a_large_shard_is_checked_too(tmp_path: Path) -> None:
-    large = replace(make_shard(), tokens=np.arange(3 << 19, dtype=np.uint32).astype("<u4"))
+    tokens = np.arange(3 << 19, dtype=np.uint32).astype("<u4")
+    rows = {"offsets": np.array([0, 2, 5, tokens.size]), "loss_mask": np.ones(tokens.size, np.bool_)}
+    large = replace(make_shard(), tokens=tokens, **rows)
     write_shard(tmp_path, KEY, large)
     path = shard_path(tmp_path, KEY)
     whole = path.read_bytes()
@@ -242,3 +244,18 @@ def test_sealed_bytes_come_back_or_are_refused(tmp_path: Path) -> None:
         read, reason = cache.read_sealed(path)
         assert read is None
         assert reason
+
+
+@pytest.mark.parametrize("wrong", [{"num_chars": np.zeros(2, np.int32)}, {"offsets": np.array([0, 9, 5, 9])}])
+def test_columns_that_do_not_fit_each_other_are_made_again(tmp_path: Path, wrong: dict[str, np.ndarray]) -> None:
+    write_shard(tmp_path, KEY, replace(make_shard(), **wrong))
+    assert open_shard(tmp_path, KEY) == (None, "has columns that do not fit each other")
+
+
+@pytest.mark.parametrize("details", [b"[", b"[]", b'{"where": []}', b'{"where": [1, 2, 3]}'])
+def test_details_of_another_program_are_refused(tmp_path: Path, details: bytes) -> None:
+    write_shard(tmp_path, KEY, replace(make_shard(), details=np.frombuffer(details, np.uint8)))
+    opened, _ = open_shard(tmp_path, KEY)
+    assert opened is not None
+    with pytest.raises(SourceError, match="stored tokens hold no usable details"):
+        opened.where(0)

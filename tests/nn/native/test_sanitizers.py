@@ -1,6 +1,7 @@
 """The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, called from driver.cpp without Python or torch.
 
-Targets are compiled from the same templates: the plain one and the best of the processor are enough.
+ASan reports a pointer that leads nowhere by itself, so the checks of UBSan that repeat it are left out: they double the
+time.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from unpad.nn.native import library
 
 pytestmark = pytest.mark.slow
 
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-FLAGS = ["-std=c++17", "-g1", "-O1", "-fopenmp", "-Wno-psabi", *SANITIZERS]
+REPEATED = "-fno-sanitize=null,object-size,pointer-overflow"
+SANITIZERS = ["-fsanitize=address,undefined", REPEATED, "-fno-sanitize-recover=all"]
+FLAGS = ["-std=c++17", "-g1", "-Og", "-fopenmp", "-Wno-psabi", *SANITIZERS]
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 def test_no_kernel_leaves_its_arrays(tmp_path: Path) -> None:
-    others = {"avx2", "avx512", "avx512_bf16"} - {library.target()}
-    driver = build_driver(tmp_path, "g++", FLAGS, without=sorted(others))
+    driver = build_driver(tmp_path, "g++", FLAGS)
     # The pool of threads of libgomp, and the buffers that its threads keep, live until the process ends: no leaks.
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "ASAN_OPTIONS": "detect_leaks=0"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE", "ASAN_OPTIONS": "detect_leaks=0"}
     run = subprocess.run([driver], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     kinds = run.stdout.splitlines()

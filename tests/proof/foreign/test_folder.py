@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.shell import Outcome, Shell
+from unpad.errors import NOT_PROVED
 from unpad.proof.foreign import collators
 
 # As the config.json of released models have them.
@@ -47,7 +48,7 @@ def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) ->
 def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, GPT_OSS, "--json")
     proof = json.loads(found.out)
-    assert (found.code, proof["passed"], proof["class"]) == (1, False, "GptOssForCausalLM")
+    assert (found.code, proof["passed"], proof["class"]) == (NOT_PROVED, False, "GptOssForCausalLM")
     verdicts = {way["batches"]: way["verdict"] for way in proof["ways"]}
     assert verdicts["padded right"] == verdicts["unpad"] == "sound"
     assert verdicts["flattening"] == verdicts["TRL padding_free"] == verdicts["TRL packing bfd"] == "leaking"
@@ -63,7 +64,7 @@ def test_a_mixer_that_refuses_packed_rows_does_no_silent_harm(unpad: Shell, tmp_
     verdicts = {name: cells[0] for name, cells in rows(found).items()}
     assert verdicts["TRL padding_free"] == "refused"
     assert "can't keep packed sequences apart" in " ".join(found.out.split())
-    assert (found.code, verdicts["flattening"]) == (1, "LEAKING")  # without boundaries the convolution cannot know
+    assert (found.code, verdicts["flattening"]) == (NOT_PROVED, "LEAKING")  # the convolution sees no boundaries
 
 
 def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_bad_input_is_an_error_of_three_lines(unpad: Shell, tmp_path: Path) -> N
     unknown = prove(unpad, tmp_path, {"model_type": "gpt_os"})
     assert (unknown.code, "did you mean gpt_oss" in unknown.err) == (2, True)
     refused = prove(unpad, tmp_path, {"model_type": "musicgen"})
-    assert (refused.code, "cannot be made small" in refused.err) == (1, True)
+    assert (refused.code, "cannot be made small" in refused.err) == (NOT_PROVED, True)
     both = unpad("prove", "zh_chat", "--hf", tmp_path)
     assert (both.code, "a recipe and --hf" in both.err) == (2, True)
     neither = unpad("prove")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, NotRequired
 
 import numpy as np
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
 
 from unpad.data.histories.cohort import PatientTables
 from unpad.data.histories.event_rows import EventRows
@@ -14,7 +18,9 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.recipes.data import EventSettings
+from unpad.storage.reading import Count, Finite, shaped
 
+CODES = "events.json"  # of a run
 UNKNOWN = "<unknown>"  # row 0 of the code embedding
 QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)  # of the values of a code in training; the first and the last are its range
 FARTHEST = 1e6  # standard deviations; a larger distance is an error of the data, and might not fit float32
@@ -115,9 +121,35 @@ class Codes:
         return json.dumps({"codes": self.names, **columns}, ensure_ascii=False, indent=1).encode()
 
 
+class _Codes(TypedDict):
+    codes: Annotated[list[str], Field(min_length=1)]
+    counts: list[Count]
+    mean: list[Finite]
+    std: list[Finite]
+    quantiles: NotRequired[list[Annotated[list[Finite], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]]]
+
+
+def _of_one_length(known: _Codes) -> _Codes:
+    size = len(known["codes"])
+    columns = {"counts": len(known["counts"]), "mean": len(known["mean"]), "std": len(known["std"])}
+    for name, length in {**columns, "quantiles": len(known.get("quantiles", known["mean"]))}.items():
+        if length != size:
+            raise ValueError(f'has {size:,} codes, and {length:,} entries in "{name}"')
+    if known["codes"][0] != UNKNOWN or len(set(known["codes"])) < size:
+        raise ValueError(f"has codes that do not begin with {UNKNOWN}, or one of them twice")
+    return known
+
+
+_CODES = Annotated[_Codes, AfterValidator(_of_one_length)]
+
+
 def load_codes(content: bytes) -> Codes:
-    """Read what `Codes.to_bytes` wrote."""
-    known = json.loads(content)
+    """Read what `Codes.to_bytes` wrote.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    known = shaped(content, _CODES, Path(CODES))
     mean, std = np.array(known["mean"], np.float64), np.array(known["std"], np.float64)
     quantiles = np.array(known["quantiles"], np.float64) if "quantiles" in known else None
     return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles)

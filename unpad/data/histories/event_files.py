@@ -155,6 +155,7 @@ def column_sides(table: Table, faults: Faults) -> np.ndarray:
     if not pa.types.is_string(names.type):
         what = f'E_SPLIT the column "split" holds {names.type}, expected words'
         raise SourceError(what, where=table.files[0].shown, fix=WRITE_SPLIT)
+    names = columns.utf8(names, faults)
     known = names.dictionary_encode()
     told = np.array([*map(split_number, known.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
     sides: np.ndarray = told[np.asarray(known.indices.fill_null(-1))]

@@ -6,6 +6,7 @@ named after a patient by its number in its folder.
 
 from __future__ import annotations
 
+import codecs
 import hmac
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,11 +22,11 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from unpad.data.sources.delimited import LINE_END, find_wrong_quote, read_header
+from unpad.data.sources.delimited import LINE_END, find_bad_byte, find_wrong_quote, read_header
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import unreadable
+from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.sources.jsonlines import RowFault, excerpt
-from unpad.data.sources.parquet import open_parquet
+from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 from unpad.terminal.progress import counted
@@ -171,6 +172,7 @@ def column_names(path: Path, shown: str) -> list[str]:
     Raises:
         SourceError: it cannot be read.
     """
+    refuse_special(path, shown)
     if _is_parquet(path):
         return list(_parquet(path, shown, lambda file: file.schema_arrow.names))
     return _header(path, shown)[0]
@@ -188,11 +190,16 @@ def _read(
     def choose(present: list[str]) -> dict[str, str]:
         return _choose(present, wanted, optional, key, file.shown)
 
+    refuse_special(file.path, file.shown)
     if _is_parquet(file.path):
 
         def get(table: pq.ParquetFile) -> tuple[dict[str, str], pa.Table]:
             names = choose(table.schema_arrow.names)
-            return names, table.read(columns=list(dict.fromkeys(names.values())), use_threads=alone)
+            columns = list(dict.fromkeys(names.values()))
+            bounded, groups = ParquetRows(file.path, table, columns), range(table.num_row_groups)
+            batches = [batch for group in groups for batch in bounded.batches(group, threads=alone)]
+            none = pa.schema([table.schema_arrow.field(name) for name in columns])
+            return names, pa.Table.from_batches(batches, batches[0].schema if batches else none)
 
         names, columns = _parquet(file.path, file.shown, get)
         rows, bad = np.arange(1, columns.num_rows + 1), list[BadRow]()
@@ -259,6 +266,8 @@ def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> An
     except UnicodeDecodeError:
         what, fix = "E_UTF8 the name of a column is not UTF-8", "write the file again"
         raise SourceError(what, where=shown, fix=fix) from None
+    except GrowthError as error:
+        raise SourceError(f"E_PARQUET {error}", where=shown, fix="write the file again") from None
     except OSError as error:
         if error.strerror:
             raise unreadable(error, shown) from None
@@ -286,8 +295,11 @@ def _header(path: Path, shown: str) -> tuple[list[str], str]:
 
 def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
     """Read the columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
+    has_quote, is_utf8 = _survey(file.path)
+    if not is_utf8 and (found := find_bad_byte(file.path)):  # pyarrow would print that no one can handle its error
+        what, fix = f"E_UTF8 byte 0x{found[1]:02x} is not UTF-8", "save the file as UTF-8"
+        raise SourceError(what, where=f"{file.shown}:{found[0]}", fix=fix)
     present, delimiter = _header(file.path, file.shown)
-    has_quote = _has_quote(file.path)
     # pyarrow goes on after text behind a closing quote, and takes the rows up to the next quote for one cell.
     if has_quote and (wrong := find_wrong_quote(file.path)):
         what = f"E_CSV a quote does not end well; it would take along {wrong[1]} lines"
@@ -318,7 +330,7 @@ def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list
     except OSError as error:
         raise unreadable(error, file.shown) from None
     except pa.ArrowException:
-        what, fix = "E_CSV it cannot be read as CSV", "look for a quote without its end, or bytes that are not UTF-8"
+        what, fix = "E_CSV it cannot be read as CSV", "look for a quote without its end"
         raise SourceError(what, where=file.shown, fix=fix) from None
     lines, broken_lines = _line_numbers(columns, present, broken)
     bad = [
@@ -337,9 +349,18 @@ def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list
     return columns.select(chosen).take(pa.array(full)), lines[full], bad
 
 
-def _has_quote(path: Path) -> bool:
-    with path.open("rb") as handle:
-        return any(b'"' in piece for piece in iter(lambda: handle.read(1 << 20), b""))
+def _survey(path: Path) -> tuple[bool, bool]:
+    """Look through a file: whether it has a quote, and whether it is UTF-8."""
+    decoder, has_quote = codecs.getincrementaldecoder("utf-8")(), False
+    try:
+        with path.open("rb") as handle:
+            for piece in iter(lambda: handle.read(1 << 20), b""):
+                has_quote |= b'"' in piece
+                decoder.decode(piece)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return has_quote, False
+    return has_quote, True
 
 
 def _line_numbers(

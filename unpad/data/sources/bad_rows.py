@@ -80,8 +80,7 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad and unknown is None):
         return
     path = checked or _file_of(bad[0])
-    lines = [f"{num_bad} of {num_rows} rows cannot be used:"]
-    lines += fault_lines(bad)
+    lines = fault_lines(bad)
     fix = f"`unpad data check {path}` shows the fix of each kind, and with --json every row"
     if unknown is not None:
         lines.append(f"  {unknown.where}: how many rows follow is unknown, so the fault is never quarantined")
@@ -93,7 +92,8 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     else:
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
         fix += "; or raise data.max_bad"
-    raise SourceError("\n".join(lines), where=bad[0].where, fix=fix)
+    what = f"{num_bad} of {num_rows} rows cannot be used:"
+    raise SourceError(what, where=bad[0].where, fix=fix, details=lines)
 
 
 def _file_of(row: BadRow) -> str:

@@ -69,6 +69,17 @@ def find_wrong_quote(path: Path) -> tuple[int, int] | None:
         return next(((line, num) for line, cells, num in _records(lines, delimiter) if not cells), None)
 
 
+def find_bad_byte(path: Path) -> tuple[int, int] | None:
+    """Find the first byte that is not UTF-8: its line, and its value."""
+    with path.open("rb") as handle:
+        for line, raw in enumerate(handle, start=1):
+            try:
+                raw.decode()
+            except UnicodeDecodeError as error:
+                return line, error.object[error.start]
+    return None
+
+
 def _refuse_encoding(path: Path) -> None:
     with path.open("rb") as handle:
         if wrong := wrong_encoding(handle.read(HEAD_BYTES)):

@@ -6,17 +6,21 @@ same everywhere.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from unpad import storage
-from unpad.storage.disk import temporary_name
 
 NUM_IMAGES = 1500
+MANIFESTS, CHECKSUM = ("shapes.jsonl", "shapes_vqa.jsonl"), "shapes.sha256"
 VERSION = 1  # of the drawing; a change makes a new folder
 SHAPES = ("circle", "square", "triangle", "cross", "ring")
 COLORS = {
@@ -30,40 +34,65 @@ CHINESE = {
 
 
 def drawn_folder() -> Path:
-    """Return the folder of the set (shapes.jsonl, shapes_vqa.jsonl and the pictures); draw it if it is missing.
+    """Return the folder of the set (shapes.jsonl, shapes_vqa.jsonl and the pictures).
 
-    The manifests are written last, so a partial folder is drawn again.
+    It is drawn if it is missing, or if a picture is not as it was drawn. The checksum is written last, so a partial
+    folder is drawn again.
     """
     folder = storage.cache_folder() / f"drawn-{VERSION}"
-    if not (folder / "shapes_vqa.jsonl").is_file():
+    if not _is_whole(folder):
         _draw_all(folder)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        if not all((folder / name).is_file() for name in MANIFESTS):
+            return False
+        pictures = ((folder / "shapes" / _name(number)).read_bytes() for number in range(NUM_IMAGES))
+        return (folder / CHECKSUM).read_text(encoding="utf-8") == _checksum(pictures)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _checksum(pictures: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for picture in pictures:
+        digest.update(hashlib.sha256(picture).digest())
+    return digest.hexdigest()
+
+
+def _name(number: int) -> str:
+    return f"{number:04d}.png"
 
 
 def _draw_all(folder: Path) -> None:
     rng = np.random.default_rng(VERSION)
     storage.make_folder(folder, private=True)
     storage.make_folder(folder / "shapes")
-    images, questions = [], []
+    images: list[dict[str, Any]] = []
+    questions: list[dict[str, Any]] = []
+    pictures: dict[str, bytes] = {}
     for number in range(NUM_IMAGES):
         shape = SHAPES[int(rng.integers(len(SHAPES)))]
         color = list(COLORS)[int(rng.integers(len(COLORS)))]
         width, height = (int(8 * rng.integers(3, 13)) for _ in range(2))
-        name = f"shapes/{number:04d}.png"
-        _save(draw(shape, color, width, height, rng), folder / name)
+        name = f"shapes/{_name(number)}"
+        pictures[_name(number)] = _png(draw(shape, color, width, height, rng))
         split = "val" if number % 5 == 0 else "train"
         images.append({"image": name, "label": shape, "width": width, "height": height, "split": split})
         for question, answer in _questions(shape, color, width, height, rng):
             questions.append({"image": name, "question": question, "answer": answer, "split": split})
-    for file, rows in (("shapes.jsonl", images), ("shapes_vqa.jsonl", questions)):
+    storage.write_files(folder / "shapes", pictures)
+    for file, rows in zip(MANIFESTS, (images, questions), strict=True):
         storage.write_atomic(folder / file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    storage.write_atomic(folder / CHECKSUM, _checksum(pictures.values()))
 
 
-def _save(picture: Image.Image, path: Path) -> None:
-    """Put a picture in its place at once: another host may read those of a cache that both share."""
-    temporary = temporary_name(path.parent)
-    picture.save(temporary, "PNG")
-    temporary.replace(path)
+def _png(picture: Image.Image) -> bytes:
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()
 
 
 def draw(shape: str, color: str, width: int, height: int, rng: np.random.Generator) -> Image.Image:

@@ -2,7 +2,6 @@
 
 import codecs
 import glob
-import os
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -11,6 +10,8 @@ from typing import Literal
 
 from unpad.errors import SourceError
 from unpad.recipes.data import Source
+from unpad.storage.paths import RENAME, is_special, is_utf8
+from unpad.terminal.printing import escaped
 
 Format = Literal["text", "json", "jsonl", "parquet", "csv"]
 
@@ -80,6 +81,16 @@ def unreadable(error: OSError, where: str) -> SourceError:
     return SourceError(f"cannot be read: {error.strerror or error}", where=where, fix=fix)
 
 
+def refuse_special(path: Path, where: str) -> None:
+    """Refuse a pipe, a device or a socket, which reading might never end.
+
+    Raises:
+        SourceError: it is one.
+    """
+    if is_special(path):
+        raise SourceError("it is a pipe or a device, not a file", where=where, fix="name a file")
+
+
 def natural_key(path: Path) -> list[tuple[list[str | int], str]]:
     """Sort key that compares numbers in names as numbers, folder by folder: p2 before p10."""
     return [
@@ -93,7 +104,10 @@ def list_paths(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[P
     Raises:
         SourceError: there is none, or the name of one is not UTF-8.
     """
-    paths = _list_paths(path, suffixes)
+    try:
+        paths = _list_paths(path, suffixes)
+    except OSError as error:  # a folder that may not be entered, or a name too long for its file system
+        raise unreadable(error, str(path.absolute())) from None
     refuse_names(paths)
     return paths
 
@@ -105,12 +119,8 @@ def refuse_names(paths: Iterable[Path]) -> None:
         SourceError: names the first.
     """
     for path in paths:
-        try:
-            str(path).encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(path).decode("utf-8", "backslashreplace")
-            fix = "rename it, for example with `convmv -f GBK -t UTF-8 --notest FILE`"
-            raise SourceError("E_NAME the file's name is not UTF-8", where=shown, fix=fix) from None
+        if not is_utf8(str(path)):
+            raise SourceError("E_NAME the file's name is not UTF-8", where=escaped(str(path)), fix=RENAME)
 
 
 def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:

@@ -25,7 +25,8 @@ from unpad.data.sources import files
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
 from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.parquet import one_row, open_parquet, read_batches
+from unpad.data.sources.parquet import one_row, read_batches
+from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.rows import collect, declared_group, declared_split, require_text, rows
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
@@ -138,14 +139,14 @@ def read_bytes(example: ImageExample) -> bytes:
         ImageError: E_MISSING, or E_CHANGED if they differ from the listed ones.
     """
     if example.row is None:
-        content = _file_bytes(example.path)
+        content = file_bytes(example.path)
     else:
         import pyarrow as pa
 
         group, row, column = example.row
         try:
             content = _image_of(_column(example.path, group, column)[row].as_py())
-        except (pa.ArrowException, OSError, LookupError) as error:
+        except (pa.ArrowException, GrowthError, OSError, LookupError) as error:
             what = f"the image cannot be read: {excerpt(str(error))}"
             raise ImageError("E_MISSING", what, "check the parquet file", example.where) from None
     if sha256(content).hexdigest() != example.sha256:
@@ -156,8 +157,11 @@ def read_bytes(example: ImageExample) -> bytes:
 
 @lru_cache(maxsize=2)
 def _column(path: Path, group: int, name: str) -> pa.ChunkedArray:
+    import pyarrow as pa
+
     with open_parquet(path) as table:
-        return table.read_row_group(group, columns=[name]).column(name)
+        batches = ParquetRows(path, table, [name]).batches(group, WINDOW)
+        return pa.chunked_array([batch.column(0) for batch in batches])
 
 
 # --------------------------------------------------------------------------- one image
@@ -205,10 +209,15 @@ def _contained_bytes(path: Path, root: str) -> bytes:
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(root):
         raise RowFault("E_PATH", f"the link leads out of {root}", "copy the image into the folder")
-    return _file_bytes(Path(real))
+    return file_bytes(Path(real))
 
 
-def _file_bytes(path: Path) -> bytes:
+def file_bytes(path: Path) -> bytes:
+    """Contents of an image file.
+
+    Raises:
+        ImageError: it cannot be read, is no file but a pipe or a device, or is larger than any image that is decoded.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for its writer

@@ -8,19 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.jsonlines import RowFault, missing
+from unpad.data.sources.parquet_file import GrowthError, ParquetRows, open_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
 BATCH_ROWS = 1024
-
-
-def open_parquet(path: Path | str) -> pq.ParquetFile:
-    """Open a parquet file whose pages are compared with their checksums, where it has any."""
-    import pyarrow.parquet as pq
-
-    return pq.ParquetFile(path, page_checksum_verification=True)
 
 
 def read_parquet(path: Path, wanted: tuple[str, ...], optional: tuple[str, ...]) -> Iterator[tuple[str, Any] | BadRow]:
@@ -56,13 +50,14 @@ def read_batches(
             if isinstance(columns, RowFault):
                 yield columns.at(str(path), num_rows=max(sum(sizes), 1))
                 return
+            bounded = ParquetRows(path, table, columns)
             for group, size in enumerate(sizes):
                 inside = 0
                 try:
-                    for batch in table.iter_batches(batch_rows, row_groups=[group], columns=columns):
+                    for batch in bounded.batches(group, batch_rows):
                         yield first + inside + 1, group, inside, batch
                         inside += batch.num_rows
-                except (pa.ArrowException, OSError) as error:
+                except (pa.ArrowException, GrowthError, OSError) as error:
                     fault = _unreadable(error, f"the last {size - inside:,} of {size:,} rows of row group {group}")
                     yield fault.at(f"{path}:{first + inside + 1}", num_rows=max(size - inside, 1))
                 first += size

@@ -13,7 +13,7 @@ from typing import Any
 from unpad.data.sources.example import BadRow, SplitName, Usable
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import Found, ImageExample, checked_path, examine
-from unpad.data.sources.jsonlines import RowFault, missing, type_name
+from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
 from unpad.data.sources.rows import declared_group, declared_split, examples, reading, require_text
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
@@ -97,7 +97,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
             continue
         faults = [image for image in map(looked.__getitem__, row.paths) if isinstance(image, BadRow)]
         if faults:
-            bad.append(BadRow(row.where, faults[0].code, faults[0].what, faults[0].fix, faults[0].where))
+            bad.append(BadRow(row.where, faults[0].code, faults[0].what, faults[0].fix, excerpt(faults[0].where)))
             continue
         chosen = tuple(number[path] for path in row.paths)
         used.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption, row.group))

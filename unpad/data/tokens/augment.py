@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unpad.data.sources.example import Example, Turn
-from unpad.data.sources.files import unreadable
+from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.tokens.words import Segmenter
 from unpad.errors import SourceError
 from unpad.recipes.data import AugmentSettings
@@ -87,6 +87,7 @@ def load_synonyms(path: Path | None) -> dict[str, tuple[str, ...]]:
 
 
 def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
+    refuse_special(path, f"augment.synonyms_file: {path}")
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:

@@ -18,7 +18,7 @@ import json
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -29,8 +29,8 @@ import numpy as np
 
 from unpad.data.sources.example import BadRow
 from unpad.data.tokens.lost import commonest
-from unpad.errors import DiskError
-from unpad.storage import clean_leftovers, make_folder, sha256, sha256_file, write_atomic
+from unpad.errors import DiskError, SourceError
+from unpad.storage import cache_folder, clean_leftovers, make_folder, sha256, sha256_file, write_atomic
 
 DATA = Path(__file__).parents[1]
 CODE = ("sources/*.py", "tokens/*.py")  # code that determines the tokens of a file
@@ -48,6 +48,7 @@ DTYPES = {
     "lost_target_bytes": "<i4", "num_system": "<i4", "num_chosen": "<i4", "details": "|u1", "bad": "|u1",
 }  # fmt: skip
 TOKEN_DTYPES = ("<u2", "<u4")
+NOT_OF_ROWS = ("offsets", "loss_mask", "details", "bad")  # columns of other lengths than one value per row
 
 
 def make_key(*parts: object) -> str:
@@ -154,7 +155,7 @@ class Shard:
 
     @cached_property
     def _details(self) -> dict[str, Any]:
-        details: dict[str, Any] = json.loads(self.details.tobytes())
+        details: dict[str, Any] = _stored_json(self.details, lambda found: _are_details(found, self.num_rows))
         return details
 
     def where(self, row: int) -> str:
@@ -185,7 +186,7 @@ class Shard:
         """Bad rows of the file; `path` is the file's current name."""
         if not self.bad.size:
             return []
-        return [BadRow(path + place, *rest) for place, *rest in json.loads(self.bad.tobytes())]
+        return [BadRow(path + place, *rest) for place, *rest in _stored_json(self.bad, _are_bad_rows)]
 
 
 def pack_details(
@@ -209,6 +210,49 @@ def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
 
 def _json_bytes(value: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), np.uint8)
+
+
+def _stored_json(array: np.ndarray, fits: Callable[[Any], bool]) -> Any:
+    """Parse what `_json_bytes` packed.
+
+    Raises:
+        SourceError: it was packed by something else.
+    """
+    try:
+        value = json.loads(array.tobytes())
+        if fits(value):
+            return value
+    except (ValueError, RecursionError):
+        pass
+    fix = f"delete the folder of stored tokens, {cache_folder()}, which is made again"
+    raise SourceError("stored tokens hold no usable details", fix=fix)
+
+
+def _are_details(found: Any, num_rows: int) -> bool:
+    if not isinstance(found, dict) or not all(
+        isinstance(found.get(name), dict) for name in ("group", "keywords", "lost")
+    ):
+        return False
+    keywords, where = found["keywords"].values(), found.get("where")
+    if not all(isinstance(words, list) for words in keywords):
+        return False
+    texts = [*found["group"].values(), *(word for words in keywords for word in words)]
+    return (
+        isinstance(where, list)
+        and len(where) == num_rows
+        and all(isinstance(text, str) for text in (*where, *texts))
+        and all(type(number) is int for number in found["lost"].values())
+    )
+
+
+def _are_bad_rows(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(row, list)
+        and len(row) == 6
+        and all(isinstance(part, str) for part in row[:5])
+        and (row[5] is None or type(row[5]) is int)
+        for row in found
+    )
 
 
 def shard_path(folder: Path, key: str) -> Path:
@@ -286,6 +330,16 @@ def _parse(data: bytes | mmap.mmap, key: str) -> tuple[Shard | None, str]:
             if dtype not in (TOKEN_DTYPES if name == "tokens" else (DTYPES[name],)):
                 return None, f"has {name} of type {dtype}"
             arrays[name] = np.frombuffer(data, dtype, count, base + start)
-        return Shard(**arrays), ""
-    except (ValueError, KeyError, TypeError, RecursionError):
+        shard = Shard(**arrays)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None, "has no usable header"
+    return (shard, "") if _fits(shard) else (None, "has columns that do not fit each other")
+
+
+def _fits(shard: Shard) -> bool:
+    """True if every row has its values, and tokens within `tokens`."""
+    sizes = {name: getattr(shard, name).size for name in DTYPES if name not in NOT_OF_ROWS}
+    offsets = shard.offsets
+    if not offsets.size or offsets[0] != 0 or offsets[-1] != shard.tokens.size or np.any(np.diff(offsets) < 0):
+        return False
+    return shard.loss_mask.size == shard.tokens.size and set(sizes.values()) <= {shard.num_rows}

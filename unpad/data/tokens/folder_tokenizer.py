@@ -42,14 +42,14 @@ def folder_tokenizer(folder: Path, *, chat: bool = True) -> bytes:
     stops = [texts[id] for id in _stop_ids(folder) if id in texts]
     eos = names.get("eos_token") or next(iter(stops), None)
     if eos is None or eos not in ids:
-        what = f"no token ends a text: eos_token is {eos!r}"
+        what = f"no token ends a text: eos_token is {eos!r:.200}"
         raise SourceError(what, where=str(folder / TOKENIZER_CONFIG), fix="name eos_token in tokenizer_config.json")
     between = [name for name in BETWEEN if name in ids]
     bos = names.get("bos_token") or next(iter(between), eos)
     pad = names.get("pad_token") or next(iter(between), eos)
     for name, value in (("bos_token", bos), ("pad_token", pad)):
         if value not in ids:
-            what = f"{name} is {value!r}, which the tokenizer does not have"
+            what = f"{name} is {value!r:.200}, which the tokenizer does not have"
             raise SourceError(what, where=str(folder / TOKENIZER_CONFIG), fix=f"correct {name}")
     imported = {
         "pad": pad,
@@ -59,7 +59,11 @@ def folder_tokenizer(folder: Path, *, chat: bool = True) -> bytes:
         "chat_template": _chat_template(folder) if chat else None,
         "names": names,
     }
-    return with_import(data, imported)
+    try:
+        return with_import(data, imported)
+    except UnicodeEncodeError as error:
+        what = f"a special token or the chat template holds half of a character, U+{ord(error.object[error.start]):04X}"
+        raise SourceError(what, where=str(folder), fix="write it as valid UTF-8") from None
 
 
 def _read(path: Path) -> bytes | None:
@@ -85,7 +89,10 @@ def _token_ids(fields: dict[str, Any]) -> dict[str, int]:
     if isinstance(vocabulary, list):  # of a unigram model: token and score
         vocabulary = {entry[0]: id for id, entry in enumerate(vocabulary)}
     added = {token["content"]: token["id"] for token in fields.get("added_tokens") or []}
-    return {**vocabulary, **added}
+    ids: dict[str, int] = {**vocabulary, **added}
+    if not all(isinstance(text, str) and type(id) is int for text, id in ids.items()):
+        raise TypeError("its vocabulary is not of texts and numbers")
+    return ids
 
 
 def _names(folder: Path) -> dict[str, str]:

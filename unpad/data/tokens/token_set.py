@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -150,6 +150,25 @@ class TokenSet:
             documents=self.documents[order],
             first_document=np.append(first, order.size),
         )
+
+    def documents_in(self, i: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Documents that have some of the tokens [start, stop) of a sequence.
+
+        Returns:
+            Their numbers, (n,) int64; and the tokens of the sequence before each, and to the end of the last,
+            (n + 1,) int64.
+        """
+        begin = self._document_ends[self.first_document[i]]
+        first = int(np.searchsorted(self._document_ends, begin + start, "right")) - 1
+        last = int(np.searchsorted(self._document_ends, begin + stop, "left"))
+        return self.documents[first:last], self._document_ends[first : last + 1] - begin
+
+    def documents_of_sequences(self) -> Iterator[tuple[int, int, int, int]]:
+        """Every document with its sequence, and where its tokens begin and end there."""
+        begins = self._document_ends[self.first_document]
+        of = np.repeat(np.arange(len(self)), np.diff(self.first_document))
+        starts, stops = self._document_ends[:-1] - begins[of], self._document_ends[1:] - begins[of]
+        yield from zip(self.documents.tolist(), of.tolist(), starts.tolist(), stops.tolist(), strict=True)
 
     # ----------------------------------------------------------------------- names
 

@@ -7,7 +7,7 @@ A text becomes ordinary ids only: no special id is added, and a text that spells
 import codecs
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -24,7 +24,9 @@ from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_err
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
 
+TOKENIZER = "tokenizer.json"  # of a run
 MAX_TOKENIZER_BYTES = 1 << 28
+MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
 CHARS_PER_CALL = 500_000  # texts per call of the library, whose own records take about 100 bytes per token
@@ -127,6 +129,18 @@ def load_tokenizer(data: bytes) -> Tokenizer:
     except (ValueError, RecursionError) as error:
         raise SourceError(f"not a tokenizer: {error}"[:200], fix="use a tokenizer.json") from None
     return _open_library(data)
+
+
+def kept_tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
+    """Load the tokenizer among the files that a run keeps.
+
+    Raises:
+        SourceError: the file is damaged; names it.
+    """
+    try:
+        return load_tokenizer(files[TOKENIZER])
+    except SourceError as error:
+        raise SourceError(error.what, where=TOKENIZER, fix="put the file of the run back, or use another run") from None
 
 
 def open_tokenizer_file(path: Path) -> Tokenizer:
@@ -407,6 +421,9 @@ def _open_library(data: bytes) -> LibraryTokenizer:
         imported: dict[str, Any] = fields.pop(IMPORTED, {})
         whole = json.dumps(fields, ensure_ascii=False) if imported else data.decode()
         vocabulary = tokenizers.Tokenizer.from_str(whole).get_vocab(with_added_tokens=True)
+        largest = max(vocabulary.values(), default=0)
+        if largest >= MOST_IDS:  # the library writes a file with a line for every id below it
+            raise ValueError(f"a token has the id {largest:,}; at most {MOST_IDS:,} ids are read")
         fields["truncation"] = fields["padding"] = None  # the plan alone truncates and pads
         eos = imported.get("eos") or _first(EOS_NAMES, vocabulary)
         bos = imported.get("bos") or _first(BOS_NAMES, vocabulary)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout
 from unpad.nn.block import BlockConfig, FeedForward
+from unpad.nn.draws import random_like
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -87,4 +88,4 @@ class SetDecoder(nn.Module):
 
 
 def _noisy(slots: Tensor, noise: float) -> Tensor:
-    return slots + noise * torch.randn_like(slots)
+    return slots + noise * random_like(slots, torch.randn_like)

@@ -18,6 +18,7 @@ from unpad.errors import RecipeError
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.cross_attention import CrossAttention, PairGroup, Pairs, pair_sequences
+from unpad.nn.draws import random_like
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.pool import AttentionPool
@@ -217,7 +218,7 @@ def soft_clamp(log_var: Tensor) -> Tensor:
 
 def draw_latents(mean: Tensor, log_var: Tensor) -> Tensor:
     """One sample per set by torch's generator (Kingma and Welling 2014, arXiv 1312.6114, section 2.4)."""
-    return mean + (0.5 * log_var).exp() * torch.randn_like(mean)
+    return mean + (0.5 * log_var).exp() * random_like(mean, torch.randn_like)
 
 
 class LatentHead(nn.Module):

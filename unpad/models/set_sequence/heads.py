@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.survival import hazard_nll
-from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.draws import draw
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.precision import widened
@@ -60,7 +61,7 @@ class PatientHeads(nn.Module):
             with labels; hazard, over patients with a duration.
         """
         if self.training and self.dropout:
-            readouts = dropout(readouts, self.dropout, draw_seed())
+            readouts = dropout(readouts, self.dropout, draw(len(readouts)))
         nothing = widened(readouts.new_zeros(())), 0
         terms: Terms = {"classification": nothing, "hazard": nothing}
         if labels is not None:

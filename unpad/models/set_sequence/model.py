@@ -43,6 +43,7 @@ from unpad.models.set_sequence.next_set import NextSet, sets_that_follow
 from unpad.models.set_sequence.survival import bin_edges
 from unpad.nn.activation import Kind
 from unpad.nn.block import BlockConfig, init_weights
+from unpad.nn.draws import repeated
 from unpad.nn.linear import Linear, compute_dtype
 from unpad.nn.losses import Terms, cross_entropy, token_nll
 from unpad.nn.precision import widened
@@ -57,7 +58,7 @@ class Config(ModelConfig, BlockConfig):
 
     kind: Literal["set_sequence"] = "set_sequence"
     width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
-    blocks: int = Field(2, ge=1, description="Blocks of the transformer over a patient's sets.")
+    blocks: int = Field(2, ge=1, le=1000, description="Blocks of the transformer over a patient's sets.")
     heads: int = Field(3, ge=1)
     hidden: int = Field(192, ge=1, description="Channels inside feed-forward parts.")
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
@@ -372,7 +373,8 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             states = self._states(reading) if states is None else states
             before = states_before(states, self.decoder_start, reading.course).repeat(len(latents), 1)
         members = _repeat(reading.events.members, len(latents), len(reading.codes))
-        return self.decoder(torch.cat(list(latents)), members, before), members
+        with repeated(len(latents)):
+            return self.decoder(torch.cat(list(latents)), members, before), members
 
     def _distance(self, made: Tensor, target: Tensor, members: Layout) -> Tensor:
         """(num_sets,), fp32 or wider."""

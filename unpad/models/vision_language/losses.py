@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout
 from unpad.nn.activation import activate
-from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.draws import draw, random_like
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.precision import widened
@@ -104,7 +105,7 @@ class TextPool(nn.Module):
         way = segment_place(layout).to(hidden.dtype) / last  # 0 at the first token, 1 at the last
         if self.training:
             deviation = self.noise_start + (self.noise_end - self.noise_start) * way
-            hidden = hidden + deviation[:, None] * torch.randn_like(hidden)
+            hidden = hidden + deviation[:, None] * random_like(hidden, torch.randn_like)
         weight = self.start + (self.end - self.start) * way
         total = segment_sum(weight, layout)
         return segment_sum(weight[:, None] * hidden, layout) / torch.where(total > 0, total, 1)[:, None]
@@ -148,7 +149,7 @@ class Discriminator(nn.Module):
         for h, squeeze, refine in zip(pooled.unbind(1), self.squeeze, self.refine, strict=True):
             z = activate("gelu", squeeze(torch.tanh(h / 100)))
             if self.training and self.dropout:
-                z = dropout(z, self.dropout, draw_seed())
+                z = dropout(z, self.dropout, draw(len(z)))
             parts.append(z + refine(z))
         x = activate("gelu", self.hidden_1(torch.cat(parts, 1)))
         return widened(self.to_logit(activate("gelu", self.hidden_2(x)))[:, 0])

@@ -19,7 +19,8 @@ from unpad.batching.layout import Layout
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.cross_attention import EPS, CrossAttention, Pairs, PairWeights, Projection, pair_sequences
-from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.draws import draw, random_like
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -96,7 +97,7 @@ class TopAssignment(nn.Module):
         """Scores (num_vision,) of tokens (num_vision, width), fp32 or wider."""
         hidden = activate("relu", self.hidden(x))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw_seed())
+            hidden = dropout(hidden, self.dropout, draw(len(hidden)))
         return widened(self.to_score(hidden)[:, 0])
 
     def forward(self, x: Tensor, layout: Layout) -> tuple[PairWeights, Layout, Tensor]:
@@ -107,7 +108,8 @@ class TopAssignment(nn.Module):
         scores = self.scores(x)
         chances = scores.detach()
         if self.training:
-            chances = chances - torch.empty_like(chances).exponential_().log()  # Gumbel noise
+            noise = random_like(chances, lambda whole: torch.empty_like(whole).exponential_())
+            chances = chances - noise.log()  # Gumbel noise
         counts = num_merged(layout, self.ratio)
         centres = segment_top_k(chances, layout, counts).nonzero().flatten()
         largest = min(max(1, math.floor(self.ratio * layout.max_seqlen + 1e-9)), layout.max_seqlen)
@@ -296,7 +298,7 @@ class PoolMerger(nn.Module):
         mean = segment_mean(self.question_in(question), layout)
         hidden = activate("gelu", self.question_hidden(mean))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw_seed())
+            hidden = dropout(hidden, self.dropout, draw(len(hidden)))
         return widened(self.question_out(hidden)) * (layout.lengths() > 0)[:, None]
 
 

@@ -19,7 +19,8 @@ from unpad.errors import RecipeError, nearest
 from unpad.nn.activation import activate
 from unpad.nn.attention import spread_values
 from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_sequences, received_attention
-from unpad.nn.dropout import draw_seed, dropout, mix
+from unpad.nn.draws import draw, random_like
+from unpad.nn.dropout import dropout, mix
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -94,7 +95,7 @@ class PrunerHead(nn.Module):
         delta, _ = self.attention(seen, asked, pair_sequences(vision_layout, question_layout))
         hidden = activate("gelu", self.hidden(self.norm(widened(seen), delta)[1]))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw_seed())
+            hidden = dropout(hidden, self.dropout, draw(len(hidden)))
         logits = widened(self.to_logit(hidden)[:, 0])
         assert (attention is None) == (self.attention_weight is None), "attention goes with an attention weight"
         if attention is not None and self.attention_weight is not None:
@@ -114,7 +115,7 @@ def keep_probability(logits: Tensor, temperature: float | Tensor) -> Tensor:
 
 def fresh_noise(logits: Tensor) -> Tensor:
     """Logistic noise, the difference of the two Gumbel variables of keep and drop, by torch's generator; same shape."""
-    return torch.rand_like(logits).logit(eps=torch.finfo(logits.dtype).eps)
+    return random_like(logits, torch.rand_like).logit(eps=torch.finfo(logits.dtype).eps)
 
 
 def drawn_noise(layer: int, place: Tensor, dtype: torch.dtype) -> Tensor:

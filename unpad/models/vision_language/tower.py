@@ -19,7 +19,8 @@ from unpad.errors import SourceError
 from unpad.models.vision_language.prune import text_to_vision_attention
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
-from unpad.nn.dropout import draw_seed, dropout
+from unpad.nn.draws import Draw, draw
+from unpad.nn.dropout import dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.positions import GridPositions
@@ -139,7 +140,8 @@ class Tower(nn.Module):
         if stream.delta is None:
             return stream.x, received
         share = self.config.dropout if self.training else 0.0
-        return stream.x + dropout(stream.delta, share, draw_seed() if share else 0), received
+        drawn = draw(len(stream.x)) if share else Draw(0)
+        return stream.x + dropout(stream.delta, share, drawn), received
 
     @torch.no_grad()
     def _received(self, block: nn.Module, x: Tensor, layout: Layout, patches: Tensor | None) -> Tensor:

@@ -340,7 +340,7 @@ class Task {
         if (threshold_)
             for (int64_t row = 0; row < num_rows_; row++)
                 dropout_rows_[row] =
-                    dropout_row(sizes_.seed, (uint64_t)((start_ + first_ + row) * sizes_.heads + head_));
+                    dropout_row(sizes_.seed, (uint64_t)((sizes_.first + start_ + first_ + row) * sizes_.heads + head_));
         return rows;
     }
 
@@ -363,7 +363,7 @@ class Task {
     int64_t begin() const { return window_ ? std::max((int64_t)0, first_ + 1 - window_) / PANEL * PANEL : 0; }
 
     typename M::Mask kept(int64_t row, int64_t key) const {
-        return M::keep(dropout_rows_[row], (uint32_t)(start_ + key), threshold_);
+        return M::keep(dropout_rows_[row], (uint32_t)(sizes_.first + start_ + key), threshold_);
     }
 
     static int64_t pairs_of(int64_t num_keys) { return (num_keys + M::depth - 1) / M::depth; }

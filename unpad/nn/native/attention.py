@@ -44,6 +44,7 @@ def native_attention(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
     seed: int = 0,
+    first: int = 0,
     window: int | None = None,
 ) -> Tensor:
     """softmax(scale q k^T + key_bias) v within each sequence and nowhere else.
@@ -58,6 +59,7 @@ def native_attention(
             is not hidden. Gradient flows to it.
         dropout: share of weights set to zero, the others divided by 1 - dropout; drawn from `seed` and the places of
             query and key in the run, the same in backward.
+        first: place of the first token, where the run is a part of another one.
         window: keys that a query sees at most, its own and those just before it; causal attention only.
 
     Returns:
@@ -65,7 +67,7 @@ def native_attention(
     """
     cos, sin = rotary if rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, window or 0)
+    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, first, window or 0)
     out: Tensor = apply(_Attention, qkv, qkv_bias, key_bias, cu_seqlens, *settings)
     return out
 
@@ -95,7 +97,7 @@ class _Attention(torch.autograd.Function):
             grad_qkv,
             grad_qkv.flatten(1).sum(0) if wants_qkv_bias else None,
             grad_bias.sum(0).to(key_bias.dtype) if wants_bias else None,
-            *[None] * 10,
+            *[None] * 11,
         )
 
 
@@ -103,7 +105,7 @@ class _Attention(torch.autograd.Function):
 
 _SETTINGS = (
     "Tensor qkv, Tensor? qkv_bias, Tensor? key_bias, Tensor cu_seqlens, int heads, int kv_heads, bool causal, "
-    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed, int window"
+    "float scale, Tensor? cos, Tensor? sin, float dropout, int seed, int first, int window"
 )
 _OPS = torch.library.Library("unpad", "FRAGMENT")
 _OPS.define(f"ragged_attention({_SETTINGS}) -> (Tensor, Tensor)")
@@ -127,6 +129,7 @@ class AttentionSizes(ctypes.Structure):
         ("scale", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
+        ("first", ctypes.c_int64),
         ("window", ctypes.c_int64),
         ("causal", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
@@ -158,6 +161,7 @@ class _Inputs(NamedTuple):
     sin: Tensor | None
     dropout: float
     seed: int
+    first: int
     window: int
 
     def readable(self) -> _Inputs:
@@ -190,6 +194,7 @@ class _Inputs(NamedTuple):
             scale=self.scale,
             dropout=self.dropout,
             seed=self.seed,
+            first=self.first,
             window=self.window,
             causal=self.causal,
             num_threads=torch.get_num_threads(),

@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 7
+#define UNPAD_INTERFACE 8
 int unpad_interface(void);
 
 /* Attention within each sequence of a flat run (attention.h). */
@@ -32,6 +32,7 @@ struct unpad_attention {
     double scale;     /* of the scores, usually 1 / sqrt(head_dim) */
     double dropout;   /* share of attention weights set to zero, the others divided by 1 - dropout */
     uint64_t seed;    /* of dropout; `keep` in simd.h determines which weights stay */
+    int64_t first;    /* place of the first token for dropout, where the run is a part of another one */
     int64_t window;   /* keys that a query sees at most, its own and those just before it; 0 is all; causal only */
     int32_t causal;
     int32_t num_threads;
@@ -44,6 +45,7 @@ struct unpad_norm {
     double eps;
     double dropout; /* of delta, before it is added */
     uint64_t seed;
+    int64_t first; /* place of the first token for dropout, where the run is a part of another one */
     int32_t centred; /* 1 LayerNorm, 0 RMSNorm */
     int32_t num_threads;
 };

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 from unpad.errors import RecipeError
 
 SWITCH = "UNPAD_NATIVE"
-INTERFACE = 7  # UNPAD_INTERFACE of kernels.h
+INTERFACE = 8  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1, torch.float32: 2}  # of activations, as in kernels.h
 TARGETS = {  # sets of instructions, the best first, with their names in logs
     "avx512_bf16": "AVX-512 BF16",

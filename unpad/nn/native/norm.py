@@ -25,6 +25,7 @@ class _Norm(ctypes.Structure):
         ("eps", ctypes.c_double),
         ("dropout", ctypes.c_double),
         ("seed", ctypes.c_uint64),
+        ("first", ctypes.c_int64),
         ("centred", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -40,6 +41,7 @@ def add_norm(
     centred: bool,
     dropout: float = 0.0,
     seed: int = 0,
+    first: int = 0,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """sum = residual + dropout(delta); y = normalise(sum) * weight + bias. All four tensors may need a gradient.
@@ -52,12 +54,13 @@ def add_norm(
         centred: True for LayerNorm, False for RMSNorm.
         dropout: share of `delta` set to zero, below 1; the rest is divided by 1 - dropout.
         seed: 0 to 2**63 - 1; determines which numbers stay, the same in forward and backward.
+        first: place of the first token for dropout, where the run is a part of another one.
         dtype: of activations, a key of `DTYPES`.
 
     Returns:
         sum (total_tokens, width), wide, `residual` itself without a delta; y (total_tokens, width) of `dtype`.
     """
-    settings = (eps, centred, dropout, seed)
+    settings = (eps, centred, dropout, seed, first)
     if torch.is_grad_enabled():
         both: tuple[Tensor, Tensor] = apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
         return both
@@ -73,7 +76,7 @@ class _AddNorm(torch.autograd.Function):
         delta: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
-        settings: tuple[float, bool, float, int],
+        settings: tuple[float, bool, float, int, int],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         total, y, stats = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
@@ -106,7 +109,7 @@ class _AddNorm(torch.autograd.Function):
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
-_SETTINGS = "float eps, bool centred, float dropout, int seed"
+_SETTINGS = "float eps, bool centred, float dropout, int seed, int first"
 _library.define(
     f"add_norm(Tensor residual, Tensor? delta, Tensor weight, Tensor? bias, {_SETTINGS}, ScalarType dtype)"
     " -> (Tensor, Tensor, Tensor)"
@@ -142,9 +145,9 @@ def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
     )
 
 
-def _sizes(shape: torch.Size, eps: float, centred: bool, dropout: float, seed: int) -> _Norm:
+def _sizes(shape: torch.Size, eps: float, centred: bool, dropout: float, seed: int, first: int) -> _Norm:
     assert 0 <= dropout < 1, f"dropout of {dropout}"
-    return _Norm(shape[0], shape[1], eps, dropout, seed, centred, torch.get_num_threads())
+    return _Norm(shape[0], shape[1], eps, dropout, seed, first, centred, torch.get_num_threads())
 
 
 def _forward(
@@ -156,6 +159,7 @@ def _forward(
     centred: bool,
     dropout: float,
     seed: int,
+    first: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = wide_dtype(dtype)
@@ -171,7 +175,7 @@ def _forward(
     total, y, stats = _outputs(residual, delta, dtype)
     _functions()[0](
         code(dtype),
-        _sizes(residual.shape, eps, centred, dropout, seed),
+        _sizes(residual.shape, eps, centred, dropout, seed, first),
         residual.data_ptr(),
         pointer(delta),
         pointer(weight),
@@ -195,6 +199,7 @@ def _backward(
     centred: bool,
     dropout: float,
     seed: int,
+    first: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_y, total = grad_y.contiguous(), total.contiguous()
     grad_sum = None if grad_sum is None else grad_sum.contiguous()
@@ -202,7 +207,7 @@ def _backward(
     grad_residual, grad_delta, grad_weight, grad_bias = grads
     _functions()[1](
         code(grad_y.dtype),
-        _sizes(grad_y.shape, eps, centred, dropout, seed),
+        _sizes(grad_y.shape, eps, centred, dropout, seed, first),
         grad_y.data_ptr(),
         pointer(grad_sum),
         total.data_ptr(),

@@ -6,9 +6,13 @@ import json
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
+from typing_extensions import TypedDict
+
+from unpad.errors import CheckpointError
 from unpad.storage import write_atomic
+from unpad.storage.reading import Count, read_shaped
 
 ATTENTION = "attention.json"
 # From which a cell is drawn darker: weights of a text, and multiples of an equal share of an image.
@@ -37,14 +41,25 @@ def keep_attention(folder: Path, maps: dict[str, Any]) -> None:
 def draw(folder: Path) -> str:
     """The maps of a run; empty without the file, or with one that cannot be read."""
     try:
-        return _draw(json.loads((folder / ATTENTION).read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return _draw(read_shaped(folder / ATTENTION, _Maps))
+    except (CheckpointError, ValueError, LookupError):
         return ""
 
 
-def _draw(found: Any) -> str:
-    if not isinstance(found, dict):
-        raise ValueError("not an object")
+class _Block(TypedDict):
+    block: Count
+    heads: list[str]
+
+
+class _Maps(TypedDict):
+    where: str
+    blocks: list[_Block]
+    tokens: NotRequired[list[str] | None]
+    grid: NotRequired[list[Count]]
+    picture: NotRequired[str]
+
+
+def _draw(found: _Maps) -> str:
     tokens = found.get("tokens")
     if tokens is None:
         (rows, columns), levels = found["grid"], LEVELS["image"]

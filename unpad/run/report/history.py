@@ -3,58 +3,62 @@
 from __future__ import annotations
 
 import fcntl
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
+from annotated_types import Len
 from numpy.typing import NDArray
+from pydantic import AfterValidator
+from typing_extensions import TypedDict
 
 from unpad import storage
-from unpad.errors import RecipeError, SourceError
+from unpad.errors import RecipeError, SourceError, UnpadError
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import run_recipe
+from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
+from unpad.storage.strict_json import strict_value
 
 Array = NDArray[np.float64]
 METRICS, TIMING, LOG, RECIPE = "metrics.jsonl", "timing.jsonl", "log.jsonl", "recipe.yaml"
 OLD_LOG = "events.jsonl"  # the log of runs of earlier versions
 
 
-def read_rows(path: Path, fits: Callable[[dict[str, Any]], bool] | None = None) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, fault: Callable[[dict[str, Any]], str] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON lines file. A last line without a newline is still being written and is skipped.
 
     Args:
-        fits: whether an object has the fields of this file.
+        fault: reason why an object is no row of this file, "" for one that is.
 
     Raises:
-        SourceError: the file is missing, or a line is not such an object; names file:line.
+        SourceError: the file is missing or cannot be read, or a line is not such an object; names file:line and field.
     """
-    number = 0
+    if not os.path.exists(path):
+        fix = "name a run directory that has trained; see `unpad runs`"
+        raise SourceError(f"there is no {path.name}", where=str(path.parent), fix=fix)
+    with opened(path, SourceError, "put the file back from a copy") as file:
+        for number, line in enumerate(read_lines(file), start=1):
+            if not line.endswith(b"\n"):
+                return
+            yield parse_row(line, f"{path}:{number}", fault)
+
+
+def parse_row(line: bytes, where: str, fault: Callable[[dict[str, Any]], str] | None = None) -> dict[str, Any]:
+    """Parse a line of a JSON lines file; see `read_rows`."""
     try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                if not line.endswith("\n"):
-                    return
-                row = json.loads(line)
-                if not isinstance(row, dict) or not (fits is None or fits(row)):
-                    raise ValueError("not an object, or without its fields")
-                yield row
-    except FileNotFoundError:
-        raise SourceError(
-            f"there is no {path.name}",
-            where=str(path.parent),
-            fix="name a run directory that has trained; see `unpad runs`",
-        ) from None
-    except (ValueError, RecursionError):
-        raise SourceError(
-            "this line is damaged",
-            where=f"{path}:{number}",
-            fix="correct it from a backup, or delete the line; what is missing is named by the page and by a resume",
-        ) from None
+        row = strict_value(line)
+        reason = "it is no object" if not isinstance(row, dict) else fault(row) if fault else ""
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        fix = "correct it from a backup, or delete the line; what is missing is named by the page and by a resume"
+        raise SourceError(f"this line is damaged: {reason}", where=where, fix=fix)
+    parsed: dict[str, Any] = row
+    return parsed
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -68,7 +72,7 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
             key: float(value) if value in ("inf", "-inf", "nan") and key != "stage" else value
             for key, value in row.items()
         }
-        for row in read_rows(folder / METRICS, is_metric)
+        for row in read_rows(folder / METRICS, metric_fault)
     ]
 
 
@@ -77,34 +81,102 @@ STEP_NUMBERS = ("step", "loss", "lr", "grad_norm", "tokens", "targets", "padded_
 TIME_NUMBERS = ("step", "seconds", "waited", "tokens_per_second", "memory_bytes")
 
 
+class _Row(TypedDict):
+    step: Count
+    stage: str
+    kind: str
+
+
+class _StepRow(_Row):
+    epoch: Count
+    loss: Number
+    lr: Number
+    grad_norm: Number
+    tokens: Finite
+    targets: Finite
+    padded_tokens: Finite
+    skipped: bool | Finite
+
+
+class _EvaluationRow(_Row):
+    epoch: Count | None
+    loss: Number | None
+    perplexity: Number | None
+    targets: Count
+    best: bool
+    values: dict[str, Number | None]
+
+
+class _ReadingRow(_Row):
+    values: dict[str, Any]
+
+
+class _TimeRow(TypedDict):
+    step: Count
+    seconds: Finite
+    waited: Finite
+    tokens_per_second: Finite
+    memory_bytes: Finite
+    peak_bytes: NotRequired[Finite]
+
+
+def _is_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+class _Entry(TypedDict):
+    time: Annotated[str, AfterValidator(_is_time)]
+    kind: str
+    message: NotRequired[str]
+
+
+class _ResumedEntry(_Entry):
+    step: NotRequired[Count]
+    changed: NotRequired[dict[str, Annotated[list[Any], Len(2, 2)]]]
+
+
+class _Timer(TypedDict):
+    name: str
+    seconds: Finite
+    share: Finite
+
+
+class _TimersEntry(_Entry):
+    rows: list[_Timer]
+    after_step: NotRequired[Count]
+    step: NotRequired[Count]
+
+
+_ENTRIES: dict[str, Any] = {"timers": _TimersEntry, "resumed": _ResumedEntry}
+_ROWS = {"train": _StepRow, "eval": _EvaluationRow, "epoch": _Row}
+
+
+def metric_fault(row: dict[str, Any]) -> str:
+    """Reason why an object is no row of `metrics.jsonl`, by the fields that its readers need; "" for one that is."""
+    kind = row.get("kind")
+    return misfit(row, _ROWS.get(kind, _ReadingRow) if isinstance(kind, str) else _Row)
+
+
 def is_metric(row: dict[str, Any]) -> bool:
-    """True if an object has the fields of a row of `metrics.jsonl` that its readers need."""
-    if type(row.get("step")) is not int or not all(isinstance(row.get(name), str) for name in ("kind", "stage")):
-        return False
-    if row["kind"] == "train":
-        return "epoch" in row and _has_numbers(row, STEP_NUMBERS)
-    if row["kind"] == "epoch":
-        return True
-    values = isinstance(row.get("values"), dict)
-    return values and (row["kind"] != "eval" or {"epoch", "loss", "perplexity", "targets", "best"} <= row.keys())
+    """True if an object is a row of `metrics.jsonl`."""
+    return not metric_fault(row)
+
+
+def timing_fault(row: dict[str, Any]) -> str:
+    """Reason why an object is no row of `timing.jsonl`; "" for one that is."""
+    return misfit(row, _TimeRow)
 
 
 def is_timing(row: dict[str, Any]) -> bool:
-    """True if an object has the fields of a row of `timing.jsonl` that its readers need."""
-    return type(row.get("step")) is int and _has_numbers(row, TIME_NUMBERS)
+    """True if an object is a row of `timing.jsonl`."""
+    return not timing_fault(row)
 
 
-def _is_entry(row: dict[str, Any]) -> bool:
-    """True if an object has the time and the kind of an entry of the log."""
-    try:
-        datetime.fromisoformat(row["time"])
-    except (KeyError, TypeError, ValueError):
-        return False
-    return isinstance(row.get("kind"), str)
-
-
-def _has_numbers(row: dict[str, Any], names: Sequence[str]) -> bool:
-    return all(isinstance(row.get(name), int | float) or row.get(name) in ("inf", "-inf", "nan") for name in names)
+def entry_fault(row: dict[str, Any]) -> str:
+    """Reason why an object is no entry of the log; "" for one that is."""
+    kind = row.get("kind")
+    return misfit(row, _ENTRIES.get(kind, _Entry) if isinstance(kind, str) else _Entry)
 
 
 def missing_steps(steps: Iterable[int], last: int) -> list[tuple[int, int]]:
@@ -138,7 +210,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     Raises:
         SourceError: the file is missing or damaged.
     """
-    return list(read_rows(log_file(folder), _is_entry))
+    return list(read_rows(log_file(folder), entry_fault))
 
 
 @dataclass(frozen=True)
@@ -186,7 +258,7 @@ def read_history(folder: Path) -> RunHistory:
     readings: dict[str, list[dict[str, Any]]] = {}
     stage_starts: list[tuple[str, int]] = []
     last: dict[str, Any] = {}
-    for row in read_rows(folder / METRICS, is_metric):
+    for row in read_rows(folder / METRICS, metric_fault):
         if row["kind"] == "train":
             if row["stage"] != last.get("stage"):
                 stage_starts.append((row["stage"], len(steps["step"])))
@@ -203,10 +275,9 @@ def read_history(folder: Path) -> RunHistory:
         )
     timing: dict[str, list[float]] = {name: [] for name in TIME_NUMBERS}
     timing["peak_bytes"] = []
-    for row in read_rows(folder / TIMING, is_timing):
+    for row in read_rows(folder / TIMING, timing_fault):
         for name, values in timing.items():  # runs of earlier versions have no peak
             values.append(float(row.get(name, row["memory_bytes"])))
-    recipe = folder / RECIPE
     return RunHistory(
         steps={name: np.array(values) for name, values in steps.items()},
         stage_starts=stage_starts,
@@ -216,7 +287,7 @@ def read_history(folder: Path) -> RunHistory:
         timing={name: np.array(values) for name, values in timing.items()},
         log=read_log(folder),
         recipe=_read_recipe(folder),
-        recipe_text=recipe.read_text(encoding="utf-8") if recipe.is_file() else "",
+        recipe_text=_recipe_text(folder),
     )
 
 
@@ -225,6 +296,13 @@ def _read_recipe(folder: Path) -> Recipe | None:
         return run_recipe(folder)
     except RecipeError:
         return None  # a run of another loop or version has another recipe, or none
+
+
+def _recipe_text(folder: Path) -> str:
+    try:
+        return read_file(folder / RECIPE).decode("utf-8", "replace")
+    except UnpadError:
+        return ""
 
 
 ENDINGS = ("finished", "stopped")
@@ -236,10 +314,15 @@ def run_state(folder: Path, log: list[dict[str, Any]]) -> str:
     if last in ENDINGS:
         return last
     try:
-        with (folder / storage.LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        descriptor = os.open(folder / storage.LOCK, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return "killed"  # it never began, or nothing can hold it
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return "running"
-    except FileNotFoundError:
-        pass
+    except OSError:
+        pass  # a file system without locks
+    finally:
+        os.close(descriptor)
     return "killed"

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html import escape
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, Field
+from typing_extensions import TypedDict
 
 from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
 from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.storage.reading import Count, Number
 
 FLOOR = 1e-6  # smaller values are drawn at this level on a logarithmic axis
 MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
 # Lowest nats and opacity of each shade of the map.
 SHADES = ((0.0, 0.06), (0.001, 0.16), (0.01, 0.4), (0.1, 0.7), (1.0, 1.0))
+
+
+class _Values(TypedDict):
+    light: str
+    num_sets: Count
+    kl: Annotated[list[Number], Field(min_length=1)]
+    variance: list[Number]
+    active_share: Number
+    dead_share: Number
+    probe_gap: Number
+    reconstruction: Number
+    shuffled: Number
+
+
+def _of_equal_length(values: _Values) -> _Values:
+    if len(values["kl"]) != len(values["variance"]):
+        raise ValueError("kl and variance have unlike lengths")
+    return values
+
+
+READING = Annotated[_Values, AfterValidator(_of_equal_length)]
 
 
 def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:
@@ -26,6 +50,7 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:
         recipe: of the run, with the thresholds; None draws none.
     """
     levels, newest = {} if recipe is None else recipe.collapse.model_dump(), rows[-1]
+    rows = [row for row in rows if len(row["values"]["kl"]) == len(newest["values"]["kl"])]
     steps = np.array([row["step"] for row in rows], float)
 
     def column(name: str, scale: float = 1.0) -> Array:

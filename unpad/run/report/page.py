@@ -17,6 +17,7 @@ import numpy as np
 
 from unpad import storage
 from unpad.data.family import family_name
+from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run.report import attention, samples, svg
@@ -24,10 +25,16 @@ from unpad.run.report.history import Array, RunHistory, read_history, run_state
 from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.run.timers import covered_steps
+from unpad.storage.reading import read_shaped
 
 MAX_ROWS = 200  # rows of a table; its title names the number left out
 EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
 
+# A browser runs no script and loads nothing for the page, whatever the files of the run hold.
+POLICY = (
+    "<meta http-equiv=Content-Security-Policy "
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
+)
 STYLE = """
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#1b1c1e;--soft:#696d74;--line:#e6e5e0;
 --main:#2563eb;--held:#c2570c;--good:#15803d;--bad:#b42318}
@@ -84,7 +91,11 @@ def _tiles(run: RunHistory, family: FamilySection) -> str:
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
     exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
     tiles = [
-        ("Steps", f"{run.last['step']:,}", f"epoch {run.last['epoch']}" + (f", {skipped} skipped" if skipped else "")),
+        (
+            "Steps",
+            f"{run.last['step']:,}",
+            f"epoch {run.last['epoch']:,}" + (f", {skipped} skipped" if skipped else ""),
+        ),
         (f"Real {family.length_unit} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
         ("Held-out loss", _number(best["loss"]) if best else "–", note),
         *([exp] if family.perplexity else []),
@@ -98,7 +109,8 @@ def _tiles(run: RunHistory, family: FamilySection) -> str:
         ("Waiting for data", f"{timing['waited'].sum() / busy:.1%}" if busy else "–", f"of {span(busy)} in steps"),
     ]
     return "".join(
-        f"<div class=tile><span>{name}</span><b>{value}</b><small>{note}</small></div>" for name, value, note in tiles
+        f"<div class=tile><span>{escape(name)}</span><b>{escape(value)}</b><small>{escape(note)}</small></div>"
+        for name, value, note in tiles
     )
 
 
@@ -198,9 +210,9 @@ def _column(name: str) -> str:
 def _evaluation(folder: Path, section: FamilySection) -> str:
     """Draw the evaluation of a run, or announce what `unpad eval` would add."""
     try:
-        found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        found = read_shaped(folder / EVALUATION, dict[str, Any])
         return section.draw(found) + part_note(found)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+    except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or of an earlier version.
         if not section.adds:
             return ""
@@ -274,7 +286,7 @@ def write_report(folder: Path) -> Path:
     started = f"started {_clock(run.log[0]['time'])} · " if run.log else ""
     recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
     page = f"""<!doctype html>
-<html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width,initial-scale=1">
+<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
 <title>{name} · unpad</title>
 <style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
 <main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import datetime
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
+
+from typing_extensions import TypedDict
 
 from unpad.errors import SourceError
 from unpad.run.report.history import read_rows
 from unpad.storage import LineLog
+from unpad.storage.reading import Count, Number, misfit
 
 EVALUATIONS, SAMPLES = "evaluations.jsonl", "samples.jsonl"
 SHOWN_SAMPLES = 12
@@ -51,38 +53,44 @@ def _append(path: Path, record: dict[str, Any]) -> None:
 
 def newest_evaluation(folder: Path) -> dict[str, Any] | None:
     """The newest evaluation that the run keeps; None without one."""
-    kept = _read(folder / EVALUATIONS, _is_evaluation)
+    kept = _read(folder / EVALUATIONS, _Evaluation)
     return kept[-1] if kept else None
 
 
-def _is_evaluation(row: dict[str, Any]) -> bool:
-    metrics = row.get("metrics")
-    if not isinstance(row.get("time"), str) or type(row.get("step")) is not int or not isinstance(metrics, dict):
-        return False
-    return all(isinstance(one, dict) and type(one.get("num")) is int and _has_values(one) for one in metrics.values())
+class _Metric(TypedDict):
+    value: Number | None
+    low: Number | None
+    high: Number | None
+    num: Count
+    part: NotRequired[str | None]
+    reason: NotRequired[str | None]
+    best_of: NotRequired[Count | None]
 
 
-def _has_values(metric: dict[str, Any]) -> bool:
-    """True if value and bounds are numbers, or null for a metric that the data does not allow."""
-    values = [metric.get(name, "") for name in ("value", "low", "high")]
-    return all(one is None or isinstance(one, int | float) or one in ("nan", "inf", "-inf") for one in values)
+class _Evaluation(TypedDict):
+    time: str
+    step: Count
+    metrics: dict[str, _Metric]
+    lines: NotRequired[list[str]]
 
 
-def _is_sample(row: dict[str, Any]) -> bool:
-    return type(row.get("step")) is int and all(isinstance(row.get(name), str) for name in ("prompt", "reply"))
+class _Sample(TypedDict):
+    step: Count
+    prompt: str
+    reply: str
 
 
-def _read(path: Path, fits: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
+def _read(path: Path, shape: type) -> list[dict[str, Any]]:
     """Rows of a file that an evaluation may have left; a damaged file is as good as none."""
     try:
-        return list(read_rows(path, fits))
-    except (SourceError, OSError):
+        return list(read_rows(path, lambda row: misfit(row, shape)))
+    except SourceError:
         return []
 
 
 def draw(folder: Path) -> str:
     """Tables of the newest evaluation and of the newest replies; empty without them."""
-    return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, _is_sample))
+    return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, _Sample))
 
 
 def _evaluation(found: dict[str, Any] | None) -> str:

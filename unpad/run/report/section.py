@@ -9,7 +9,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
+from unpad.storage.reading import misfit
 
 Reading = dict[str, Any]
 
@@ -63,8 +65,19 @@ def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> s
 
     Args:
         rows: of `metrics.jsonl`, at least one, in the order of the file.
+
+    Raises:
+        SourceError: the values of a row are not those of READING of the file; names step and field.
     """
-    if not (Path(__file__).parent / f"{kind}.py").is_file():
+    if not kind.isidentifier() or not (Path(__file__).parent / f"{kind}.py").is_file():
         return ""
-    section: Callable[[list[Reading], Recipe | None], str] = import_module(f"unpad.run.report.{kind}").section
+    module = import_module(f"unpad.run.report.{kind}")
+    shape = getattr(module, "READING", None)
+    if shape is None:  # a file here that draws something else
+        return ""
+    for row in rows:
+        if fault := misfit(row["values"], shape):
+            fix = "correct the line of this step from a backup, or delete it"
+            raise SourceError(f"metrics.jsonl: values.{fault}", where=f"row {kind} of step {row['step']}", fix=fix)
+    section: Callable[[list[Reading], Recipe | None], str] = module.section
     return section(rows, recipe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
@@ -13,6 +14,10 @@ from unpad.run.report.history import Array
 
 MAX_POINTS = 500  # per drawn line; more would overlap
 WIDE = (1060, 340)  # pixels of a figure over the whole page
+COLOURS = {  # of the page by day
+    "card": "#fff", "ink": "#1b1c1e", "soft": "#696d74", "line": "#e6e5e0", "main": "#2563eb", "held": "#c2570c",
+    "bad": "#b42318",
+}  # fmt: skip
 NARROW = (520, 280)  # of the same figure on a narrow screen, which would make the wide one unreadable
 
 STYLE = """
@@ -135,6 +140,7 @@ class Axes:
         log: a logarithmic vertical axis in any case; all values are above 0.
         over: name of the horizontal axis.
         begin: start of the horizontal axis.
+        powers: whether the horizontal axis holds exponents of ten.
     """
 
     unit: str = ""
@@ -143,6 +149,7 @@ class Axes:
     log: bool = False
     over: str = "step"
     begin: float = 0.0
+    powers: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,7 @@ class _Frame:
     end: float
     marks: list[float]
     log: bool
+    powers: bool
 
     @property
     def wide(self) -> bool:
@@ -210,6 +218,30 @@ def plot(
     return f"<figure class=wide>{head}{both}</figure>"
 
 
+def picture(title: str, line: Curve, axes: Axes, marks: list[tuple[str, float]]) -> str:
+    """Draw one line as an SVG file of its own, in the light colours of the page.
+
+    Args:
+        line: of one segment.
+        marks: names and places on the horizontal axis, each a dashed line from top to bottom.
+    """
+    (x, y) = thin(*line.segments[0])
+    frame = _frame(axes, max(axes.begin + 1.0, float(x[-1])), y)
+    body = _grid(frame) + _curve(frame, line, x, y, axes.over)
+    for row, (name, place) in enumerate(marks):
+        at = frame.x(np.array([place]))[0]
+        body += f'<path class=limit d="M{at:.1f} {frame.top}V{frame.bottom}"/>'
+        body += f"<text x={at + 5:.1f} y={frame.top + 14 + 16 * row}>{escape(name)}</text>"
+    width, height = axes.size
+    style = f"text{{font-family:sans-serif}}svg{{background:{COLOURS['card']}}}{STYLE}"
+    for name, colour in COLOURS.items():
+        style = style.replace(f"var(--{name})", colour)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height + 30}"'
+    title_text = f'<text class="name" x="52" y="-8">{escape(title)}</text>'
+    quoted = re.sub(r"(?<=[a-z0-9]=)([^\s\"'>]+)(?=[\s/>])", r'"\1"', body)  # a file of XML wants quotes
+    return f'{head} viewBox="0 -30 {width} {height + 30}"><style>{style}</style>{title_text}{quoted}</svg>\n'
+
+
 def _caption(title: str, unit: str, lines: list[Curve]) -> str:
     legend = "".join(f'<span><i class="{line.css}"></i>{escape(line.label)}</span>' for line in lines if line.label)
     return f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
@@ -222,7 +254,7 @@ def _frame(axes: Axes, end: float, ys: Array) -> _Frame:
     # A few spikes would press everything else flat: then the axis is logarithmic.
     log = axes.log or (not axes.zero and low > 0 and high > 30 * float(np.median(ys)))
     marks = _powers(low, high) if log else ticks(0.0 if axes.zero else low, high, 5 if height > 250 else 4)
-    return _Frame(52, width - 18, 10, height - 26, axes.begin, end, marks, log)
+    return _Frame(52, width - 18, 10, height - 26, axes.begin, end, marks, log, axes.powers)
 
 
 def _level(frame: _Frame, limit: float) -> str:
@@ -295,5 +327,6 @@ def _grid(frame: _Frame) -> str:
     for mark in ticks(frame.begin, frame.end, 8 if frame.wide else 4):
         if frame.begin <= mark <= frame.end and mark == int(mark):
             x = frame.x(np.array([mark]))[0]
-            body += f"<text class=mid x={x:.1f} y={frame.bottom + 18}>{mark:,.0f}</text>"
+            label = f"1e{mark:.0f}" if frame.powers else f"{mark:,.0f}"
+            body += f"<text class=mid x={x:.1f} y={frame.bottom + 18}>{label}</text>"
     return body

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired
 
 import optuna
+from optuna.exceptions import DuplicatedStudyError
 from optuna.storages.journal import BaseJournalBackend
+from typing_extensions import TypedDict
 
+from unpad.errors import SourceError
 from unpad.run.report.history import read_rows
 from unpad.storage import LineLog
+from unpad.storage.reading import misfit
 
 STUDY = "search"
 FIRST_CHECK, KEPT_SHARE = 2, 3  # halving compares at evaluations 2, 6, 18, ... and lets a third go on
@@ -25,6 +29,7 @@ class Journal(BaseJournalBackend):
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._log = LineLog(path)
         self._rows = list(read_rows(path))
 
@@ -41,10 +46,35 @@ class Journal(BaseJournalBackend):
         self._log.close()
 
 
+class _Settings(TypedDict):
+    name: str
+    fields: list[str]
+    metric: str
+    recipe: dict[str, Any]
+
+
+class _Attributes(TypedDict):
+    settings: NotRequired[_Settings]
+
+
 def open_study(journal: Journal) -> optuna.Study:
-    """Load the study of a journal, or create one in an empty journal."""
+    """Load the study of a journal, or create one in an empty journal.
+
+    Raises:
+        SourceError: the records of the journal are not those of a search.
+    """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(FIRST_CHECK, KEPT_SHARE, 0)
-    storage = optuna.storages.JournalStorage(journal)
-    begun = optuna.get_all_study_names(storage)  # read first: a request that is refused later leaves no line
-    return (optuna.load_study if begun else optuna.create_study)(study_name=STUDY, storage=storage, pruner=pruner)
+    try:
+        storage = optuna.storages.JournalStorage(journal)
+        begun = optuna.get_all_study_names(storage)  # read first: a request that is refused later leaves no line
+        study = (optuna.load_study if begun else optuna.create_study)(study_name=STUDY, storage=storage, pruner=pruner)
+        fault = misfit(study.user_attrs, _Attributes) if begun else ""
+    except (LookupError, TypeError, ValueError, AttributeError, AssertionError, DuplicatedStudyError) as error:
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        fix = "put the file back from a copy, or begin a search in another --out"
+        raise SourceError(
+            f"{journal.path.name} is not that of a search: {fault}"[:300], where=str(journal.path), fix=fix
+        )
+    return study

@@ -24,8 +24,8 @@ from unpad.errors import (
     RecipeError,
     ResumeError,
     RunInUseError,
+    Signalled,
     Stopped,
-    Terminated,
     UnpadError,
 )
 from unpad.evaluation.metrics import HeldOut
@@ -36,6 +36,7 @@ from unpad.recipes.recipe import stages_of
 from unpad.run.folder import RECIPE
 from unpad.run.screen import open_console
 from unpad.storage import RunLock, make_folder, write_atomic
+from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import progress
 from unpad.terminal.table import text_table
 from unpad.training.loop import train
@@ -115,7 +116,7 @@ def search(
     Raises:
         RecipeError: a range does not fit, the metric is unknown, or no trial could be judged.
         ResumeError: another recipe, field or metric than the search began with.
-        Interrupted, Terminated: Ctrl-C or SIGTERM, after saving.
+        Signalled: Ctrl-C, SIGTERM or SIGHUP, after saving.
     """
     begun = (folder / JOURNAL).is_file()
     if (begun or any(folder.glob("trial-*"))) and not resume:
@@ -188,15 +189,13 @@ def _run_trials(search: Search, trials: int) -> None:
             search.study.sampler = _sampler(search, number)
             _run_trial(search, search.study.ask())
     except KeyboardInterrupt:
-        raise _stopped(search, Interrupted, "Ctrl-C") from None
-    except Interrupted:
-        raise _stopped(search, Interrupted, "Ctrl-C") from None
-    except Terminated:
-        raise _stopped(search, Terminated, "SIGTERM") from None
+        raise _stopped(search, Interrupted) from None
+    except Signalled as end:
+        raise _stopped(search, type(end)) from None
 
 
-def _stopped(search: Search, kind: type[Interrupted] | type[Terminated], name: str) -> UnpadError:
-    what = f"the search was stopped by {name}; everything up to here is saved"
+def _stopped(search: Search, kind: type[Signalled]) -> Signalled:
+    what = f"the search was stopped by {kind.name}; everything up to here is saved"
     return kind(what, where=str(search.folder), fix="continue with --resume")
 
 
@@ -227,7 +226,7 @@ def _run_trial(search: Search, trial: Trial) -> None:
     except Stopped:
         _say(search, trial.number)
         return
-    except (Interrupted, Terminated, DiskError, RunInUseError):
+    except (Signalled, DiskError, RunInUseError):
         raise
     except UnpadError as error:
         _fail(search, trial, error.what)
@@ -288,7 +287,7 @@ def _say(search: Search, number: int) -> None:
     trial = search.study.get_trials(deepcopy=False)[number]
     values = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
     line = f"{search.place(number).name}  {values}  {_ending(search, trial)}"
-    search.console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_styled(search.console, line)
 
 
 def _ending(search: Search, trial: FrozenTrial) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ def _range(key: str, found: re.Match[str]) -> Range:
         raise RecipeError(f'a range may end with ":log", not with "{scale}"', where=where, fix=fix)
     whole = not any(mark in end for end in (low, high) for mark in ".eE")
     made = Range(float(low), float(high), whole, scale is not None)
+    if not math.isfinite(made.low) or not math.isfinite(made.high):
+        raise RecipeError(f"{found[0][:80]} has an end that is too large for a number", where=where, fix=fix)
     if made.low >= made.high:
         raise RecipeError(f"the range {found[0]} is empty", where=where, fix="write the lower end first")
     if made.log and made.low <= 0:

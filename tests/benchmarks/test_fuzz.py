@@ -1,0 +1,225 @@
+"""The fuzzer: every target with fixed cases, every finding that was ever kept, and faults that it must find."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.fuzz import BEGIN, END, FOUND, PAGE, STATE, table
+from tests.helpers.fuzz.crew import Totals
+from tests.helpers.fuzz.reduce import reduce_case
+from tests.helpers.fuzz.target import Target, judge, random_of
+from tests.helpers.fuzz.targets import builders
+from unpad.data.pixels import decode
+from unpad.data.sources import read, rows
+from unpad.data.tokens import cache, words
+from unpad.nn import product_speed
+from unpad.recipes.lines import LineLoader
+from unpad.storage import folders
+
+ROOT = Path(__file__).parents[2]
+NUM_CASES = 40
+# Targets whose cases take longer: each decodes, parses or draws a whole file several times.
+FEWER = {
+    name: 8
+    for name in (
+        *("command_line", "data_check", "recipe_yaml", "tokenizer_folder", "run_log", "run_evaluations", "run_samples"),
+        *("run_evaluation", "run_attention", "run_recipe", "run_metrics", "run_timing", "run_json", "hf_index"),
+        *("hf_weights", "synonyms", "events_meds", "labels_csv", "labels_parquet"),
+    )
+}  # fmt: skip
+KEPT = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOUND.glob("*.json"))}
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Target]]:
+    """Builds a target in an empty working directory with a cache of its own; libraries may warn."""
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield lambda name: builders()[name](tmp_path)
+
+
+@pytest.mark.parametrize("name", builders())
+def test_a_reader_of_outside_bytes_keeps_its_promises(name: str, opened: Callable[[str], Target]) -> None:
+    target = opened(name)
+    for seed in range(FEWER.get(name, NUM_CASES)):
+        verdict = judge(target, target.make(random_of(name, seed)))
+        again = f"python benchmarks/fuzz.py --case {name} {seed}"
+        assert not verdict.signature, f"{verdict.signature}: {verdict.detail}; once more: {again}"
+
+
+@pytest.mark.parametrize("name", sorted({found["target"] for found in KEPT.values()}))
+def test_what_was_found_once_stays_mended(name: str, opened: Callable[[str], Target]) -> None:
+    target = opened(name)
+    for file, found in KEPT.items():
+        if found["target"] == name:
+            verdict = judge(target, found["data"].encode("latin-1"))
+            again = f"python benchmarks/fuzz.py --found tests/helpers/fuzz/found/{file}.json"
+            assert not verdict.signature, f"{verdict.signature}: {verdict.detail}; once more: {again}"
+
+
+def test_there_are_more_targets_than_promised_and_all_are_known() -> None:
+    assert len(builders()) >= 31
+    assert FEWER.keys() <= builders().keys()
+    assert {found["target"] for found in KEPT.values()} <= builders().keys()
+
+
+def test_a_case_is_decided_by_its_target_and_number_alone(opened: Callable[[str], Target]) -> None:
+    for name in ("text_jsonl", "text_parquet", "png", "manifest"):
+        first, second = opened(name), opened(name)
+        assert [first.make(random_of(name, seed)) for seed in range(20)] == [
+            second.make(random_of(name, seed)) for seed in range(20)
+        ]
+
+
+# --------------------------------------------------------------------------- planted faults
+
+PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str, int]] = {
+    "an error that nobody catches": (
+        "text_jsonl", rows, "declared_split", lambda was: lambda row: {"train": "train"}[row["split"]], "KeyError", 60,
+    ),
+    "a row that vanishes": (
+        "chat_jsonl", read, "read_rows",
+        lambda was: lambda *given: (row for i, row in enumerate(was(*given)) if i != 1), "neither used nor bad", 60,
+    ),
+    "a header that is misread": (
+        "bmp", decode, "probe",
+        lambda was: lambda data: decode.ImageInfo(was(data).height, was(data).width, "BMP", was(data).notes), "", 1000,
+    ),
+    "a checksum that is not compared": (
+        "checkpoint_damage", folders, "_check_sha256", lambda was: lambda *given: None, "", 5000,
+    ),
+    "a token cache whose checksum is not compared": (
+        "token_cache", cache.hashlib, "sha256", lambda was: lambda data=b"": _Same(), "damaged tokens are read", 3000,
+    ),
+    "a value of YAML that cannot be built": (
+        "recipe_fields", LineLoader, "construct_object",
+        lambda was: LineLoader.__mro__[1].construct_object, "Error", 60,
+    ),
+    "a word that is there twice": ("tokenizer_words", words, "set", lambda was: list, "", 6000),
+    "a file of another shape": (
+        "speeds_file", product_speed._File, "model_validate_json",
+        lambda was: lambda data: json.loads(data)["entries"], "", 60,
+    ),
+}  # fmt: skip
+
+
+class _Same:
+    """A checksum that agrees with all others."""
+
+    def digest(self) -> _Same:
+        return self
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found_and_reduced(
+    fault: str, opened: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, module, function, planted, signature, most = PLANTED[fault]
+    target = opened(name)
+    monkeypatch.setattr(module, function, planted(getattr(module, function, None)), raising=False)
+    for seed in range(400):
+        data = target.make(random_of(name, seed))
+        found = judge(target, data).signature
+        if found:
+            break
+    assert signature in found
+    small = reduce_case(data, lambda part: judge(target, part).signature == found, trials=60, seconds=30)
+    assert judge(target, small).signature == found
+    assert len(small) <= most
+
+
+# --------------------------------------------------------------------------- processes
+
+
+def fuzz_toys(folder: Path, cases: int, *names: str) -> subprocess.Popen[str]:
+    """Run the fuzzer on readers with planted faults, in a process without threads, which may fork."""
+    given = [str(folder / "state.json"), str(folder / "found"), str(cases), *names]
+    command = [sys.executable, "-m", "tests.helpers.fuzz.toys", *given]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def kept(folder: Path) -> dict[str, str]:
+    """Signatures of the findings of a folder, and their reduced bytes."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "found").glob("*.json")]
+    return {one["signature"]: one["data"] for one in found}
+
+
+ENDINGS = {
+    "key_error": "KeyError in the target itself",
+    "lost_row": "broken promise: rows are neither used nor bad",
+    "exit": "SystemExit in the target itself",
+    "hang": "hang: too much processor time in the target hang",
+    "wait": "hang: a wait without an end in the target wait",
+    "death": "death by SIGSEGV in the target death",
+    "memory": "too much memory in the target memory",
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_its_case_reduced(
+    name: str, tmp_path: Path
+) -> None:
+    run = fuzz_toys(tmp_path, 100, name)
+    run.communicate(timeout=300)
+    assert run.returncode == 0
+    assert kept(tmp_path)[ENDINGS[name]] == "x"
+    total = Totals.read(tmp_path / "state.json").targets[name]
+    assert total.cases == total.next >= 100
+    assert total.failed > 0
+
+
+def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path: Path) -> None:
+    first = fuzz_toys(tmp_path, 300, "sound", "key_error")
+    first.communicate(timeout=300)
+    before = Totals.read(tmp_path / "state.json")
+    assert before.num_cases >= 300
+    second = fuzz_toys(tmp_path, 10**9, "sound", "key_error")
+    state = tmp_path / "state.json"
+    while Totals.read(state).num_cases == before.num_cases:  # it writes the file every few seconds
+        assert second.poll() is None
+        signal.sigtimedwait([], 0.1)
+    third = fuzz_toys(tmp_path, 10**9, "sound")
+    third.communicate(timeout=300)
+    assert third.returncode == 1, "two at a time would overwrite each other's totals"
+    os.kill(second.pid, signal.SIGKILL)
+    second.communicate(timeout=300)
+    killed = Totals.read(state)
+    fuzz_toys(tmp_path, killed.num_cases + 100, "sound", "key_error").communicate(timeout=300)
+    after = Totals.read(state)
+    assert before.num_cases <= killed.num_cases < after.num_cases
+    for total in after.targets.values():
+        assert total.cases == total.next
+    assert after.runs[0]["cases"] == after.num_cases
+    assert list(kept(tmp_path)) == ["KeyError in the target itself"]
+
+
+def test_the_table_names_every_target_and_what_was_done(tmp_path: Path) -> None:
+    fuzz_toys(tmp_path, 100, "sound", "key_error").communicate(timeout=300)
+    totals = Totals.read(tmp_path / "state.json")
+    text = table(totals, ["one"])
+    assert "| `sound` | " in text
+    assert "| `key_error` | " in text
+    assert f"{totals.num_cases:,} cases of 2 targets" in text
+    assert "Findings that are open: 1." in text
+
+
+def test_the_page_has_the_figures_of_all_runs() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page.split(BEGIN)[1].split(END)[0] == table(Totals.read(STATE), [])

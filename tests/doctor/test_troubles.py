@@ -1,0 +1,65 @@
+"""Every planted trouble is found first or second, and healthy recipes have no finding above a note."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.doctor import recipes
+from tests.doctor.recipes import codes, examined, quiet_machine
+from tests.doctor.troubles import TROUBLES, Trouble
+from tests.helpers.toy import SMALL_MODEL
+from unpad.doctor import heart, machine, rows, steps, sweep
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sweep, "STEPS", 30)  # these models are small, and their losses smooth
+    monkeypatch.setattr(heart, "STEPS", 30)
+    monkeypatch.setattr(heart, "LEAST_STEPS", 30)
+    monkeypatch.setattr(steps, "STEPS", 3)
+    monkeypatch.setattr(machine, "LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(rows, "SAMPLE", 60)
+
+
+@pytest.mark.parametrize("trouble", [one for one in TROUBLES if not one.is_more], ids=lambda trouble: trouble.name)
+def test_a_planted_trouble_is_found_first_or_second(
+    trouble: Trouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = trouble.recipe(tmp_path, **trouble.sections)
+    if trouble.plant is not None:
+        trouble.plant(monkeypatch)
+    found = examined(recipe, system=quiet_machine(**trouble.readings))
+    assert trouble.code in codes(found)[:2], codes(found)
+    for language in ("en", "zh"):
+        assert found.lines(language)
+
+
+STAGES = [
+    {"name": "pretrain", "use": ["text"], "train": {"max_epochs": 12}},
+    {"name": "tune", "use": ["chat"], "optim": {"lr_scale": 0.5}, "train": {"max_epochs": 12}},
+]
+OLDER = {"norm": "layernorm", "activation": "gelu", "positions": "learned", "bias": True}
+# Those without changes are tried here, all of them by benchmarks/doctor.py.
+HEALTHY: list[tuple[str, dict[str, Any]]] = [
+    ("text", {}),
+    ("text", {"plan": {"strategy": "bucket", "tokens_per_micro": 200}}),
+    ("text", {"stages": STAGES}),
+    ("text", {"precision": "bf16"}),
+    ("text", {"model": {**SMALL_MODEL, **OLDER, "blocks": 2}}),
+    ("images", {}),
+    ("images", {"model": {"pool": "attention", "norm": "rmsnorm", "activation": "swiglu"}}),
+    ("images", {"images": {"flip": 0.5, "zoom": 0.2}, "train": {"label_smoothing": 0.1}}),
+    ("questions", {}),
+    ("patients", {}),
+]
+
+
+@pytest.mark.parametrize(("family", "sections"), [one for one in HEALTHY if not one[1]])
+def test_a_healthy_recipe_has_no_finding_above_a_note(family: str, sections: dict[str, Any], tmp_path: Path) -> None:
+    assert codes(examined(getattr(recipes, family)(tmp_path, **sections))) == []

@@ -1,0 +1,44 @@
+"""`unpad doctor`: what it prints and writes, and its exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.doctor.recipes import quiet_machine, text
+from tests.helpers.shell import Shell
+from unpad.doctor import examine
+from unpad.errors import DOCTOR_FOUND_TROUBLE
+from unpad.terminal.table import WIDTH, cells
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_trouble_is_told_in_both_languages_drawn_and_written_and_is_the_exit_code(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine, "System", lambda: quiet_machine(cores=lambda: 2))
+    monkeypatch.setenv("COLUMNS", "80")
+    recipe = text(tmp_path / "toy")
+    before = sorted(path.name for path in (tmp_path / "toy").iterdir())
+    told = unpad("doctor", recipe, "--lang", "zh", "--out", "rates.svg", "--json", "found.json")
+    assert (told.code, told.err) == (DOCTOR_FOUND_TROUBLE, "")
+    assert "警告  train.threads" in told.out
+    assert max(map(cells, told.out.splitlines())) <= max(WIDTH, len(str(recipe)) + 80)
+    found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
+    assert [one["code"] for one in found["findings"]] == ["threads"]
+    assert found["by_heart"]["learnt"]
+    assert len(found["sweep"]["rates"]) == len(found["sweep"]["losses"])
+    drawn = ElementTree.parse(tmp_path / "rates.svg").getroot()
+    assert drawn.tag.endswith("svg")
+    assert "本配方" in (tmp_path / "rates.svg").read_text(encoding="utf-8")
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == before
+
+
+def test_what_cannot_be_examined_ends_as_training_it_would(unpad: Shell) -> None:
+    assert unpad("doctor", "absent").code == 2
+    refused = unpad("doctor", "zh_chat", "--lang", "fr")
+    assert (refused.code, refused.err.splitlines()[0]) == (2, 'RecipeError: there is no language "fr"')

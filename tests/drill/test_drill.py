@@ -1,0 +1,202 @@
+"""`unpad drill` as a whole: it measures every family, judges, leaves nothing behind and ends with its code."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
+import torch.utils.tensorboard
+
+from tests.data.test_images import write_folder
+from tests.data.test_vqa import SMALL, write_questions
+from tests.helpers.event_tables import draw_rows, put, table
+from tests.helpers.shell import Shell
+from tests.helpers.toy import write_recipe, write_toy
+from unpad.drill import child, files
+from unpad.drill import drill as drilling
+from unpad.drill.drill import drill
+from unpad.drill.findings import Finding
+from unpad.drill.measure import Measured, judge, measure
+from unpad.drill.memory import Limit
+from unpad.drill.probe import Read, Repeated, Stepped
+from unpad.errors import DRILL_FOUND_FAULT, RecipeError, SourceError
+from unpad.storage import RunLock
+
+torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
+
+GIB = 1 << 30
+PLENTY = Limit(1 << 50, "free")
+READ = Read(1.0, "fp32", False, ("train",), 100, 4 * GIB, 12 * GIB, 17 * GIB, 0.5)
+STEPPED = Stepped(20 * GIB, 0.1, 12 * GIB, 12)
+REPEATED = Repeated(("a", "a", "a"), "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children of this process, which has imported everything already."""
+    monkeypatch.setattr(child, "CONTEXT", get_context("fork"))
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "BLOCK", 1 << 16)
+    monkeypatch.setattr(files, "RENAMES", 60)
+
+
+def text(folder: Path) -> Path:
+    return write_toy(folder)
+
+
+def images(folder: Path) -> Path:
+    model = {"kind": "vit", "patch": 8, "width": 16, "blocks": 1, "heads": 2, "hidden": 24, "context": 64}
+    data = {"images": str(write_folder(folder)), "holdout": 0.2}
+    return small(folder, data=data, images={"max_tokens": 16}, model=model)
+
+
+def vqa(folder: Path) -> Path:
+    data = {"vqa": str(write_questions(folder)), "holdout": 0.2}
+    return small(folder, data=data, images={"max_tokens": 16}, model=SMALL, tokenizer={"kind": "words"})
+
+
+def events(folder: Path) -> Path:
+    rows = put(folder / "events.parquet", table(draw_rows(30, most=12)))
+    data = {"events": {"path": str(rows), "unit": "minutes"}, "holdout": 0.2}
+    model = {"kind": "set_sequence", "width": 16, "heads": 2, "levels": 1, "inducing": 2, "latent": 8, "blocks": 1}
+    return small(folder, data=data, model=model, losses={"classification": 0})
+
+
+def small(folder: Path, **sections: Any) -> Path:
+    recipe: dict[str, Any] = {
+        "plan": {"tokens_per_step": 64, "tokens_per_micro": 64},
+        "train": {"threads": 1, "max_epochs": 2},
+        "precision": "fp32",
+    }
+    return write_recipe(folder / "small.yaml", {**recipe, **sections})
+
+
+# --------------------------------------------------------------------------- measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [text, images, vqa, events])
+def test_every_family_is_measured(tmp_path: Path, family: Callable[[Path], Path]) -> None:
+    found = measure(family(tmp_path / "data"), tmp_path, PLENTY, 120.0)
+    assert (found.why, found.failed, found.fits) == ("", False, True)
+    assert found.read is not None
+    assert found.stepped is not None
+    assert found.repeated is not None
+    assert found.read.private is (family is events)
+    assert found.read.checkpoint_bytes == pytest.approx(found.stepped.checkpoint_bytes, rel=0.02)
+    assert found.read.least_memory < found.stepped.peak_bytes < 4 * GIB
+    assert len(set(found.repeated.digests)) == 1
+    verdicts = {one.check: one.verdict for one in judge(found, tmp_path, 2, 0)}
+    assert set(verdicts.values()) == {"ok"}, verdicts
+
+
+@pytest.mark.slow
+def test_a_recipe_that_cannot_be_trained_is_refused_as_training_does(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "data")
+    (tmp_path / "data" / "texts.jsonl").unlink()
+    with pytest.raises(SourceError, match=r"texts\.jsonl"):
+        measure(recipe, tmp_path, PLENTY, 120.0)
+
+
+@pytest.mark.slow
+def test_weights_that_do_not_fit_are_not_tried_and_slow_data_is_given_up(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "data")
+    found = measure(recipe, tmp_path, Limit(1000, "left to the container"), 120.0)
+    assert (found.stepped, found.fits) == (None, False)
+    memory = next(one for one in judge(found, tmp_path, 2, 0) if one.check == "memory")
+    assert (memory.verdict, "left to the container" in memory.measured) == ("fault", True)
+    assert measure(recipe, tmp_path, PLENTY, 0.0).why == "it took longer than 0 s"
+
+
+@pytest.mark.parametrize(
+    ("found", "check", "verdict", "says"),
+    [
+        (Measured(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cpu")), "same step", "fault", "2 results"),
+        (Measured(PLENTY, READ, STEPPED, Repeated(("a", "b", "a"), "cuda")), "same step", "warning", "2 results"),
+        (Measured(PLENTY, READ, STEPPED, None, "it took longer"), "same step", "warning", "it took longer"),
+        (Measured(Limit(19 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "fault", "a step and a checkpoint"),
+        (Measured(Limit(22 * GIB, "free"), READ, STEPPED, REPEATED), "memory", "warning", "22.0 GiB free"),
+        (Measured(Limit(10 * GIB, "free"), READ), "memory", "fault", "weights and optimizer"),
+        (Measured(PLENTY, READ, why="it took longer"), "memory", "warning", "17.0 GiB for weights and optimizer"),
+        (Measured(PLENTY, READ, why="the system killed it", failed=True), "memory", "fault", "the system killed it"),
+        (Measured(PLENTY, None, why="it took longer"), "memory", "warning", "not known"),
+        (Measured(PLENTY, None, why="it took longer"), "space", "warning", "not known"),
+    ],
+)
+def test_what_was_measured_is_judged(tmp_path: Path, found: Measured, check: str, verdict: str, says: str) -> None:
+    judged = {one.check: one for one in judge(found, tmp_path, 2, 0)}
+    assert judged[check].verdict == verdict
+    assert says in judged[check].measured
+
+
+# --------------------------------------------------------------------------- the whole
+
+
+@pytest.mark.slow
+def test_a_run_is_drilled_beside_itself_and_only_read(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "data", train={"threads": 1})
+    assert unpad("train", recipe, "train.max_steps=4", "--out", "runs/mine").code == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+    with RunLock(tmp_path / "runs" / "mine"):  # as while it trains
+        told = drill("mine", minutes=2, most_stops=2)
+    assert told.passed, told.lines()
+    assert told.facts["kills"]["kills"] + told.facts["kills"]["stops"] == 2
+    assert [one.check for one in told.findings][-3:] == ["kill, resume", "steady clock", "date"]
+    assert told.notes == ("killed in its first 4 steps",)
+    lock = tmp_path / "runs" / "mine" / "run.lock"
+    assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()} == before | {
+        lock: b""
+    }
+
+
+def with_parts(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
+    """Stand-ins for the checks that take time."""
+    monkeypatch.setattr(drilling, "_disk", lambda work: iter(findings))
+    monkeypatch.setattr(drilling, "measure", lambda *_: Measured(PLENTY, READ, STEPPED, REPEATED))
+    monkeypatch.setattr(drilling, "judge", lambda *_: iter(()))
+    monkeypatch.setattr(drilling, "_kill", lambda *_: None)
+
+
+@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("fault", DRILL_FOUND_FAULT)])
+def test_the_exit_code_is_14_for_a_fault_and_0_for_a_warning(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any, code: int
+) -> None:
+    with_parts(monkeypatch, Finding("lock", verdict, "given to a second process", "choose another disk"))
+    told = unpad("drill", "zh_chat", "optim.lr=1e-3", "--out", tmp_path / "new" / "run")
+    assert (told.code, told.err) == (code, "")
+    assert "lock            " + verdict in told.out
+    shown = unpad("drill", "zh_chat", "--json")
+    assert shown.code == code
+    assert json.loads(shown.out)["passed"] is (code == 0)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_subject_that_is_neither_run_nor_recipe_names_the_nearest(
+    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_parts(monkeypatch)
+    told = unpad("drill", "zh_chta")
+    assert (told.code, "did you mean zh_chat?" in told.err) == (RecipeError.exit_code, True)
+    (tmp_path / "runs" / "zh_chta").mkdir(parents=True)
+    (tmp_path / "runs" / "zh_chta" / "recipe.yaml").write_text("{}\n")
+    assert unpad("drill", "zh_chta").code == 0
+    assert os.listdir(tmp_path / "runs") == ["zh_chta"]
+
+
+def test_a_training_that_fails_unkilled_is_a_fault_and_an_error_of_the_user_his(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = drilling.Calm(tmp_path, 1.0, 0.5, 1, "ValueError: odd", None)
+    assert drilling._failed(calm).verdict == "fault"
+    slow = drilling.Calm(tmp_path, 50.0, 0.5, None, "", None)
+    assert drilling._failed(slow).verdict == "warning"
+    with pytest.raises(SourceError):
+        drilling._failed(drilling.Calm(tmp_path, 1.0, 0.5, 3, "", SourceError("gone")))

@@ -1,0 +1,261 @@
+"""The checks of a disk pass on a sound one, and find each planted fault."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unpad.drill import files, names
+from unpad.drill.files import check_files
+from unpad.drill.findings import Finding
+from unpad.drill.names import check_names, check_permissions
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture
+def quick(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(files, "BLOCK", 1 << 16)
+    monkeypatch.setattr(files, "RENAMES", 60)
+    monkeypatch.setattr(files, "FREED_WITHIN", 0.2)
+
+
+@pytest.fixture
+def no_holder(monkeypatch: Patch) -> None:
+    """The other process is not started: the test is of other checks."""
+    monkeypatch.setattr(files, "check_lock", lambda folder: Finding("lock", "ok", "", ""))
+
+
+def verdicts(folder: Path) -> dict[str, Finding]:
+    return {one.check: one for one in check_files(folder)}
+
+
+def test_a_sound_disk_passes_every_check(tmp_path: Path, quick: None) -> None:
+    found = verdicts(tmp_path)
+    assert list(found) == ["lock", "flush", "rename a file", "rename folders", "new files", "append, cut"]
+    assert {one.verdict for one in found.values()} == {"ok"}, found
+    assert check_names(tmp_path, ["a", "B"]).verdict == "ok"
+    assert check_permissions(tmp_path, private=True).verdict == "ok"
+
+
+# --------------------------------------------------------------------------- locks
+
+
+def always(number: int | None) -> Callable[..., None]:
+    """Stands for flock: it gives the lock to everybody, or to nobody."""
+
+    def flock(*_: object) -> None:
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    return flock
+
+
+class Silent:
+    """Stands for the process that holds the lock."""
+
+    def __init__(self, told: str) -> None:
+        self.told = told
+
+    def start(self, folder: Path) -> tuple[str, Any]:
+        return self.told, subprocess.Popen(["true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    ("flock", "told", "says"),
+    [
+        (always(None), "held", "given to a second process"),
+        (always(errno.EWOULDBLOCK), "held", "held by a process that was killed"),
+        (always(errno.ENOLCK), "held", "No locks available"),
+        (always(None), "refused", "none is given: refused"),
+        (always(None), "cannot write: Function not implemented", "Function not implemented"),
+    ],
+)
+def test_a_lock_that_lies_is_found(
+    tmp_path: Path, quick: None, monkeypatch: Patch, flock: Callable[..., None], told: str, says: str
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(files, "_start_holder", Silent(told).start)
+    found = files.attempt("lock", lambda: files.check_lock(tmp_path), "choose another disk")
+    assert found.verdict == "fault"
+    assert says in found.measured
+
+
+def test_the_process_that_holds_the_lock_says_so_and_ends_with_its_parent(tmp_path: Path) -> None:
+    told, holder = files._start_holder(tmp_path)
+    second, other = files._start_holder(tmp_path)
+    missing, third = files._start_holder(tmp_path / "absent")
+    try:
+        assert (told, second) == ("held", "refused")
+        assert missing == "cannot write: No such file or directory"
+        assert holder.stdin is not None
+        holder.stdin.close()
+        assert holder.wait(timeout=30) == 0
+    finally:
+        for one in (holder, other, third):
+            one.kill()
+            one.wait()
+            for stream in (one.stdin, one.stdout):
+                assert stream is not None
+                stream.close()
+
+
+# --------------------------------------------------------------------------- flushes, renames, new files, logs
+
+
+def fsync_of(folders: bool, number: int) -> Callable[[int], None]:
+    """Stands for fsync: it fails for files, or for folders."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}") is folders:
+            raise OSError(number, os.strerror(number))
+        flush(descriptor)
+
+    return fsync
+
+
+def torn_rename(source: Any, target: Any) -> None:
+    """Stands for rename: the target is gone for a moment."""
+    if os.path.isfile(target):
+        os.unlink(target)
+        time.sleep(0.01)
+    os.replace(source, target)
+
+
+def copying_rename(source: Any, target: Any) -> None:
+    """Stands for rename: a folder appears file by file, into one that is there already."""
+    if not os.path.isdir(source):
+        return os.replace(source, target)
+    os.makedirs(target, exist_ok=True)
+    for name in sorted(os.listdir(source)):
+        time.sleep(0.005)
+        os.replace(os.path.join(source, name), os.path.join(target, name))
+    return os.rmdir(source)
+
+
+def writing_rename(source: Any, target: Any) -> None:
+    """Stands for rename: the target is written over in two parts."""
+    if os.path.isdir(source):
+        return os.replace(source, target)
+    data = Path(source).read_bytes()
+    with open(target, "r+b") as file:
+        for half in (data[:2048], data[2048:]):
+            file.write(half)
+            file.flush()
+            time.sleep(0.005)
+    return os.unlink(source)
+
+
+def replacing_rename(source: Any, target: Any) -> None:
+    """Stands for rename: a full folder is replaced."""
+    if os.path.isdir(target):
+        for name in os.listdir(target):
+            os.unlink(os.path.join(target, name))
+    os.replace(source, target)
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in", "check", "verdict", "says"),
+    [
+        ("fsync", fsync_of(False, errno.EIO), "flush", "fault", "Input/output error"),
+        ("fsync", fsync_of(True, errno.EIO), "flush", "fault", "Input/output error"),
+        ("fsync", fsync_of(True, errno.EINVAL), "flush", "warning", "ms for a small file"),
+        ("rename", torn_rename, "rename a file", "fault", "the file was gone"),
+        ("rename", writing_rename, "rename a file", "fault", "the file was a mixture"),
+        ("rename", copying_rename, "rename folders", "fault", "a renamed folder lacked a file"),
+        ("rename", replacing_rename, "rename folders", "fault", "a full folder was replaced"),
+        ("fsync", fsync_of(False, errno.EIO), "append, cut", "fault", "Input/output error"),
+    ],
+)
+def test_a_disk_that_lies_is_found(
+    tmp_path: Path, quick: None, no_holder: None, monkeypatch: Patch, name: str, stand_in: Any, check: str,
+    verdict: str, says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(os, name, stand_in)
+    found = verdicts(tmp_path)[check]
+    assert found.verdict == verdict
+    assert says in found.measured
+
+
+def test_bytes_that_are_not_read_back_are_found(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(files, "_read_back", lambda path, data: path.read_bytes() == data[::-1])
+    assert files.check_flush(tmp_path).measured == "what was read is not what was written"
+
+
+def test_slow_flushes_are_a_warning(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(files, "SLOW_FLUSH", 0.0)
+    found = files.check_flush(tmp_path)
+    assert found.verdict == "warning"
+    assert "checkpoint.every_seconds" in found.meaning
+
+
+def test_a_file_that_several_create_is_found(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
+    create = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, *more: create(path, flags & ~os.O_EXCL, *more))
+    assert files.check_exclusive(tmp_path).verdict == "fault"
+
+
+def test_lines_that_are_not_appended_are_found(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
+    create = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, *more: create(path, flags & ~os.O_APPEND, *more))
+    assert files.check_append(tmp_path).measured == "lines were lost or mixed"
+
+
+# --------------------------------------------------------------------------- names and permissions
+
+
+def test_names_that_the_disk_changes_are_found(tmp_path: Path, monkeypatch: Patch) -> None:
+    touch, listdir = Path.touch, os.listdir
+    monkeypatch.setattr(Path, "touch", lambda path, *more: touch(path.with_name(path.name.lower())))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", lambda path: os.path.exists(path.with_name(path.name.lower())))
+        (tmp_path / "one").mkdir()
+        found = check_names(tmp_path / "one", ["Tune", "tune", "pretrain"])
+        assert found.verdict == "fault"
+        assert "Tune, tune" in found.meaning
+        (tmp_path / "two").mkdir()
+        assert check_names(tmp_path / "two", ["tune", "pretrain"]).verdict == "ok"
+    monkeypatch.setattr(
+        os, "listdir", lambda path: [name.encode("ascii", "replace").decode() for name in listdir(path)]
+    )
+    (tmp_path / "three").mkdir()
+    found = check_names(tmp_path / "three", ["tune"])
+    assert (found.verdict, "Chinese is changed" in found.measured) == ("warning", True)
+
+
+@pytest.mark.parametrize(("longest", "verdict"), [(143, "ok"), (100, "ok"), (40, "fault")])
+def test_names_that_are_too_short_are_found(tmp_path: Path, monkeypatch: Patch, longest: int, verdict: str) -> None:
+    can_make = names._can_make
+    monkeypatch.setattr(names, "_can_make", lambda path: len(path.name.encode()) <= longest and can_make(path))
+    assert check_names(tmp_path, []).verdict == verdict
+
+
+@pytest.mark.parametrize(("private", "verdict"), [(True, "fault"), (False, "warning")])
+def test_a_disk_without_permissions_is_a_fault_for_data_about_people(
+    tmp_path: Path, monkeypatch: Patch, private: bool, verdict: str
+) -> None:
+    create = os.open
+    mask = os.umask(0)
+    try:
+        monkeypatch.setattr(os, "open", lambda path, flags, mode=0o777: create(path, flags, 0o777))
+        found = check_permissions(tmp_path, private=private)
+    finally:
+        os.umask(mask)
+    assert found.verdict == verdict
+    assert "a private file 777" in found.measured
+
+
+def test_the_lock_process_needs_no_heavy_module() -> None:
+    told = "import sys, unpad.drill.hold; print([name for name in ('torch', 'numpy') if name in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert shown.stdout == "[]\n"

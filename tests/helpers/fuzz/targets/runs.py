@@ -1,0 +1,301 @@
+"""Targets: every file of a run directory, as a report, a list of runs, a comparison and a resume read it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damage_rows
+from tests.helpers.fuzz.target import Builder, Target, WrongError
+from tests.helpers.fuzz.targets.rows import png_bytes
+from tests.helpers.fuzz.targets.stored import manifest_of
+from tests.helpers.toy import write_toy
+from unpad import storage
+from unpad.data.histories.assemble import load_codes
+from unpad.data.images import read_classes
+from unpad.data.seen_pictures import compare_pictures, seen_pictures
+from unpad.errors import CheckpointError, RecipeError, ResumeError, SourceError, UnpadError
+from unpad.inference.prompts import count_system_turns
+from unpad.interchange.origin import open_recipe
+from unpad.run.compare import compare
+from unpad.run.folder import read_command, run_recipe
+from unpad.run.monitor import Monitor, StepRecord, silent_monitor
+from unpad.run.report.history import load_metrics, read_log
+from unpad.run.report.page import write_report
+from unpad.run.report.samples import keep_evaluation, keep_samples
+from unpad.run.summary import summarize
+from unpad.run.timers import Timers
+from unpad.training.optim import make_optimizer
+from unpad.training.progress import restore, save_checkpoint, write_run_files
+from unpad.training.resume import recorded_precision, resumed_recipe
+from unpad.training.setup import prepare_setup, resolved
+
+ERRORS: tuple[type[UnpadError], ...] = (SourceError, CheckpointError, RecipeError, ResumeError)
+PATIENTS = {
+    "family": "patients", "counts": {"patients": 5, "with_outcome": 2, "without_outcome": 3, "of_unknown_outcome": 0},
+    "calibration": [{"predicted": 0.1, "observed": 0.2, "low": 0.0, "high": 0.3, "patients": 4}] * 3,
+    "roc": [[0, 0], [0.5, 0.7], [1, 1]], "precision_recall": [[0, 1], [1, 0.5]],
+    "courses": [
+        {"days": [-9.0, 0.0, None], "probability": [0.1, 0.2, 0.3], "attention": [0.3, 0.3, 0.4],
+         "events": [[0, "a", 1.0], [1, "b", None]], "outcome": True, "p": 0.5},
+    ],
+}  # fmt: skip
+IMAGES = {
+    "family": "images", "classes": ["a", "b"], "confusion": [[1, 2], [3, 4]],
+    "calibration": [{"confidence": 0.5, "accuracy": 0.6, "images": 3}],
+}  # fmt: skip
+VQA = {
+    "family": "vqa", "accuracy": {"origin": [0.5, 0.4, 0.6], "hard": [0.4, 0.3, 0.5]}, "patches": 9.0,
+    "kept": [[9, 8, 10], [4, 3, 5]],
+    "pictures": [
+        {"question": "q", "answer": "a", "right": "b", "patch": 3, "stays": {"0": [0, 1], "1": [1]},
+         "image": base64.b64encode(png_bytes()).decode()},
+    ],
+}  # fmt: skip
+ATTENTION = {"tokens": ["a", "<b>"], "where": "row 1", "blocks": [{"block": 0, "heads": ["1000", "0512"]}]}
+CLASSES = {"classes": ["cat", "狗"]}
+CODES = {
+    "codes": ["", "fever", "sodium"], "counts": [0, 3, 2], "mean": [0.0, 0.0, 140.0], "std": [0.0, 0.0, 2.0],
+    "quantiles": [[0.0] * 7] * 3,
+}  # fmt: skip
+SEEN = {"modes": ["RGB", "L"], "width": [7, 90], "height": [9, 80]}
+JOURNAL = [
+    {"op_code": 0, "worker_id": "w", "study_name": "search", "directions": [1]},
+    {"op_code": 4, "worker_id": "w", "study_id": 0, "datetime_start": "2026-01-01T00:00:00.000000"},
+    {"op_code": 5, "worker_id": "w", "trial_id": 0, "param_name": "optim.lr", "param_value_internal": 0.01,
+     "distribution": '{"name": "FloatDistribution", "attributes": {"step": null, "low": 1e-4, "high": 1.0, "log": 1}}'},
+    {"op_code": 6, "worker_id": "w", "trial_id": 0, "state": 1, "values": [1.5],
+     "datetime_complete": "2026-01-01T00:01:00.000000"},
+]  # fmt: skip
+
+
+def make_run(folder: Path, steps: int = 12) -> Path:
+    """A run directory of two stages with every file that a reader knows."""
+    toy = write_toy(folder / "toy")
+    run = folder / "run"
+    run.mkdir()
+    (run / "recipe.yaml").write_text(resolved(open_recipe(str(toy), [])).to_yaml(), encoding="utf-8")
+    command = {"recipe": str(toy), "overrides": ["optim.lr=0.01", "train.max_steps=5"], "precision": "fp32"}
+    (run / "run.json").write_text(json.dumps(command))
+    monitor = Monitor(run, log_every=10, grad_norm_warning=2.0, console=Console(quiet=True), total_steps=steps)
+    monitor.log("environment", torch="2.13.0", threads=2, kernel="native bf16", precision="fp32")
+    monitor.log("started", recipe="toy", seed=1)
+    for step in range(1, steps + 1):
+        stage = "pretrain" if step <= steps // 2 else "tune"
+        loss = 4.0 / step
+        record = StepRecord(
+            step, stage, step // 4, 1, 30, 900, 1000, 870, loss, 1e-3, 0.5 + step % 3, {"nll": loss}, {}
+        )
+        monitor.step(record, seconds=0.1, waited=0.02, memory_bytes=600_000_000 + step)
+        if step % 4 == 0:
+            monitor.evaluation(step, stage, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)
+    monitor.log("timers", rows=[{"name": "train", "seconds": 6.0, "share": 0.75}])
+    monitor.log("checkpoint", step=steps, path="step-00000012", seconds=0.1)
+    monitor.log("finished", step=steps)
+    monitor.close()
+    metric = {"value": 1.5, "low": 1, "high": "inf", "num": 3, "part": "holdout"}
+    keep_evaluation(run, steps, {"loss": metric, "bits": {**metric, "value": None, "reason": "lossy"}}, ["a line"])
+    keep_samples(run, steps, [("a prompt", "a reply <b>")])
+    (run / "evaluation.json").write_text(json.dumps(PATIENTS))
+    (run / "attention.json").write_text(json.dumps(ATTENTION))
+    return run
+
+
+def read_everything(run: Path) -> None:
+    """What the verbs read of a run directory that has not trained here: each may refuse, by itself."""
+    uses: list[Callable[[], object]] = [
+        lambda: page_of(run),
+        lambda: summarize(run).lines(),
+        lambda: load_metrics(run),
+        lambda: count_system_turns(read_log(run)),
+        lambda: recorded_precision(run),
+        lambda: compare([str(run), str(run)], run / "compare.html"),
+    ]
+    refusals = []
+    for use in uses:
+        try:
+            use()
+        except ERRORS as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
+
+
+def page_of(run: Path) -> str:
+    """The page of a run, in which no text of a file is HTML."""
+    page = write_report(run).read_text(encoding="utf-8")
+    if re.search(r"<script|<b>x</b>|<iframe|javascript:", page.partition("</style>")[2]):
+        raise WrongError("text of a file is HTML in the page")
+    return page
+
+
+def _truncate(run: Path, name: str) -> None:
+    """What a resume does to a log of rows."""
+    log = storage.LineLog(run / name)
+    try:
+        log.truncate(lambda row: row["step"] <= 8 if isinstance(row.get("step"), int) else None)
+    finally:
+        log.close()
+
+
+def _log_target(name: str, resumed: bool, quick: bool = False) -> Builder:
+    """A file of JSON lines in a run directory."""
+
+    def build(folder: Path) -> Target:
+        run = make_run(folder)
+        whole = (run / name).read_bytes()
+        rows = [json.loads(line) for line in whole.splitlines()]
+
+        def make(rng: random.Random) -> bytes:
+            if rng.random() < 0.6:
+                return damage_rows(rows, rng, 0.2)
+            return damage_bytes(whole, [whole, b"\n", b"{}\n", b"[]\n", b"null\n"], rng)
+
+        def use(data: bytes) -> None:
+            (run / name).write_bytes(data)
+            if quick:
+                page_of(run)
+                return
+            try:
+                read_everything(run)
+            finally:
+                if resumed:
+                    _truncate(run, name)
+
+        return Target(make, use, ERRORS)
+
+    return build
+
+
+def _json_target(name: str, values: Sequence[Any], use: Callable[[Path], object], share: float = 0.08) -> Builder:
+    """A file of one JSON value in a run directory."""
+
+    def build(folder: Path) -> Target:
+        run = make_run(folder)
+        whole = [json.dumps(value, ensure_ascii=False, indent=1).encode() for value in values]
+
+        def make(rng: random.Random) -> bytes:
+            if rng.random() < 0.7:
+                return damage_json(rng.choice(values), rng, share)
+            return damage_bytes(rng.choice(whole), whole, rng)
+
+        def read(data: bytes) -> None:
+            (run / name).write_bytes(data)
+            use(run)
+
+        return Target(make, read, ERRORS)
+
+    return build
+
+
+def _resume(run: Path) -> None:
+    """What a list of runs and a resume read of the command that started the run."""
+    read_command(run)
+    summarize(run).lines()
+    recorded_precision(run)
+    resumed_recipe(str(run.parent / "toy" / "toy.yaml"), [], run)
+
+
+def run_recipe_yaml(folder: Path) -> Target:
+    """The recipe that a run keeps, damaged: the page shows it as it is, everything else names it."""
+    run = make_run(folder)
+    whole = (run / "recipe.yaml").read_bytes()
+
+    def use(data: bytes) -> None:
+        (run / "recipe.yaml").write_bytes(data)
+        page_of(run)
+        summarize(run).lines()
+        run_recipe(run)
+
+    return Target(lambda rng: damage_bytes(whole, [whole], rng), use, ERRORS)
+
+
+def _kept_file(name: str, kind: str, value: Any, use: Callable[[dict[str, bytes]], object]) -> Builder:
+    """A file of its data that a run keeps."""
+
+    def build(folder: Path) -> Target:
+        whole = json.dumps(value, ensure_ascii=False).encode()
+
+        def make(rng: random.Random) -> bytes:
+            return damage_json(value, rng, 0.12) if rng.random() < 0.7 else damage_bytes(whole, [whole], rng)
+
+        def read(data: bytes) -> None:
+            use({name: data})
+
+        return Target(make, read, ERRORS)
+
+    return build
+
+
+def search_journal(folder: Path) -> Target:
+    """The journal of a search, which optuna reads."""
+    module = import_module("unpad.trials.search.journal")
+    whole = b"".join(json.dumps(row).encode() + b"\n" for row in JOURNAL)
+
+    def make(rng: random.Random) -> bytes:
+        return damage_rows(JOURNAL, rng, 0.12) if rng.random() < 0.6 else damage_bytes(whole, [whole], rng)
+
+    def use(data: bytes) -> None:
+        (folder / "search.jsonl").write_bytes(data)
+        journal = module.Journal(folder / "search.jsonl")
+        try:
+            study = module.open_study(journal)
+            _ = [(trial.number, trial.params, trial.values) for trial in study.trials]
+        finally:
+            journal.close()
+
+    return Target(make, use, ERRORS)
+
+
+def resume_state(folder: Path) -> Target:
+    """The state of a checkpoint of somebody else, whose manifest agrees: a resume reads it all."""
+    toy, run = write_toy(folder / "toy", stages=[], train={"threads": 1, "max_epochs": 2}), folder / "run"
+    setup = prepare_setup(resolved(open_recipe(str(toy), [])), run, None, Timers())
+    run.mkdir(exist_ok=True)
+    write_run_files(setup, str(toy), [])
+    monitor = silent_monitor()
+    monitor.close()
+    progress, _, _ = restore(setup)
+    progress.step = progress.stage_step = 3
+    path = save_checkpoint(setup, progress, make_optimizer(setup.model, setup.stages[0].recipe.optim), {})
+    files = {one.name: one.read_bytes() for one in path.iterdir() if one.name != "MANIFEST.json"}
+    state = json.loads(files["state.json"])
+
+    def use(data: bytes) -> None:
+        (path / "state.json").write_bytes(data)
+        (path / "MANIFEST.json").write_bytes(manifest_of({**files, "state.json": data}))
+        restore(setup)
+
+    return Target(lambda rng: damage_json(state, rng, 0.06), use, ERRORS)
+
+
+_SIZES = [("RGB", (7, 9)), ("P", (900, 3))]
+
+BUILDERS: dict[str, Builder] = {
+    "run_metrics": _log_target("metrics.jsonl", resumed=True),
+    "run_timing": _log_target("timing.jsonl", resumed=True, quick=True),
+    "run_log": _log_target("log.jsonl", resumed=False),
+    "run_evaluations": _log_target("evaluations.jsonl", resumed=False, quick=True),
+    "run_samples": _log_target("samples.jsonl", resumed=False, quick=True),
+    "run_json": _json_target(
+        "run.json", [{"recipe": "toy", "overrides": ["optim.lr=0.01"], "precision": "fp32"}], _resume, 0.25
+    ),
+    "run_evaluation": _json_target("evaluation.json", [PATIENTS, IMAGES, VQA], lambda run: page_of(run)),
+    "run_attention": _json_target("attention.json", [ATTENTION], lambda run: page_of(run), 0.12),
+    "run_recipe": run_recipe_yaml,
+    "run_classes": _kept_file("classes.json", "images", CLASSES, read_classes),
+    "run_codes": _kept_file("events.json", "patients", CODES, lambda files: load_codes(files["events.json"])),
+    "run_pictures": _kept_file(
+        "pictures.json", "images", SEEN, lambda files: compare_pictures(seen_pictures(files), _SIZES)
+    ),
+    "search_journal": search_journal,
+    "resume_state": resume_state,
+}

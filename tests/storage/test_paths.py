@@ -1,0 +1,126 @@
+"""Paths and names of users: one place decodes and bounds them, for recipes, the command line and the cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.shell import Shell
+from tests.helpers.toy import write_toy
+from unpad.errors import RecipeError
+from unpad.recipes.file import load_recipe, parse_recipe
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.section import earlier_versions
+from unpad.storage import cache_folder
+from unpad.storage.paths import is_special, new_path, path_fault, user_path
+
+IMPOSSIBLE = {
+    "": "is empty",
+    "a\0b": "NUL",
+    "\udcd6.txt": "not UTF-8",
+    "a" * 256: "256 bytes, more than 255",
+    "data/" + "中" * 86 + ".txt": "262 bytes",
+    "a/" * 2100: "4,200 bytes, more than 4,095",
+}
+PATH_FIELDS = (
+    *("data.text", "data.chat", "data.images", "data.vqa", "data.pairs", "data.events", "data.root"),
+    *("events.labels.path", "events.split", "events.code_embeddings", "augment.synonyms_file", "train.init_from"),
+)
+
+
+@pytest.mark.parametrize(("path", "what"), IMPOSSIBLE.items(), ids=[what for what in IMPOSSIBLE.values()])
+def test_an_impossible_path_is_refused_by_both_functions(path: str, what: str) -> None:
+    assert what in path_fault(path)
+    for decode in (user_path, new_path):
+        with pytest.raises(RecipeError, match="E_NAME") as caught:
+            decode(path)
+        assert what in caught.value.what
+        assert len(caught.value.where) <= 100
+
+
+def test_sound_paths_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/a 中 👩.txt") == new_path("~/a 中 👩.txt") == tmp_path / "a 中 👩.txt"
+    for path in ("a" * 255, "x/*" + "[ab]" * 60, "a\nb"):  # names that exist may be odd
+        assert user_path(path) == Path(path)
+
+
+def test_the_home_of_an_unknown_user_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for use in (user_path, new_path):
+        with pytest.raises(RecipeError, match="there is no user ~nosuchuser"):
+            use("~nosuchuser/x")
+    monkeypatch.setenv("UNPAD_CACHE", "~nosuchuser/c")
+    with pytest.raises(RecipeError, match="there is no user"):
+        cache_folder()
+    monkeypatch.setenv("UNPAD_CACHE", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", "~nosuchuser")
+    with pytest.raises(RecipeError, match="there is no user"):
+        cache_folder()
+
+
+@pytest.mark.parametrize("path", ["a\nb", "a\x1b[31m", "a\u202eb", "a\x7f"])
+def test_nothing_is_written_under_a_name_with_control_characters(path: str) -> None:
+    with pytest.raises(RecipeError, match="control character"):
+        new_path(path)
+
+
+@pytest.mark.parametrize("field", PATH_FIELDS)
+def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_one(field: str) -> None:
+    values: dict[str, object] = {}
+    inner = values
+    *sections, name = field.split(".")
+    for section in sections:
+        inner[section] = inner = {}  # type: ignore[assignment]
+    inner |= {name: "", "label": "died"} if name == "path" else {name: ""}
+    with pytest.raises(RecipeError, match="the path is empty") as caught:
+        parse_recipe(values)
+    assert field in caught.value.where
+    with earlier_versions():
+        Recipe(**values)  # type: ignore[arg-type]
+
+
+def test_the_command_line_refuses_impossible_paths_with_code_2(unpad: Shell, tmp_path: Path) -> None:
+    recipe, home, long = write_toy(tmp_path / "toy"), "~nosuchuser/x", "a" * 300
+    for arguments in (
+        ("train", recipe, "--out", ""),
+        ("train", recipe, "--out", long),
+        ("train", recipe, "--out", "a\nb"),
+        ("train", recipe, f"data.text={home}", "--out", "run"),
+        ("train", recipe, f"data.text={long}*x{long}", "--out", "run"),
+        ("train", recipe, "data.text=a.jsonl", f"data.root={home}", "--out", "run"),
+        ("train", home + ".yaml"),
+        ("data", "check", long),
+        ("data", "check", home),
+        ("chat", long),
+        ("infer", home, "--image", "x.png"),
+        ("import", home, "--out", "run"),
+        ("recipes", "copy", "zh_chat", "a\x1bb.yaml"),
+        ("compare", "a", "b", "--out", ""),
+    ):
+        done = unpad(*arguments)
+        assert (done.code, done.out) == (2, ""), (arguments, done)
+        assert "RecipeError" in done.err
+        assert "Traceback" not in done.err
+        assert "\x1b" not in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["toy"]
+
+
+def test_a_recipe_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_toy(tmp_path)
+
+    def refuse(*given: object, **named: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(RecipeError, match="Permission denied") as caught:
+        load_recipe(str(recipe))
+    assert caught.value.where == str(recipe)
+
+
+def test_pipes_devices_and_sockets_are_special(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "file").touch()
+    assert [is_special(tmp_path / name) for name in ("pipe", "zero", "file", "gone", ".")] == [True, True] + [False] * 3

@@ -1,0 +1,61 @@
+"""Parts of a batch: consecutive sequences that a forward pass computes by themselves."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import PaddedLayout
+
+
+def in_parts(batch: RaggedBatch, most: int) -> list[RaggedBatch]:
+    """Cut a batch between its sequences, in order; bundles stay whole, and rows of a rectangle keep their width.
+
+    If the batch has media, so has every part: a pass without any leaves layers out, and draws nothing for them.
+
+    Args:
+        most: computed tokens of a part, as far as sequences, bundles and media allow.
+
+    Returns:
+        The parts; the batch itself if it is one of them.
+    """
+    bounds = _bounds(batch)  # (num_units + 1,) first sequences of what stays together
+    tokens = np.append(0, np.cumsum(_computed(batch)))[bounds]
+    media = np.append(0, np.cumsum(_media(batch)))[bounds]
+    cuts = [0]
+    for unit in range(1, len(bounds) - 1):
+        has_media = media[-1] == 0 or media[cuts[-1]] < media[unit] < media[-1]
+        if has_media and tokens[unit + 1] - tokens[cuts[-1]] > most:
+            cuts.append(unit)
+    cuts.append(len(bounds) - 1)
+    if len(cuts) <= 2:
+        return [batch]
+    return [batch.select(range(bounds[a], bounds[b])) for a, b in pairwise(cuts)]
+
+
+def _computed(batch: RaggedBatch) -> np.ndarray:
+    """Tokens of every sequence, of a rectangle its cells, (num_seqs,) int64."""
+    if isinstance(batch.layout, PaddedLayout):
+        return np.full(batch.num_seqs, batch.layout.attention_mask.shape[1], np.int64)
+    return batch.layout.lengths().cpu().numpy()
+
+
+def _media(batch: RaggedBatch) -> np.ndarray:
+    """Media of every sequence, empty ones left out, (num_seqs,) int64."""
+    if batch.media is None or batch.media_seqs is None:
+        return np.zeros(batch.num_seqs, np.int64)
+    seen = batch.media_seqs[batch.media.layout.lengths() > 0]
+    return np.bincount(seen.cpu().numpy(), minlength=batch.num_seqs)
+
+
+def _bounds(batch: RaggedBatch) -> np.ndarray:
+    """Places of sequences between which a batch may be cut, its ends included, (num_units + 1,) int64."""
+    last = np.zeros(batch.num_seqs + 1, np.int64)  # how far what has begun so far extends
+    for members in batch.bundles:
+        last[min(members) + 1] = max(members) + 1
+    reach = np.maximum.accumulate(last)
+    places = np.arange(batch.num_seqs + 1)
+    bounds: np.ndarray = np.flatnonzero(reach <= places)
+    return bounds

@@ -1,0 +1,57 @@
+"""Verbs that account for what a run learnt: a step computed again, and the steps of a row."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from unpad.cli.options import Debug, Json, RunArgument
+from unpad.cli.output import print_json
+from unpad.errors import REPLAY_DIFFERS
+from unpad.terminal.printing import print_lines
+
+verbs = typer.Typer()
+
+
+@verbs.command(epilog="Example: unpad replay zh_chat-1 --step 120")
+def replay(
+    run: RunArgument,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Step of the run; default the last one that follows a checkpoint.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compute a step of a run again, compare it with the record to the bit, and name the rows that it learnt from.
+
+    Exit code 16 when it differs. Steps between the checkpoint before it and the step are computed as well; without one
+    all steps of the stage.
+    """
+    from unpad.receipts.replay import replay
+
+    receipt = replay(run, step)
+    if as_json:
+        print_json(receipt.to_json())
+    else:
+        print_lines(receipt.lines())
+    raise typer.Exit(0 if receipt.equal else REPLAY_DIFFERS)
+
+
+@verbs.command(epilog="Example: unpad trace zh_chat-1 my.jsonl:12    or    unpad trace images-1 photos/cat/1.png")
+def trace(
+    run: RunArgument,
+    row: Annotated[
+        str, typer.Argument(metavar="FILE:LINE", help="A row of the run's data; a picture's file; a patient's id.")
+    ],
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Tell in which steps a run learnt from a row of its data, or why in none."""
+    from unpad.receipts.trace import trace
+
+    found = trace(run, row)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print_lines(found.lines())

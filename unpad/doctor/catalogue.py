@@ -1,0 +1,306 @@
+"""The words of every finding, in English and Chinese: the reason with its number, and what to do.
+
+The order is the rank of findings of one severity: a cause stands before what follows from it. Both languages name the
+same values of the finding, in braces.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """The words of a finding."""
+
+    reason: str
+    advice: str
+    reason_zh: str
+    advice_zh: str
+
+
+CATALOGUE: dict[str, Entry] = {
+    "weights_not_finite": Entry(
+        "{number:,.0f} weights are NaN or infinite, first in {layer}.",
+        "start from an earlier checkpoint: train.init_from=RUN, with a lower optim.lr",
+        "有 {number:,.0f} 个权重是 NaN 或无穷大，最先出现在 {layer}。",
+        "从更早的检查点重新开始：train.init_from=RUN，并调低 optim.lr",
+    ),
+    "overflow": Entry(
+        "In {precision} the output of {layer} overflows; in fp32 it is finite, the largest number {number:.3g}.",
+        "set precision=fp32, or bf16 in place of fp16",
+        "用 {precision} 计算时 {layer} 的输出溢出；用 fp32 则是有限的，最大为 {number:.3g}。",
+        "设置 precision=fp32，或用 bf16 代替 fp16",
+    ),
+    "not_finite": Entry(
+        "{layer} is the first layer whose output is not finite: {number:.1%} of it, in the {pass_name} pass.",
+        "look at this layer; if its weights are large, lower optim.lr, or start from an earlier checkpoint",
+        "{layer} 是第一个输出出现 NaN 或无穷大的层（占输出的 {number:.1%}，{pass_name}）。",
+        "检查这一层；如果它的权重很大，就调低 optim.lr，或从更早的检查点开始",
+    ),
+    "targets_shifted": Entry(
+        "{number:.0%} of the labels are not the next token of their own sequence, such as at {where}.",
+        "labels are tokens[1:] and inputs tokens[:-1] of one sequence: look at the code that makes the batches",
+        "{number:.0%} 的标签不是本序列的下一个词元，例如 {where}。",
+        "同一序列中标签应为 tokens[1:]，输入应为 tokens[:-1]：检查生成批次的代码",
+    ),
+    "sees_target": Entry(
+        "A later token changes outputs before it, by {number:.2g} of their size: the model sees the token that "
+        "it is to predict.",
+        "set {field}=true; a loss near 0 is no success here",
+        "后面的词元会改变前面的输出（幅度 {number:.2g}）：模型看到了它要预测的词元。",
+        "设置 {field}=true；这时损失接近 0 并不说明学会了",
+    ),
+    "padding_labels": Entry(
+        "{number:.0%} of the labels that count are on padding or filler.",
+        "padding has no label: its loss mask is False; plan.strategy=pack has no padding",
+        "计入损失的标签中有 {number:.0%} 落在填充位置上。",
+        "填充位置不应有标签，损失掩码应为 False；plan.strategy=pack 没有填充",
+    ),
+    "constant_labels": Entry(
+        "{number:.1%} of {sequences:,} sequences have the same target, {target}: there is nothing to tell apart.",
+        "look at the labels or answers in the files, and at the field that names them",
+        "{sequences:,} 个样本中有 {number:.1%} 目标相同，都是 {target}：没有可以区分的东西。",
+        "检查文件里的标签或答案，以及指定它们的字段",
+    ),
+    "constant_inputs": Entry(
+        "{number:.0%} of {sequences:,} inputs hold one value throughout, such as {where}: there is nothing to "
+        "see in them.",
+        "look at the files, and at how they are decoded",
+        "{sequences:,} 个输入中有 {number:.0%} 从头到尾是同一个值，例如 {where}：里面没有信息。",
+        "检查这些文件，以及它们的解码方式",
+    ),
+    "unknown_tokens": Entry(
+        "{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell "
+        "this text.",
+        "use tokenizer.kind=bpe or words, which learn from your text, or a file made from text like it",
+        "{number:.1%} 的字符成了未知词元，例如 {common}：这个分词器无法表示这些文本。",
+        "用 tokenizer.kind=bpe 或 words，它们从你的文本学词表；或换用同类文本训练的分词器文件",
+    ),
+    "other_tokenizer": Entry(
+        "The tokenizer takes {per_character:.2f} tokens for a character, {number:.1f} times as many as one made "
+        "from this text; {unused:.0%} of its vocabulary never occurs.",
+        "set tokenizer.kind=bpe, or name a file made from text of this language",
+        "这个分词器每个字符要用 {per_character:.2f} 个词元，是用这些文本训练的分词器的 {number:.1f} 倍；词表有"
+        " {unused:.0%} 从未出现。",
+        "设置 tokenizer.kind=bpe，或使用由同一种语言的文本训练的分词器文件",
+    ),
+    "double_marks": Entry(
+        "{number:.0%} of the sequences have {mark} twice at the {place}.",
+        "BOS and EOS are added once by the encoder: take them out of the texts or the template",
+        "{number:.0%} 的序列在{place}有两个 {mark}。",
+        "编码时已经各加一次 BOS 和 EOS：从文本或模板中去掉它们",
+    ),
+    "same_rows": Entry(
+        "{number:.0%} of {sequences:,} held-out sequences looked at are also trained on, such as {where}: the "
+        "held-out loss is too good.",
+        "take them out of one part; or leave out `split` and let data.holdout divide the rows",
+        "看过的 {sequences:,} 个验证样本中有 {number:.0%} 也在训练集里，例如 {where}：验证损失好得不真实。",
+        "从其中一边删掉它们；或者不写 split，由 data.holdout 来划分",
+    ),
+    "cut_short": Entry(
+        "Sequences of {whole:,.0f} {unit} on average are cut to {number:,.1f}; {lost:.0%} of what there is is "
+        "left out.",
+        "raise {field}",
+        "平均长 {whole:,.0f} 的序列（单位 {unit}）被截成 {number:,.1f}；{lost:.0%} 的内容没有用上。",
+        "调大 {field}",
+    ),
+    "swallowed": Entry(
+        "{where} has {number:.2%} of the targets of an epoch, the other sources have all the rest.",
+        "raise its weight, or lower that of the others: {field}",
+        "一轮的目标中，{where} 只占 {number:.2%}，其余全是别的来源。",
+        "调高它的权重，或调低其他来源的权重：{field}",
+    ),
+    "lr_high": Entry(
+        "The learning rate {rate:.1e} is {number:,.0f} times the one with the lowest loss, {high:.1e}: steps "
+        "leap over what they could learn.",
+        "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}",
+        "学习率 {rate:.1e} 是损失最低处学习率 {high:.1e} 的 {number:,.0f} 倍：每一步都跨得太大，学不到东西。",
+        "设置 {field}={middle:.1e}；这里合适的范围是 {low:.1e} 到 {high:.1e}",
+    ),
+    "lr_low": Entry(
+        "The learning rate {rate:.1e} is {number:,.0f} times below the range that learns here: {steps} steps on "
+        "one batch took the loss from {start:.3g} to {end:.3g}.",
+        "set {field}={middle:.1e}; in range here: {low:.1e} to {high:.1e}",
+        "学习率 {rate:.1e} 只有合适范围下限的 1/{number:,.0f}：在同一批上走 {steps} 步，损失只从 {start:.3g} 变到"
+        " {end:.3g}。",
+        "设置 {field}={middle:.1e}；这里合适的范围是 {low:.1e} 到 {high:.1e}",
+    ),
+    "clip": Entry(
+        "Clipping to {clip:.1g} makes gradients {number:,.0f} times smaller in every step; their direction is "
+        "lost in Adam's epsilon.",
+        "set {field}=1.0; gradients here have a norm of {norm:.2g}",
+        "裁剪到 {clip:.1g} 使每一步的梯度缩小 {number:,.0f} 倍，淹没在 Adam 的 epsilon 里。",
+        "设置 {field}=1.0；这里的梯度范数约为 {norm:.2g}",
+    ),
+    "dropout": Entry(
+        "Dropout leaves {kept:.0%} of the numbers in {layer}; with it {steps} steps on one batch end at a loss "
+        "of {number:.3g}.",
+        "set {field}=0.1",
+        "{layer} 的 dropout 只留下 {kept:.0%} 的数值；带着它在一批上走 {steps} 步，损失停在 {number:.3g}。",
+        "设置 {field}=0.1",
+    ),
+    "decay": Entry(
+        "Weight decay forgets: without gradients {half:,.0f} steps would halve every matrix, and the stage has "
+        "{steps:,}.",
+        "set {field}={usual:.2g}; optim.lr times optim.weight_decay is {number:.1e} in a step",
+        "权重衰减过强：没有梯度时，{half:,.0f} 步就会让所有矩阵减半，而本阶段有 {steps:,} 步。",
+        "设置 {field}={usual:.2g}；现在每一步的 optim.lr × optim.weight_decay 是 {number:.1e}",
+    ),
+    "warmup": Entry(
+        "The learning rate warms up for {number:.0%} of the stage, {warm:,} of {steps:,} steps: hardly a step "
+        "has its full size.",
+        "set {field}=0.05",
+        "学习率预热占了本阶段的 {number:.0%}，{steps:,} 步中的 {warm:,} 步：几乎没有一步用到完整的学习率。",
+        "设置 {field}=0.05",
+    ),
+    "few_steps": Entry(
+        "The stage has {number:,.0f} steps: there is not much to learn in so few.",
+        "lower plan.tokens_per_step, or raise train.max_epochs",
+        "本阶段只有 {number:,.0f} 步：这么少的步数学不到什么。",
+        "调小 plan.tokens_per_step，或调大 train.max_epochs",
+    ),
+    "frozen": Entry(
+        "{number:.0%} of the parameters to train do not change, such as {layer}: {why}.",
+        "look at train.freeze, optim.groups (lr_scale 0) and losses; in code, at detach and no_grad",
+        "要训练的参数中有 {number:.0%} 不变化，例如 {layer}：{why}。",
+        "检查 train.freeze、optim.groups（lr_scale 为 0）和 losses；代码里检查 detach 和 no_grad",
+    ),
+    "dead_units": Entry(
+        "{number:.0%} of the units of {layer} are 0 for every token: they pass no gradient.",
+        "lower optim.lr, or begin anew; another model.activation than relu dies less easily",
+        "{layer} 中 {number:.0%} 的单元对所有词元都输出 0：梯度无法通过。",
+        "调低 optim.lr 或重新开始；不用 relu 的 model.activation 不容易死",
+    ),
+    "attention_sharp": Entry(
+        "{heads} of {all_heads} heads look at one token alone (entropy {number:.1%} of the most), first in "
+        "{layer}: attention has collapsed.",
+        "begin anew with a lower optim.lr and optim.warmup=0.1; model.qk_norm=true bounds the scores of decoders",
+        "{all_heads} 个注意力头中有 {heads} 个只看一个词元（熵为最大值的 {number:.1%}），最先在 {layer}：注意力已"
+        "坍缩。",
+        "调低 optim.lr 并设 optim.warmup=0.1，重新开始；解码器可用 model.qk_norm=true 限制分数",
+    ),
+    "attention_uniform": Entry(
+        "All {all_heads} heads look at all tokens alike (entropy {number:.2%} of the most): queries and keys "
+        "tell nothing apart.",
+        "look at the weights of queries and keys: train.freeze, optim.groups, and the learning rate",
+        "全部 {all_heads} 个注意力头对所有词元一视同仁（熵为最大值的 {number:.2%}）：查询和键没有区分任何东西。",
+        "检查查询和键的权重：train.freeze、optim.groups 和学习率",
+    ),
+    "exploding": Entry(
+        "Numbers grow {number:,.0f} times from the first block to {layer}; the gradient's norm is {norm:.2g}.",
+        "lower optim.lr and optim.clip, warm up longer (optim.warmup=0.1), or start from an earlier checkpoint",
+        "从第一个块到 {layer}，数值增大了 {number:,.0f} 倍；梯度范数是 {norm:.2g}。",
+        "调低 optim.lr 和 optim.clip，延长预热（optim.warmup=0.1），或从更早的检查点开始",
+    ),
+    "labels_random": Entry(
+        "The model learnt {learnt} sequences by heart, and nothing of it holds for {sequences} others: their "
+        "labels are no likelier than those of their neighbours ({number:.2f} standard errors).",
+        "look at how labels are matched with rows: they look shuffled",
+        "模型记住了 {learnt} 个样本，却对另外 {sequences} 个毫无用处：它们自己的标签并不比别人的更可能（相差"
+        " {number:.2f} 个标准误）。",
+        "检查标签与样本的对应关系：看起来被打乱了",
+    ),
+    "by_heart": Entry(
+        "One batch of {sequences} sequences is not learnt by heart: the loss went from {start:.3g} to "
+        "{number:.3g} in {steps} steps, without dropout, decay and tight clipping.",
+        "labels do not follow from the inputs, or the model does not see them: look at the data first",
+        "{sequences} 个样本的一批数据记不住：不用 dropout、衰减和强裁剪，{steps} 步后损失从 {start:.3g} 到 "
+        "{number:.3g}。",
+        "标签与输入无关，或模型看不到输入：先检查数据",
+    ),
+    "by_heart_settings": Entry(
+        "One batch of {sequences} sequences is not learnt by heart: with this recipe the loss went from "
+        "{start:.3g} to {number:.3g} in {steps} steps, with usual settings to {plain:.3g}.",
+        "go back to the defaults of optim one by one: betas, eps, groups",
+        "{sequences} 个样本的一批数据记不住：用本配方 {steps} 步后损失从 {start:.3g} 到 {number:.3g}，用常规设置"
+        "则到 {plain:.3g}。",
+        "把 optim 的设置逐个改回默认值：betas、eps、groups",
+    ),
+    "imbalance": Entry(
+        "{number:.1%} of {sequences:,} training sequences are of one class, {target}: to say it always is nearly "
+        "right.",
+        "judge by auroc or per class; events: model.positive_weight; images: give more of the others",
+        "{sequences:,} 个训练样本中有 {number:.1%} 属于同一类（{target}）：永远答它就几乎全对。",
+        "看 auroc 或各类分别的指标；病人数据可设 model.positive_weight；图像请补充其他类",
+    ),
+    "run_nan": Entry(
+        "{number:,.0f} steps of the run were not finite, first step {step:,}.",
+        "lower optim.lr, set optim.warmup=0.1 and optim.clip=0.5; compare with precision=fp32",
+        "训练中有 {number:,.0f} 步出现 NaN 或无穷大，最早是第 {step:,} 步。",
+        "调低 optim.lr，设 optim.warmup=0.1 和 optim.clip=0.5；并与 precision=fp32 对比",
+    ),
+    "run_flat": Entry(
+        "The loss of stage {stage} hardly fell in {steps:,} steps: {start:.3g} to {end:.3g}, {number:.1%}.",
+        "the findings above say why; without any, try optim.lr 3 times as high and as low",
+        "阶段 {stage} 的损失在 {steps:,} 步中几乎没有下降：{start:.3g} 到 {end:.3g}，{number:.1%}。",
+        "原因见上面的条目；若没有，把 optim.lr 乘以和除以 3 各试一次",
+    ),
+    "run_spikes": Entry(
+        "{number:,.0f} steps of the run have a loss or gradient far above their neighbours, such as step {step:,}.",
+        "lower optim.lr, or optim.clip; `unpad report` shows the steps",
+        "训练中有 {number:,.0f} 步的损失或梯度远高于邻近的步，例如第 {step:,} 步。",
+        "调低 optim.lr 或 optim.clip；`unpad report` 会画出这些步",
+    ),
+    "overfit": Entry(
+        "The held-out loss rose by {number:.0%} since step {step:,}, while the training loss fell to {end:.3g}: "
+        "later steps learn by heart.",
+        "set train.patience=3, raise model.dropout or optim.weight_decay, or give more data",
+        "从第 {step:,} 步起验证损失升高了 {number:.0%}，而训练损失降到 {end:.3g}：后面只是在死记。",
+        "设 train.patience=3，调大 model.dropout 或 optim.weight_decay，或增加数据",
+    ),
+    "saving": Entry(
+        "Checkpoints take {number:.0%} of the time: {seconds:.2f} s each, after every {every:,} steps of {step:.2f} s.",
+        "set {field}={usual:,}, or checkpoint.every_seconds=600",
+        "保存检查点占 {number:.0%} 的时间：每 {every:,} 步（每步 {step:.2f} 秒）就存一次，每次 {seconds:.2f} 秒。",
+        "设置 {field}={usual:,}，或 checkpoint.every_seconds=600",
+    ),
+    "evaluating": Entry(
+        "Evaluations take about {number:.0%} of the time: {tokens:,} held-out {unit} after every {every:,} steps.",
+        "set {field}={usual:,}, or hold out less",
+        "评估约占 {number:.0%} 的时间：每 {every:,} 步就要算 {tokens:,} 个验证单位（{unit}）。",
+        "设置 {field}={usual:,}，或减少验证数据",
+    ),
+    "loader": Entry(
+        "Loading a step takes {number:.1f} times as long as computing it, {load:.3f} s and {compute:.3f} s: "
+        "steps wait for data.",
+        "put the files on a faster disk; images: smaller files, images.cache_mib, fewer images.max_tokens",
+        "读取一步数据的时间是计算的 {number:.1f} 倍（{load:.3f} 秒对 {compute:.3f} 秒）：计算在等数据。",
+        "把文件放到更快的磁盘；图像可用更小的文件、images.cache_mib 或更少的 images.max_tokens",
+    ),
+    "padding": Entry(
+        "{number:.0%} of what is computed is padding, by plan.strategy={strategy}.",
+        "set {field}=pack, which has none",
+        "计算量的 {number:.0%} 是填充（plan.strategy={strategy}）。",
+        "设置 {field}=pack，它没有填充",
+    ),
+    "neighbour": Entry(
+        "Other processes use {number:.1f} of {cores} cores, this one {own:.1f}.",
+        "end them, or wait; `top` names them. What was timed here is too slow",
+        "其他进程占用了 {cores} 个核中的 {number:.1f} 个，本进程用了 {own:.1f} 个。",
+        "结束它们或等一等，`top` 能列出它们。这里测到的时间偏慢",
+    ),
+    "threads": Entry(
+        "{threads} of {cores} cores compute: {number:.0%} of the machine is idle.",
+        "set {field}={cores}, and leave OMP_NUM_THREADS unset",
+        "{cores} 个核中只有 {threads} 个在计算：机器有 {number:.0%} 闲着。",
+        "设置 {field}={cores}，并且不要设 OMP_NUM_THREADS",
+    ),
+    "too_many_threads": Entry(
+        "{threads} threads share {cores:g} cores{why}: they wait for each other.",
+        "set {field}={number:.0f}",
+        "{threads} 个线程共用 {cores:g} 个核{why}：它们互相等待。",
+        "设置 {field}={number:.0f}",
+    ),
+    "swap": Entry(
+        "{number:.1f} GiB of this process are swapped out to the disk.",
+        "lower plan.tokens_per_micro, or end other programs",
+        "本进程有 {number:.1f} GiB 内存被换到了磁盘上。",
+        "调小 plan.tokens_per_micro，或关掉其他程序",
+    ),
+    "kernels": Entry(
+        "Steps run {kernels}.",
+        "see docs/installing.md: the native kernels need a compiler at installation",
+        "计算用的是：{kernels}。",
+        "见 docs/installing.md：安装时需要编译器才有本机内核",
+    ),
+}

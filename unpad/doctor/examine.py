@@ -1,0 +1,200 @@
+"""`unpad doctor`: the checks in the order in which they depend on each other, and their result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unpad.doctor.carry import Carry, carry_over, judge_carry
+from unpad.doctor.catalogue import CATALOGUE
+from unpad.doctor.files import check_files
+from unpad.doctor.finding import Finding, Value, ranked
+from unpad.doctor.heart import Heart, judge, learn_by_heart
+from unpad.doctor.layers import Layers, check_layers, check_unchanged
+from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
+from unpad.doctor.machine import Neighbours, check_memory, check_threads
+from unpad.doctor.rows import check_rows
+from unpad.doctor.settings import check_clip, check_decay, check_dropout, check_schedule
+from unpad.doctor.steps import Steps, check_times, take_steps
+from unpad.doctor.subject import Clock, Subject, open_subject
+from unpad.doctor.sweep import Sweep, sweep
+from unpad.doctor.system import System
+from unpad.doctor.targets import check_targets
+from unpad.doctor.tokens import check_tokens
+from unpad.doctor.words import Language, sentences, word
+from unpad.terminal.progress import progress
+
+SECONDS = 120.0
+OF_STEPS, OF_SWEEP, OF_HEART, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that is left
+# Findings that say no more than others do: by code, the codes of which any explains it.
+FOLLOWS = {
+    "by_heart_settings": {"clip", "decay", "dropout", "lr_high", "lr_low", "frozen"},
+    "by_heart": {"constant_inputs", "frozen", "dead_units"},
+    "labels_random": {"constant_inputs", "constant_labels"},
+    "decay": {"lr_high"},
+    "imbalance": {"constant_labels"},
+}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Copies of the model, trained for some steps each, and what that showed."""
+
+    findings: list[Finding]
+    steps: Steps
+    sweep: Sweep
+    heart: Heart
+    carry: Carry | None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """Findings by rank, and what they rest on."""
+
+    subject: Subject
+    findings: list[Finding]
+    layers: Layers
+    tried: Tried | None
+    threads: int
+    cores: int
+    seconds: float
+
+    @property
+    def sweep(self) -> Sweep | None:
+        return None if self.tried is None else self.tried.sweep
+
+    @property
+    def troubles(self) -> list[Finding]:
+        """Findings above a note."""
+        return [found for found in self.findings if found.severity != "note"]
+
+    def lines(self, language: Language) -> list[str]:
+        """The examination as text."""
+        subject, num = self.subject, len(self.troubles)
+        parameters = sum(p.numel() for p in subject.model.parameters())
+        names: dict[str, Value] = {"name": subject.name, "stage": subject.stage.name}
+        head = word("subject", language, parameters=parameters, steps=subject.num_steps, **names)
+        if subject.folder is not None:
+            head += word("of_run", language, step=subject.step)
+        verdict = word("nothing" if num == 0 else "one_trouble" if num == 1 else "troubles", language, number=num)
+        lines = [*fold(head), word("seconds", language, verdict=verdict, number=self.seconds)]
+        for number, found in enumerate(self.findings, 1):
+            lines += ["", *finding_lines(number, found, language)]
+        lines += ["", word("looked", language), *fact_lines(self._facts(language))]
+        if self.sweep is not None and len(self.sweep.rates):
+            lines += ["", *drawing(self.sweep, subject.rate, language)]
+        return lines
+
+    def _facts(self, language: Language) -> list[tuple[str, str]]:
+        subject, facts = self.subject, list[tuple[str, str]]()
+        if self.tried is not None:
+            heart, found = self.tried.heart, self.tried.sweep
+            values = {"start": heart.start, "end": heart.end, "steps": heart.steps, "sequences": heart.sequences}
+            facts.append((word("heart", language), word("heart_value", language, **values)))
+            if found.low is not None and found.high is not None:
+                range_of = {"rate": subject.rate, "low": found.low, "high": found.high}
+                facts.append((word("rate", language), word("rate_value", language, **range_of)))
+            facts += _time_facts(self.tried.steps, language)
+            norm = {"norm": self.layers.norm, "blocks": len(self.layers.blocks)}
+            facts.append((word("norm", language), word("norm_value", language, **norm)))
+        kernels = subject.setup.environment["kernels"]
+        cores = word("cores_value", language, threads=self.threads, cores=self.cores, kernels=kernels)
+        return [*facts, (word("cores", language), cores)]
+
+    def to_json(self, language: Language) -> dict[str, Any]:
+        """Findings and measurements for programs."""
+        findings = [
+            {
+                "code": found.code,
+                "severity": found.severity,
+                "number": found.number,
+                "fields": list(found.fields),
+                "values": found.values,
+                "reason": sentences(found, language)[0],
+                "do": sentences(found, language)[1],
+            }
+            for found in self.findings
+        ]
+        known = {"name": self.subject.name, "stage": self.subject.stage.name, "step": self.subject.step}
+        blocks = [dict(zip(("name", "output", "gradient"), one, strict=True)) for one in self.layers.blocks]
+        layers = {"gradient": self.layers.norm, "blocks": blocks}
+        tried = {} if self.tried is None else _measured(self.tried, self.subject.rate)
+        return {**known, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
+
+
+def _time_facts(steps: Steps, language: Language) -> list[tuple[str, str]]:
+    """Seconds of a step, and the shares of its parts."""
+    whole = max(steps.compute, 1e-9)
+    values = {name: getattr(steps, name) / whole for name in ("forward", "backward", "optimize", "load")}
+    said = word("step_value", language, seconds=whole, **values)
+    return [(word("step", language), said), (word("saved", language), word("saved_value", language, save=steps.save))]
+
+
+def _measured(tried: Tried, rate: float) -> dict[str, Any]:
+    """Measurements of the trials as JSON values."""
+    found, carry = tried.sweep, tried.carry
+    rates = {"rates": found.rates.tolist(), "losses": found.losses.tolist(), "low": found.low, "high": found.high}
+    return {
+        "steps": vars(tried.steps),
+        "sweep": {**rates, "recipe": rate},
+        "by_heart": {**vars(tried.heart), "learnt": tried.heart.learnt},
+        "labels": None if carry is None else vars(carry),
+    }
+
+
+def examine(
+    name: str, overrides: Sequence[str] = (), seconds: float = SECONDS, system: System | None = None
+) -> Examination:
+    """Examine a recipe, or a run by its directory or name; writes nothing.
+
+    Args:
+        overrides: `key=value` changes of the recipe.
+        seconds: for all of it, about.
+        system: readings of the machine; default those of this one.
+
+    Raises:
+        RecipeError, SourceError, CheckpointError: it cannot be trained or used at all.
+    """
+    system = system or System()
+    clock = Clock(seconds, system.now)
+    with progress("reading the data"):
+        subject = open_subject(name, overrides, clock)
+    with progress("looking at the data"):
+        findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject)]
+    findings += [*check_schedule(subject), *check_decay(subject), *check_files(subject)]
+    findings += check_threads(subject, system)
+    layers = check_layers(subject)
+    findings += layers.findings
+    tried = _tried(subject, system, layers) if layers.finite else None
+    if tried is not None:
+        findings += tried.findings
+    ordered = ranked(_causes(findings), list(CATALOGUE))
+    return Examination(subject, ordered, layers, tried, system.threads(), system.cores(), clock.spent)
+
+
+def _tried(subject: Subject, system: System, layers: Layers) -> Tried:
+    """Train copies of the model for some steps each."""
+    clock = subject.clock
+    neighbours = Neighbours(system, clock.now)
+    steps = take_steps(subject, clock.share(OF_STEPS))
+    found = sweep(subject, clock.share(OF_SWEEP))
+    heart = learn_by_heart(subject, found, clock.share(OF_HEART))
+    carry = carry_over(subject, found, clock.share(OF_CARRY))
+    findings = [
+        *check_times(subject, steps),
+        *check_clip(subject, steps.norms),
+        *check_unchanged(subject, layers, steps.unmoved),
+        *judge(subject, heart, found),
+        *check_dropout(subject, heart),
+        *(judge_carry(subject, carry) if carry is not None else []),
+        *neighbours.check(),
+        *check_memory(system),
+    ]
+    return Tried(findings, steps, found, heart, carry)
+
+
+def _causes(findings: list[Finding]) -> list[Finding]:
+    """Leave out what only follows from a finding that says why."""
+    codes = {found.code for found in findings}
+    return [found for found in findings if found.code not in FOLLOWS or not codes & FOLLOWS[found.code]]

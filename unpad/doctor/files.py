@@ -1,0 +1,95 @@
+"""Files of a run: steps that were not finite, a loss that does not fall, spikes, and held-out against training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.subject import Subject
+from unpad.errors import SourceError
+from unpad.run.report.history import METRICS, load_metrics
+
+LEAST_STEPS = 40  # of a stage, below which nothing is said about its course
+FLAT = 0.03  # of the first loss
+WINDOW = 25  # steps around one that it is compared with
+HIGH_LOSS, HIGH_NORM = 2.0, 20.0  # times the median of the neighbours
+SPIKES = 3
+ROSE, ROSE_MUCH = 0.1, 0.3  # of the best held-out loss
+
+
+def check_files(subject: Subject) -> list[Finding]:
+    """Findings on the metrics of a run; of a recipe there are none."""
+    if subject.folder is None:
+        return []
+    try:
+        rows = load_metrics(subject.folder)
+    except SourceError:
+        return []  # a run without metrics was made from another, not trained
+    train = [row for row in rows if row["kind"] == "train"]
+    found = _not_finite(train)
+    for stage in dict.fromkeys(row["stage"] for row in train):
+        own = [row for row in train if row["stage"] == stage]
+        if len(own) >= LEAST_STEPS:
+            found += [*_flat(stage, own), *_spikes(own)]
+    return [*found, *_overfit(subject, rows)]
+
+
+def _not_finite(train: list[dict[str, Any]]) -> list[Finding]:
+    bad = [row for row in train if not np.isfinite([float(row["loss"]), float(row["grad_norm"])]).all()]
+    if not bad:
+        return []
+    values: dict[str, Value] = {"step": bad[0]["step"]}
+    return [Finding("run_nan", "fault", len(bad), ("optim.lr", "optim.clip", "precision", METRICS), values)]
+
+
+def _column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
+    return np.array([float(row[name]) for row in rows])
+
+
+def _flat(stage: str, own: list[dict[str, Any]]) -> list[Finding]:
+    losses = _column(own, "loss")
+    losses = losses[np.isfinite(losses)]
+    part = max(len(losses) // 10, 3)
+    start, end = float(np.mean(losses[:part])), float(np.mean(losses[-part:]))
+    fall = (start - end) / max(abs(start), 1e-9)
+    if fall >= FLAT or not len(losses):
+        return []
+    values: dict[str, Value] = {"stage": stage, "steps": len(own), "start": start, "end": end}
+    return [Finding("run_flat", "fault", fall, ("optim.lr", METRICS), values)]
+
+
+def _spikes(own: list[dict[str, Any]]) -> list[Finding]:
+    """Steps far above the median of their neighbours; the first ones are on their way down."""
+    losses, norms = _column(own, "loss"), _column(own, "grad_norm")
+    high = []
+    for index in range(WINDOW, len(own)):
+        near = slice(max(index - WINDOW, 0), index + WINDOW + 1)
+        medians = float(np.median(losses[near])), float(np.median(norms[near]))
+        is_high = losses[index] > HIGH_LOSS * medians[0] + 1 or norms[index] > HIGH_NORM * medians[1]
+        if is_high and np.isfinite(losses[index]):
+            high.append(own[index]["step"])
+    if not high:
+        return []
+    values: dict[str, Value] = {"step": high[0]}
+    severity: Severity = "warning" if len(high) >= SPIKES else "note"
+    return [Finding("run_spikes", severity, len(high), ("optim.lr", "optim.clip", METRICS), values)]
+
+
+def _overfit(subject: Subject, rows: list[dict[str, Any]]) -> list[Finding]:
+    """The last stage's held-out loss after its best."""
+    evaluated = [row for row in rows if row["kind"] == "eval" and row["loss"] is not None]
+    own = [row for row in evaluated if row["stage"] == subject.setup.stages[-1].name]
+    if len(own) < 2:
+        return []
+    losses = _column(own, "loss")
+    best = int(losses.argmin())
+    rise = float(losses[-1] / max(losses[best], 1e-9) - 1)
+    trained = [float(row["loss"]) for row in rows if row["kind"] == "train"]
+    if rise < ROSE or not trained:
+        return []
+    train = subject.setup.stages[-1].recipe.train
+    severity: Severity = "warning" if rise >= ROSE_MUCH and train.patience is None else "note"
+    values: dict[str, Value] = {"step": own[best]["step"], "end": trained[-1]}
+    return [Finding("overfit", severity, rise, ("train.patience", "model.dropout"), values)]

@@ -1,0 +1,93 @@
+"""One batch learnt by heart: the loss must be able to fall, and the optimizer's settings must not block it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unpad.doctor.finding import Finding, Value
+from unpad.doctor.subject import Subject, Trial
+from unpad.doctor.sweep import Sweep
+from unpad.terminal.progress import counted
+
+STEPS, LEAST_STEPS = 60, 40
+SEQUENCES, TOKENS = 16, 512
+LEARNT = 0.8  # of the first loss; batches of healthy recipes end below a tenth, blocked ones where they began
+USUAL_RATE = 1e-3
+TOO_HIGH, SURELY_TOO_HIGH, TOO_LOW = 3.0, 10.0, 30.0  # times beyond the range of the sweep
+
+
+@dataclass(frozen=True)
+class Heart:
+    """A batch repeated.
+
+    Args:
+        start, end: loss before and after `steps` with the recipe's settings; plain: after as many with usual ones,
+            without dropout, decay and warm-up; None where it was not needed.
+    """
+
+    sequences: int
+    steps: int
+    start: float
+    end: float
+    plain: float | None
+
+    @property
+    def learnt(self) -> bool:
+        return self.end < LEARNT * self.start
+
+
+def learn_by_heart(subject: Subject, found: Sweep, seconds: float) -> Heart:
+    """Repeat one batch, as often as `seconds` allow."""
+    batch = subject.small_batch(SEQUENCES, TOKENS)
+    if batch.num_targets == 0:
+        batch = subject.small_batch(1 << 20, 1 << 20)
+    trial = Trial(subject)
+    began = subject.clock.now()
+    start = trial.loss(batch)
+    trial.step([batch])
+    one = max(subject.clock.now() - began, 1e-9)
+    steps = min(STEPS, max(LEAST_STEPS, int(seconds / 2 / one)))
+
+    def repeated(trial: Trial, done: int) -> tuple[float, int]:
+        began = subject.clock.now()
+        for _ in counted(range(done, steps), "learning a batch by heart", steps - done, "steps"):
+            done += 1
+            if trial.is_lost(trial.step([batch])) or subject.clock.now() - began > seconds:
+                break
+        return trial.loss(batch), done
+
+    end, taken = repeated(trial, 1)
+    plain = None
+    if not end < LEARNT * start:
+        rate = found.high or USUAL_RATE
+        plain = repeated(Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0, weight_decay=0.0), 0)[0]
+    return Heart(batch.num_seqs, taken, start, end, plain)
+
+
+def judge(subject: Subject, heart: Heart, found: Sweep) -> list[Finding]:
+    """Findings on the learning rate, and on a batch that is not learnt."""
+    rate, field = subject.rate, subject.field("optim.lr")
+    findings = []
+    if found.low is not None and found.high is not None:
+        known: dict[str, Value] = {
+            "rate": rate,
+            "low": found.low,
+            "high": found.high,
+            "middle": found.middle,
+            "field": field,
+        }
+        above, below = rate / found.high, found.low / rate
+        if above > SURELY_TOO_HIGH or (above > TOO_HIGH and not heart.learnt):
+            findings.append(Finding("lr_high", "fault", above, (field,), known))
+        elif below > TOO_LOW and not heart.learnt and heart.steps >= LEAST_STEPS:
+            more: dict[str, Value] = {"steps": heart.steps, "start": heart.start, "end": heart.end}
+            findings.append(Finding("lr_low", "fault", below, (field,), {**known, **more}))
+    if heart.learnt or heart.plain is None or heart.steps < LEAST_STEPS:
+        return findings
+    values: dict[str, Value] = {"sequences": heart.sequences, "steps": heart.steps, "start": heart.start}
+    if not heart.plain < LEARNT * heart.start:
+        findings.append(Finding("by_heart", "fault", heart.plain, ("data", "model"), values))
+    elif not findings:
+        values["plain"] = heart.plain
+        findings.append(Finding("by_heart_settings", "fault", heart.end, ("optim",), values))
+    return findings

@@ -1,0 +1,90 @@
+"""The examination as text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+import numpy as np
+
+from unpad.doctor.finding import Finding
+from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
+from unpad.doctor.words import Language, sentences, severity_name, word
+from unpad.terminal.table import WIDTH, cells
+
+INDENT = 4
+COLUMNS, ROWS = 60, 9  # of the drawing
+CLOSING = "，。；：、！？）》」』”’,.;:!?)"
+
+
+def fold(text: str, width: int = WIDTH, indent: int = 0) -> list[str]:
+    """Break a text into lines: between words at blanks, and between Chinese characters, but not before a mark that
+    closes."""
+    parts: list[str] = []
+    for letter in text:
+        wide = unicodedata.east_asian_width(letter) in "WF"
+        new = not parts or letter == " " or (wide and letter not in CLOSING)
+        after_wide = bool(parts) and unicodedata.east_asian_width(parts[-1][-1]) in "WF" and letter not in CLOSING
+        if new or parts[-1] == " " or after_wide:
+            parts.append(letter)
+        else:
+            parts[-1] += letter
+    lines, here = [], ""
+    for part in parts:
+        if here.strip() and part != " " and cells(here + part) > width - indent:
+            lines.append(here.rstrip())
+            here = ""
+        here += part if here or part != " " else ""
+    return [(" " * indent + line).rstrip() for line in [*lines, here]]
+
+
+def finding_lines(number: int, finding: Finding, language: Language) -> list[str]:
+    """A finding: its rank, severity and fields, the reason, and what to do."""
+    reason, advice = sentences(finding, language)
+    head = f"{number:>2}  {severity_name(finding.severity, language)}  {', '.join(finding.fields)}"
+    return [head, *fold(reason, indent=INDENT), *fold(f"{word('do', language)}{advice}", indent=INDENT)]
+
+
+def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
+    """Names with their values, which continue below themselves."""
+    column = max((cells(name) for name, _ in facts), default=0) + 2
+    lines = []
+    for name, value in facts:
+        first, *more = fold(value, WIDTH - column)
+        lines.append(f"{name}{' ' * (column - cells(name))}{first}")
+        lines += [" " * column + line for line in more]
+    return lines
+
+
+def drawing(sweep: Sweep, rate: float, language: Language) -> list[str]:
+    """The sweep as characters: the loss over the learning rate, the range, and the recipe's own rate."""
+    if not len(sweep.rates):
+        return []
+    decades = math.log10(HIGHEST / LOWEST)
+
+    def column(value: float) -> int:
+        return min(max(round(math.log10(value / LOWEST) / decades * (COLUMNS - 1)), 0), COLUMNS - 1)
+
+    top, bottom = max(1.0, min(float(sweep.losses.max()), 1.5)), float(sweep.losses.min())
+    canvas = np.full((ROWS, COLUMNS), " ")
+    for value, loss in zip(sweep.rates, sweep.losses, strict=True):
+        height = (top - min(loss, top)) / max(top - bottom, 1e-12)
+        canvas[round(height * (ROWS - 1)), column(float(value))] = "*"
+    lines = [word("sweep", language, steps=len(sweep.rates))]
+    for row, cells_of_row in enumerate(canvas):
+        level = top - row / (ROWS - 1) * (top - bottom)
+        lines.append(f"{level:5.0%} |{''.join(cells_of_row)}".rstrip())
+    axis = ["-"] * COLUMNS
+    if sweep.low is not None and sweep.high is not None:
+        axis[column(sweep.low) : column(sweep.high) + 1] = "=" * (column(sweep.high) - column(sweep.low) + 1)
+    lines.append(f"      +{''.join(axis)}")
+    marks = [" "] * (COLUMNS + 6)
+    for power in range(round(decades) + 1):
+        value = LOWEST * 10**power
+        at = min(column(value), COLUMNS + 6 - 5)
+        marks[at : at + 5] = f"{value:.0e}"
+    lines.append(f"       {''.join(marks)}".rstrip())
+    at, said = 7 + column(min(max(rate, LOWEST), HIGHEST)), word("recipe", language, rate=rate)
+    fits = at + 2 + cells(said) <= WIDTH
+    lines.append(f"{' ' * at}^ {said}" if fits else f"{' ' * (at - 1 - cells(said))}{said} ^")
+    return lines

@@ -1,0 +1,204 @@
+"""Rows of the data: targets that are all alike, inputs without content, rows on both sides, cuts, and shares of
+sources."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.data.images import ImageData
+from unpad.data.patients import EventData
+from unpad.data.text import TextData
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.subject import Subject
+
+SAMPLE = 200  # sequences that are looked at
+MOST_COMPARED = 3000  # of training, with those held out
+LEAST_SEQUENCES = 8
+LEAST_CONTENT = {"text": 8, "patients": 8}  # positions below which equal rows are no copies, by family
+CONSTANT, MOSTLY_ONE = 0.999, 0.95
+EMPTY_INPUTS, MOSTLY_EMPTY = 0.1, 0.5
+COPIES, MANY_COPIES = 0.01, 0.05
+LOST, MOSTLY_LOST = 0.1, 0.5
+CUT, TINY_PIECE = 0.25, 16.0  # of the mean length, and positions of a piece
+SWALLOWED = 0.01  # of the targets of an epoch
+IDENTITIES = ("seq_ids", "seq_labels")  # of a batch, which are no content
+SHOWN = 40  # letters of a target
+
+
+def check_rows(subject: Subject) -> list[Finding]:
+    """Findings on the rows of the stage."""
+    return [*_targets(subject), *_inputs(subject), *_copies(subject), *_cuts(subject), *_sources(subject)]
+
+
+def class_labels(subject: Subject) -> tuple[np.ndarray, list[str]] | None:
+    """Classes of the training sequences where they are known, (n,) int64, and their names; None for other data."""
+    data, ids = subject.setup.data, subject.stage.train_ids
+    if isinstance(data, ImageData):
+        return data.labels[ids], list(data.classes)
+    if isinstance(data, EventData) and data.labels is not None:
+        labels = data.labels[ids]
+        return labels[labels >= 0], ["0", "1"]
+    return None
+
+
+# --------------------------------------------------------------------------- targets and inputs
+
+
+def _targets(subject: Subject) -> list[Finding]:
+    known = class_labels(subject)
+    if known is not None:
+        labels, names = known
+        if len(labels) < LEAST_SEQUENCES:
+            return []
+        counts = np.bincount(labels, minlength=len(names))
+        share, most = float(counts.max() / counts.sum()), names[int(counts.argmax())]
+        values: dict[str, Value] = {"sequences": len(labels), "target": most}
+        if share >= CONSTANT:
+            return [Finding("constant_labels", "fault", share, _label_fields(subject), values)]
+        return [Finding("imbalance", "warning", share, _label_fields(subject), values)] if share >= MOSTLY_ONE else []
+    found = Counter(_target_of(subject, seq) for seq in _sampled(subject.stage.train_ids).tolist())
+    (most_bytes, num), total = found.most_common(1)[0], sum(found.values())
+    if total < LEAST_SEQUENCES or num / total < CONSTANT:
+        return []
+    values = {"sequences": total, "target": _shown(subject, most_bytes)}
+    return [Finding("constant_labels", "fault", num / total, _label_fields(subject), values)]
+
+
+def _label_fields(subject: Subject) -> tuple[str, ...]:
+    if subject.setup.data.family == "patients":
+        return ("events.labels", "events.landmark")
+    return tuple(f"data.{kind}" for kind in subject.setup.data.kinds if subject.setup.recipe.data.sources(kind))
+
+
+def _sampled(ids: np.ndarray, num: int = SAMPLE) -> np.ndarray:
+    chosen: np.ndarray = np.random.default_rng(0).permutation(ids)[:num]
+    return chosen
+
+
+def _alone(subject: Subject, seq: int) -> RaggedBatch:
+    return subject.setup.data.alone(seq, 0, int(subject.setup.data.table.positions[seq]), 0)
+
+
+def _target_of(subject: Subject, seq: int) -> bytes:
+    batch = _alone(subject, seq)
+    return batch.labels[batch.loss_mask].numpy().tobytes()
+
+
+def _shown(subject: Subject, target: bytes) -> str:
+    tokenizer = getattr(subject.setup.data, "tokenizer", None)
+    ids = np.frombuffer(target, np.int64).tolist()
+    text: str = tokenizer.decode(ids) if tokenizer is not None else str(ids)
+    return text[:SHOWN]
+
+
+def _inputs(subject: Subject) -> list[Finding]:
+    """Pictures, or other vectors, of which every row is equal; and texts of one token again and again."""
+    empty, where, total = 0, "", 0
+    for seq in _sampled(subject.stage.train_ids).tolist():
+        batch = _alone(subject, seq)
+        vectors = batch.inputs_embeds if batch.media is None else batch.media.inputs_embeds
+        if vectors is not None:
+            if len(vectors) < 2:
+                continue
+            is_empty = bool((vectors == vectors[:1]).all())
+        elif isinstance(subject.setup.data, TextData) and batch.total_tokens >= LEAST_SEQUENCES:
+            assert batch.input_ids is not None, "texts are tokens"
+            is_empty = len(batch.input_ids[1:].unique()) == 1
+        else:
+            continue
+        total, empty = total + 1, empty + is_empty
+        where = where or (subject.setup.data.where(seq) if is_empty else "")
+    if total < LEAST_SEQUENCES or empty / total < EMPTY_INPUTS:
+        return []
+    share = empty / total
+    values: dict[str, Value] = {"sequences": total, "where": where}
+    severity: Severity = "fault" if share >= MOSTLY_EMPTY else "warning"
+    return [Finding("constant_inputs", severity, share, _label_fields(subject), values)]
+
+
+# --------------------------------------------------------------------------- both sides
+
+
+def _copies(subject: Subject) -> list[Finding]:
+    """Held-out sequences whose content is also trained on."""
+    data, table = subject.setup.data, subject.setup.data.table
+    least = LEAST_CONTENT.get(data.family, 1)
+    held_out = _sampled(subject.stage.held_out_ids[table.positions[subject.stage.held_out_ids] >= least])
+    if len(held_out) < LEAST_SEQUENCES:
+        return []
+    lengths = np.unique(table.positions[held_out])
+    train_ids = subject.stage.train_ids[np.isin(table.positions[subject.stage.train_ids], lengths)]
+    trained = {_content(_alone(subject, seq)) for seq in _sampled(train_ids, MOST_COMPARED).tolist()}
+    same = [seq for seq in held_out.tolist() if _content(_alone(subject, seq)) in trained]
+    share = len(same) / len(held_out)
+    if not same:
+        return []
+    severity: Severity = "fault" if share >= MANY_COPIES else "warning" if share >= COPIES else "note"
+    values: dict[str, Value] = {"sequences": len(held_out), "where": data.where(same[0])}
+    return [Finding("same_rows", severity, share, _label_fields(subject), values)]
+
+
+def _content(batch: RaggedBatch) -> bytes:
+    """Hash of all that a sequence holds besides its number and class."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in _numbers(batch):
+        digest.update(part.contiguous().numpy().tobytes())
+    return digest.digest()
+
+
+def _numbers(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _numbers(one)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            if field.name not in IDENTITIES:
+                yield from _numbers(getattr(value, field.name))
+
+
+# --------------------------------------------------------------------------- the plan
+
+
+def _cuts(subject: Subject) -> list[Finding]:
+    plan, table, ids = subject.plan, subject.setup.data.table, subject.stage.train_ids
+    ledger, settings = plan.ledger, subject.recipe.plan
+    cut = sum(ledger.truncated.values()) + ledger.dropped.get("too_long", 0)
+    lost = cut / max(ledger.total, 1)
+    whole, piece = float(table.positions[ids].mean()), float(plan.pieces.lengths.mean())
+    tiny = piece < CUT * whole and piece < TINY_PIECE and not settings.cross_documents
+    if lost < LOST and not tiny:
+        return []
+    field = subject.field("plan.max_tokens") if settings.max_tokens else subject.setup.model.config.context_field
+    values: dict[str, Value] = {"whole": whole, "unit": subject.units[1], "lost": lost, "field": field}
+    severity: Severity = "fault" if tiny or lost >= MOSTLY_LOST else "warning"
+    return [Finding("cut_short", severity, piece, (field,), values)]
+
+
+def _sources(subject: Subject) -> list[Finding]:
+    """Sources with next to no share in the targets of an epoch."""
+    table, pieces = subject.setup.data.table, subject.plan.pieces
+    used = np.unique(table.source[subject.stage.train_ids])
+    if len(used) < 2:
+        return []
+    targets = table.num_targets[pieces.seq_ids] * pieces.lengths / np.maximum(table.positions[pieces.seq_ids], 1)
+    sums = np.bincount(table.source[pieces.seq_ids], weights=targets, minlength=len(table.weights))
+    shares = sums / max(float(sums.sum()), 1e-9)
+    least = int(used[shares[used].argmin()])
+    if shares[least] >= SWALLOWED:
+        return []
+    data = subject.setup.recipe.data
+    listed = [(kind, source.path) for kind in subject.setup.data.kinds for source in data.sources(kind)]
+    kind, path = listed[least] if least < len(listed) else (subject.setup.data.kinds[0], "")
+    field = f"data.{kind}"
+    values: dict[str, Value] = {"where": str(path), "field": f"{field}.{least}.weight"}
+    return [Finding("swallowed", "warning", float(shares[least]), (field,), values)]

@@ -1,0 +1,224 @@
+"""The subject of an examination: a recipe or a run, opened as training opens it, and copies of its model to try."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Micro, Plan
+from unpad.data.family import check_near_duplicates, family_of
+from unpad.errors import RecipeError, needs_memory
+from unpad.interchange.origin import open_recipe, starting_weights
+from unpad.models import lower_sizes
+from unpad.models.contract import Model
+from unpad.models.objective import set_objective
+from unpad.nn.precision import autocast
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.training import OptimSettings
+from unpad.run.base import run_weights
+from unpad.run.checkpoint import put_weights
+from unpad.run.folder import as_run, run_recipe
+from unpad.run.kept import open_files
+from unpad.training.optim import freeze, make_optimizer, set_rate
+from unpad.training.setup import Setup, prepare_setup, resolved
+from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.step import LossScaler, StepResult, train_step
+
+
+@dataclass
+class Clock:
+    """Time for the whole examination.
+
+    Args:
+        seconds: for all of it; now: reads a clock.
+    """
+
+    seconds: float
+    now: Callable[[], float]
+    began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
+
+    @property
+    def spent(self) -> float:
+        return self.now() - self.began
+
+    def share(self, share: float) -> float:
+        """Seconds that a check may take: a share of what is left, so that none leaves nothing to the others."""
+        return max(self.seconds - self.spent, 0.0) * share
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A recipe or run.
+
+    Args:
+        name: as the user gave it.
+        folder: of the run; None for a recipe.
+        step: of the run's checkpoint; 0 for a recipe.
+        setup: its model has the weights that training starts from.
+        model: with the weights of the checkpoint; of a recipe that of `setup`.
+        stage: whose steps are tried, the first that trains on anything but pairs; plan: of its first epoch.
+        num_steps: of the stage.
+        clock: time left.
+    """
+
+    name: str
+    folder: Path | None
+    step: int
+    setup: Setup
+    model: Model
+    stage: StageSetup
+    plan: Plan
+    num_steps: int
+    clock: Clock
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe with the fields of the stage."""
+        return self.stage.recipe
+
+    @property
+    def rate(self) -> float:
+        """Peak learning rate of the stage."""
+        return self.recipe.optim.lr * self.recipe.optim.lr_scale
+
+    def field(self, name: str) -> str:
+        """Name of a field as an override gives it: of the stage, where the stage sets it itself."""
+        section, _, key = name.partition(".")
+        own = next((one for one in self.setup.recipe.stages if one.name == self.stage.name), None)
+        is_own = own is not None and key in own.changes.get(section, {})
+        return f"stages.{self.stage.name}.{name}" if is_own else name
+
+    @property
+    def units(self) -> tuple[str, str]:
+        """Names of a sequence and of a unit of its length, plural."""
+        return family_of(self.setup.recipe).UNITS
+
+    def load(self, micro: Micro) -> RaggedBatch:
+        return self.setup.data.load(micro).to(self.setup.device)
+
+    def small_batch(self, most_sequences: int, most_tokens: int, first: int = 0) -> RaggedBatch:
+        """The first sequences of a step as one batch, without padding.
+
+        Args:
+            first: step of the plan, counted around.
+        """
+        (micro, *_) = self.plan.step(first % self.plan.num_steps)
+        sizes = np.cumsum(micro.stops - micro.starts)
+        num = max(1, min(most_sequences, int(np.searchsorted(sizes, most_tokens, side="right"))))
+        cut = (micro.seq_ids[:num], micro.starts[:num], micro.stops[:num], micro.first_target[:num])
+        return self.load(Micro(*cut, 0, 0, micro.epoch_seed))
+
+
+def open_subject(name: str, overrides: Sequence[str], clock: Clock) -> Subject:
+    """Open a run by its directory or name, or a recipe, and read its data.
+
+    Raises:
+        RecipeError, SourceError, CheckpointError: it cannot be trained or used; or nothing of it can be examined.
+    """
+    folder = as_run(name)
+    if folder is None:
+        recipe = resolved(open_recipe(name, overrides))
+        setup = prepare_setup(recipe, Path(), None)
+    else:
+        recipe = resolved(run_recipe(folder, overrides))
+        setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False)
+    check_near_duplicates(recipe, setup.data)
+    model, step = setup.model, 0
+    if recipe.train.init_from is not None and setup.base is None:
+        weights, where = starting_weights(recipe.train.init_from)
+        put_weights(setup.model, weights, where, setup.model.additions)
+    if folder is not None and setup.base is None:
+        weights, state = run_weights(folder)
+        model, step = _copied(setup.model), state.step
+        put_weights(model, weights, str(folder))
+    return _at_stage(name, folder, step, setup, model, clock)
+
+
+def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Model, clock: Clock) -> Subject:
+    for stage in setup.stages:
+        if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0 or stage.of_pairs:
+            continue
+        plan = epoch_plan(stage, 0)
+        if plan.num_steps:
+            num_steps = last_step(stage, 0, stage_epochs(stage, plan))
+            return Subject(name, folder, step, setup, model, stage, plan, num_steps, clock)
+    what = "no stage has a step on data other than pairs, and the doctor tries steps of such"
+    raise RecipeError(what, where="stages", fix="give data to train on; `unpad plan` counts what a plan leaves out")
+
+
+def _copied(model: Model) -> Model:
+    with needs_memory("a copy of the model", lower_sizes(model.config)):
+        return copy.deepcopy(model)
+
+
+class Trial:
+    """A copy of the model that training starts from, trained for a few steps.
+
+    Args:
+        drops: whether dropout is on, as in training.
+        model: to copy in place of the one that training starts from.
+        changes: fields of `optim` in place of the recipe's.
+    """
+
+    def __init__(self, subject: Subject, *, drops: bool = True, model: Model | None = None, **changes: object) -> None:
+        recipe = subject.recipe
+        torch.manual_seed(recipe.train.seed)
+        self.subject, self.drops = subject, drops
+        self.settings: OptimSettings = recipe.optim.model_copy(update=changes)
+        self.model = _copied(subject.setup.model if model is None else model)
+        freeze(self.model, recipe.train.freeze)
+        objective = set_objective(self.model, recipe, of_pairs=False)
+        self.model.trained = objective.weights
+        self.optimizer = make_optimizer(self.model, self.settings)
+        self.rate(self.settings.lr * self.settings.lr_scale)
+        self.weights = objective.final(self.model)
+        self.scaler = LossScaler() if subject.setup.precision == "fp16" else None
+
+    def rate(self, rate: float) -> None:
+        """Set the learning rate."""
+        set_rate(self.optimizer, rate)
+
+    def step(self, micros: Sequence[RaggedBatch]) -> StepResult:
+        """Take one step."""
+        self.model.train(self.drops)
+        return train_step(
+            self.model,
+            micros,
+            self.optimizer,
+            weights=self.weights,
+            precision=self.subject.setup.precision,
+            clip=self.settings.clip,
+            scaler=self.scaler,
+        )
+
+    def is_lost(self, result: StepResult) -> bool:
+        """True if a step was not finite; in fp16 such steps are usual, and lower the scale of the loss."""
+        return not result.updated and self.scaler is None
+
+    @torch.no_grad()
+    def loss(self, batch: RaggedBatch) -> float:
+        """Mean negative log-likelihood of a batch without dropout, in nats; of a model without it, its trained loss."""
+        self.model.eval()
+        terms = self._terms(batch)
+        if "nll" in terms and terms["nll"][1]:
+            return float(terms["nll"][0]) / terms["nll"][1]
+        return sum(w * float(terms[name][0]) / max(terms[name][1], 1) for name, w in self.weights.items())
+
+    def _terms(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
+        with autocast(self.subject.setup.precision, self.subject.setup.device):
+            return self.model.losses(batch)
+
+
+def total_loss(result: StepResult, weights: dict[str, float]) -> float:
+    """The loss that a step trains: its terms with their weights."""
+    return sum(weight * result.terms[name] for name, weight in weights.items() if name in result.terms)

@@ -1,0 +1,84 @@
+"""Words of the output in English and Chinese, besides those of findings, and the choice of the language."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+from unpad.doctor.catalogue import CATALOGUE
+from unpad.doctor.finding import Finding, Severity, Value
+
+Language = Literal["en", "zh"]
+
+WORDS: dict[str, tuple[str, str]] = {
+    "fault": ("FAULT", "故障"),
+    "warning": ("warning", "警告"),
+    "note": ("note", "提示"),
+    "do": ("do: ", "办法："),
+    "nothing": ("nothing is wrong, as far as these checks see", "就这些检查来看，没有问题"),
+    "one_trouble": ("one thing to mend", "有 1 处需要处理"),
+    "troubles": ("{number} things to mend, the worst first", "有 {number} 处需要处理，最严重的在前"),
+    "seconds": ("{verdict} ({number:.0f} s)", "{verdict}（{number:.0f} 秒）"),
+    "looked": ("What was measured", "测量结果"),
+    "sweep": ("Loss over the learning rate, {steps} steps", "损失随学习率的变化，{steps} 步"),
+    "recipe": ("{rate:.1e}, the recipe's", "{rate:.1e}，本配方"),
+    "no_gradient": ("they get no gradient", "它们没有梯度"),
+    "no_step": ("steps leave them as they are", "每一步都不改变它们"),
+    "forward": ("forward", "前向"),
+    "backward": ("backward", "反向"),
+    "begin": ("beginning", "开头"),
+    "end": ("end", "末尾"),
+    "subject": (
+        "{name}: stage {stage}, {parameters:,} parameters, {steps:,} steps",
+        "{name}：阶段 {stage}，{parameters:,} 个参数，{steps:,} 步",
+    ),
+    "of_run": (", weights of step {step:,}", "，第 {step:,} 步的权重"),
+    "heart": ("a batch by heart", "记住一批"),
+    "heart_value": (
+        "loss {start:.3g} to {end:.2g} in {steps} steps, {sequences} sequences",
+        "损失 {start:.3g} 到 {end:.2g}，{steps} 步，{sequences} 个样本",
+    ),
+    "rate": ("learning rate", "学习率"),
+    "rate_value": ("{rate:.1e}; in range: {low:.1e} to {high:.1e}", "{rate:.1e}；合适范围 {low:.1e} 到 {high:.1e}"),
+    "step": ("a step", "一步"),
+    "step_value": (
+        "{seconds:.3f} s: forward {forward:.0%}, backward {backward:.0%}, optimizer {optimize:.0%}; loading beside it "
+        "{load:.0%}",
+        "{seconds:.3f} 秒：前向 {forward:.0%}，反向 {backward:.0%}，优化器 {optimize:.0%}；同时读取数据 {load:.0%}",
+    ),
+    "saved": ("a checkpoint", "一个检查点"),
+    "saved_value": ("{save:.3f} s", "{save:.3f} 秒"),
+    "norm": ("gradient", "梯度"),
+    "norm_value": ("norm {norm:.3g} over {blocks} blocks, all finite", "范数 {norm:.3g}，{blocks} 个块，全部有限"),
+    "cores": ("threads", "线程"),
+    "cores_value": ("{threads} on {cores} cores; {kernels}", "{threads} 个，共 {cores} 个核；{kernels}"),
+}
+
+
+def language_of(asked: str | None) -> Language:
+    """The language that is asked for; otherwise that of the locale, English where it is neither of the two."""
+    if asked is not None:
+        return "zh" if asked == "zh" else "en"
+    given = next((value for name in ("LC_ALL", "LC_MESSAGES", "LANG") if (value := os.environ.get(name))), "")
+    return "zh" if given.lower().startswith("zh") else "en"
+
+
+def word(name: str, language: Language, /, **values: Value) -> str:
+    """A word or sentence of the output."""
+    return WORDS[name][language == "zh"].format(**values)
+
+
+def sentences(finding: Finding, language: Language) -> tuple[str, str]:
+    """The reason and the advice of a finding. A text `@name` among its values is one of `WORDS`."""
+    entry = CATALOGUE[finding.code]
+    both = (entry.reason_zh, entry.advice_zh) if language == "zh" else (entry.reason, entry.advice)
+    values = {
+        name: word(value[1:], language) if isinstance(value, str) and value.startswith("@") else value
+        for name, value in finding.values.items()
+    }
+    reason, advice = (text.format(number=finding.number, **values) for text in both)
+    return reason, advice
+
+
+def severity_name(severity: Severity, language: Language) -> str:
+    return word(severity, language)

@@ -1,0 +1,137 @@
+"""Processes of a drill that train: started one after the other from a process that has all modules, and killed.
+
+They end with the drill, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from unpad import errors
+from unpad.errors import UnpadError
+
+# One process imports these and is forked for each child; elsewhere every child imports them.
+MODULES = ["unpad.drill.train", "unpad.drill.probe", "torch._dynamo", "torch.utils.tensorboard"]
+CONTEXT: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
+LAST_LINES = 3  # of the output of a child that failed
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process of a drill, with its output in the file `output` and a user's error in the file `error`."""
+
+    process: BaseProcess
+    output: Path
+    error: Path
+
+    def wait(self, seconds: float) -> int | None:
+        """Exit code, or minus the signal that ended it; None if it has not ended in so many seconds."""
+        self.process.join(max(seconds, 0))
+        return self.process.exitcode
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process alone; none if it has ended."""
+        if self.process.exitcode is None and self.process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid, number)
+
+    def kill(self) -> int | None:
+        """End it as SIGKILL does, and all that it has started."""
+        if self.process.pid is None:  # it did not begin
+            return None
+        self.signal(signal.SIGKILL)
+        self.process.join()
+        with suppress(ProcessLookupError, PermissionError):  # it leads a group of its own
+            os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.exitcode
+
+    def user_error(self) -> UnpadError | None:
+        """The error of a user that it ended with."""
+        try:
+            name, what, where, fix = json.loads(self.error.read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        error: UnpadError = getattr(errors, name, UnpadError)(what, where=where, fix=fix)
+        return error
+
+    def last_words(self) -> str:
+        """Its last lines of output, or its error, in one line."""
+        if (error := self.user_error()) is not None:
+            return f"{type(error).__name__}: {error.what}"
+        with suppress(OSError):
+            lines = [line.strip() for line in self.output.read_text("utf-8", "replace").splitlines() if line.strip()]
+            return " ".join(lines[-LAST_LINES:])[-300:]
+        return ""
+
+
+@contextmanager
+def started(folder: Path, action: Callable[..., object], *arguments: object) -> Iterator[Child]:
+    """Run `action` in a process of its own, which is killed at the end.
+
+    Args:
+        folder: where its output goes.
+        action: function of a module; arguments: picklable.
+    """
+    CONTEXT.set_forkserver_preload(MODULES)
+    name = f"{time.monotonic_ns()}"
+    output, error = folder / f"{name}.out", folder / f"{name}.error"
+    world = (os.getcwd(), dict(os.environ))
+    process = CONTEXT.Process(target=_inside, args=(action, arguments, output, error, world))
+    child = Child(process, output, error)
+    # The process that forks the others is of the terminal's group, too: a Ctrl-C while it imports would be a traceback.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield child
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        child.kill()
+        for path in (output, error):
+            path.unlink(missing_ok=True)
+
+
+def _inside(
+    action: Callable[..., object],
+    arguments: tuple[object, ...],
+    output: Path,
+    error: Path,
+    world: tuple[str, dict[str, str]],
+) -> None:
+    """Do the action apart from the terminal, in the folder and with the variables of the parent."""
+    with suppress(OSError):
+        os.setsid()  # a Ctrl-C is for the drill
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.chdir(world[0])
+    os.environ.clear()
+    os.environ |= world[1]
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    try:
+        action(*arguments)
+    except UnpadError as told:
+        error.write_text(json.dumps([type(told).__name__, told.what, told.where, told.fix]), "utf-8")
+        sys.exit(told.exit_code)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        with suppress(OSError):
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)

@@ -1,0 +1,113 @@
+"""Findings of a drill: one per check, with a verdict, and the table of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from unpad.errors import UnpadError
+from unpad.terminal.table import WIDTH, cells, wrapped
+
+Verdict = Literal["ok", "warning", "fault"]
+HEAD = ("check", "verdict", "measured", "what it means")
+WIDTHS = (14, 7, 27, 26)  # cells of the columns; with the gaps as many as a terminal has
+GAP = 2
+assert sum(WIDTHS) + GAP * (len(WIDTHS) - 1) == WIDTH
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Finding of one check.
+
+    Args:
+        check: name of the check.
+        verdict: ok; warning: a run can be lost here by something rarer than a kill, or this could not be measured;
+            fault: a run is not safe here.
+        measured: in words.
+        meaning: what it means for a run, and what to do unless it is ok.
+    """
+
+    check: str
+    verdict: Verdict
+    measured: str
+    meaning: str
+
+
+def attempt(check: str, measure: Callable[[], Finding], meaning: str) -> Finding:
+    """Make a check; one that the system refuses is a fault.
+
+    Args:
+        meaning: of such a fault.
+    """
+    try:
+        return measure()
+    except UnpadError as error:
+        return Finding(check, "fault", error.what, meaning)
+    except OSError as error:
+        return Finding(check, "fault", f"refused: {error.strerror or error}", meaning)
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """Result of a drill.
+
+    Args:
+        where: the folder that it worked in, which is gone.
+        subject: the recipe or run.
+        notes: in what the training that was killed differed from that of the recipe.
+        seconds: that the drill took.
+        facts: measured numbers, for programs.
+    """
+
+    where: str
+    subject: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    seconds: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """True if no check found a fault."""
+        return not self._num("fault")
+
+    def _num(self, verdict: Verdict) -> int:
+        return sum(one.verdict == verdict for one in self.findings)
+
+    def lines(self) -> list[str]:
+        """The table, what was cut, and a last line that counts."""
+        table = columns([HEAD, *((one.check, one.verdict, one.measured, one.meaning) for one in self.findings)])
+        notes = [line for note in self.notes for line in wrapped(f"note: {note}")]
+        faults, warnings = self._num("fault"), self._num("warning")
+        verdict = "no fault found" if self.passed else f"{faults} fault{'s' * (faults > 1)} found"
+        warned = f", {warnings} warning{'s' * (warnings > 1)}" if warnings else ""
+        last = f"{verdict}{warned}: {self.subject} in {self.where}, {self.seconds:.0f} s"
+        return [*table, "", *notes, *wrapped(last)]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay out rows of texts side by side, each wrapped in its column; a word that is too wide is broken."""
+    lines = []
+    for row in rows:
+        parts = [[piece for line in wrapped(text, size) for piece in broken(line, size)]
+                 for text, size in zip(row, WIDTHS, strict=True)]  # fmt: skip
+        for index in range(max(map(len, parts))):
+            here = [part[index] if index < len(part) else "" for part in parts]
+            padded = [text + " " * (size - cells(text)) for text, size in zip(here, WIDTHS, strict=True)]
+            lines.append((" " * GAP).join(padded).rstrip())
+    return lines
+
+
+def broken(line: str, width: int) -> list[str]:
+    """Break a line that is wider than `width` cells, such as a long path."""
+    pieces, here = [], ""
+    for letter in line:
+        if here and cells(here + letter) > width:
+            pieces.append(here)
+            here = ""
+        here += letter
+    return [*pieces, here]

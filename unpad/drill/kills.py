@@ -1,0 +1,274 @@
+"""Kills of a real training: ended at random instants and resumed, it leaves the bytes of an undisturbed one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unpad.drill.child import Child, started
+from unpad.drill.findings import Finding
+from unpad.drill.train import train_here
+from unpad.errors import Terminated, UnpadError
+from unpad.run.folder import CHECKPOINTS
+from unpad.terminal.progress import Bar, progress
+
+Train = Callable[[Path, Path], object]  # of (recipe, folder): begins a run there, or goes on with it
+
+POLL = 0.01
+AT_START = 0.2  # share of kills before the first step
+PART = 0.4  # of an undisturbed run that lies, at most, between two kills
+HANGS = 10.0  # times as long as an undisturbed run; and at least
+LEAST_WAIT = 60.0
+METRICS = ("metrics.jsonl", "metrics.csv")
+
+
+@dataclass(frozen=True)
+class Calm:
+    """An undisturbed run: where it is, how long it took, and how long until its first step."""
+
+    folder: Path
+    seconds: float
+    start_seconds: float
+    code: int | None
+    last_words: str
+    error: UnpadError | None
+
+
+@dataclass
+class Tally:
+    """Kills so far, and the faults that they showed."""
+
+    kills: int = 0
+    stops: int = 0  # by SIGTERM
+    runs: int = 0  # that came to their end and were compared
+    most_repeated: int = 0  # steps that a resume took again
+    faults: list[str] = field(default_factory=list)
+
+
+def undisturbed(recipe: Path, folder: Path, seconds: float, train: Train = train_here) -> Calm:
+    """Train without a kill, for at most so many seconds; `code` is None if it took longer."""
+    began = time.perf_counter()
+    place = folder / "calm"
+    with started(folder, train, recipe, place) as child:
+        _begun(child, place, seconds)
+        start = time.perf_counter() - began
+        code = child.wait(seconds - start)
+        return Calm(place, time.perf_counter() - began, start, code, child.last_words(), child.user_error())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Kills to make.
+
+    Args:
+        recipe: file of the recipe; folder: where its runs are made; calm: its undisturbed run.
+        until: `time.monotonic` after which no kill begins; a run that has begun is brought to its end.
+        most: stops of all runs together.
+        exact: whether a resumed run must have equal bytes; otherwise every step once.
+        train: trains a recipe in a folder, or goes on with its run.
+    """
+
+    recipe: Path
+    folder: Path
+    calm: Calm
+    until: float
+    most: int
+    exact: bool = True
+    train: Train = train_here
+    draw: random.Random = field(default_factory=random.Random)
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a process hangs."""
+        return max(HANGS * self.calm.seconds, LEAST_WAIT)
+
+    def goes_on(self, tally: Tally) -> bool:
+        """True if there is time for another kill and the rest of its run."""
+        ends = time.monotonic() + self.calm.start_seconds + self.calm.seconds
+        return tally.kills + tally.stops < self.most and ends < self.until
+
+    def seconds(self, *, at_start: bool) -> float:
+        """A random time to train for."""
+        whole = self.calm.start_seconds if at_start else PART * (self.calm.seconds - self.calm.start_seconds)
+        return self.draw.uniform(0, max(whole, POLL))
+
+
+def kill_and_compare(plan: Plan) -> Tally:
+    """Kill runs of a recipe and resume them, again and again; compare each that ends with the undisturbed one."""
+    tally = Tally()
+    with progress("killing and resuming", None, "kills") as bar:
+        while True:
+            place = plan.folder / f"run-{tally.runs}"
+            _one_run(place, plan, tally, bar)
+            tally.runs += 1
+            shutil.rmtree(place, ignore_errors=True)
+            if tally.faults or not plan.goes_on(tally):
+                return tally
+
+
+def _one_run(place: Path, plan: Plan, tally: Tally, bar: Bar) -> None:
+    """Begin a run, stop it at random until it ends, and compare it."""
+    known = reached = 0  # resumes, and the last step before them
+    while True:
+        code = _one_process(place, plan, tally)
+        bar.done = tally.kills + tally.stops
+        bar.advance(0)
+        begins = _begins(place)
+        if len(begins) > known:
+            tally.most_repeated = max(tally.most_repeated, reached - begins[-1])
+        known, reached = len(begins), max(_steps(place), default=0)
+        faults = [_lost(place), _not_saved(place) if code == Terminated.exit_code else ""]
+        if code == 0:
+            faults.append(difference(place, plan.calm.folder) if plan.exact else unlike_steps(place, plan.calm.folder))
+        tally.faults += [fault for fault in faults if fault]
+        if code == 0 or tally.faults:
+            return
+
+
+def _one_process(place: Path, plan: Plan, tally: Tally) -> int | None:
+    """Begin a run or go on with it, stop it if there is time for that, and return the exit code."""
+    stops = plan.goes_on(tally)
+    with started(plan.folder, plan.train, plan.recipe, place) as child:
+        code = _stopped(child, place, plan, tally) if stops else child.wait(plan.patience)
+        if code is None:
+            tally.faults.append(f"a resume did not end within {plan.patience:.0f} s")
+        elif code != 0 and not (stops and code in (-signal.SIGKILL, -signal.SIGTERM, Terminated.exit_code)):
+            tally.faults.append(f"a resume ended with exit code {code}: {child.last_words()}")
+        return code
+
+
+def _stopped(child: Child, place: Path, plan: Plan, tally: Tally) -> int | None:
+    """Let a process train for a random time and stop it, unless it ends by itself; return its exit code."""
+    by_signal = tally.stops == 0 and tally.kills > 0
+    at_start = not by_signal and plan.draw.random() < AT_START
+    if not at_start and not _begun(child, place, plan.patience):
+        return child.wait(0)
+    if (code := child.wait(plan.seconds(at_start=at_start))) is not None:
+        return code
+    if by_signal:
+        child.signal(signal.SIGTERM)
+        code = child.wait(plan.patience)
+        tally.stops += code == Terminated.exit_code
+        tally.kills += code == -signal.SIGTERM  # after its last step it saves no more
+        return code
+    code = child.kill()
+    tally.kills += code == -signal.SIGKILL
+    return code
+
+
+def _begun(child: Child, place: Path, seconds: float) -> bool:
+    """Wait until the process has taken a step, as its metrics tell; False if it ended before, or took longer.
+
+    A resume cuts the metrics before it says so in the log.
+    """
+    metrics, log = place / METRICS[0], place / "log.jsonl"
+    before, known, until = _size(log), -1, time.monotonic() + seconds
+    while time.monotonic() < until:
+        if known < 0 and _size(log) > before:
+            known = _size(metrics)
+        if 0 <= known < _size(metrics):
+            return True
+        if child.wait(POLL) is not None:
+            return False
+    return False
+
+
+def _size(path: Path) -> int:
+    with suppress(OSError):
+        return path.stat().st_size
+    return 0
+
+
+# --------------------------------------------------------------------------- what a run left
+
+
+def _rows(path: Path) -> Iterator[dict[str, object]]:
+    """Lines of a log that are whole."""
+    with suppress(OSError):
+        for line in path.read_text("utf-8", "replace").splitlines():
+            with suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict):
+                    yield row
+
+
+def _begins(folder: Path) -> list[int]:
+    """Steps that resumes began at, in order."""
+    entries = ((row.get("kind"), row.get("step")) for row in _rows(folder / "log.jsonl"))
+    return [step for kind, step in entries if kind == "resumed" and isinstance(step, int)]
+
+
+def _steps(folder: Path) -> list[int]:
+    """Steps of the metrics."""
+    return [step for row in _rows(folder / METRICS[0]) if isinstance(step := row.get("step"), int)]
+
+
+def _lost(folder: Path) -> str:
+    """Fault of a resume that began before a checkpoint that had been saved; "" if none did."""
+    saved = 0
+    for row in _rows(folder / "log.jsonl"):
+        kind, step = row.get("kind"), row.get("step")
+        if kind == "checkpoint" and isinstance(step, int):
+            saved = step
+        elif kind == "resumed" and isinstance(step, int) and step < saved:
+            return f"the checkpoint of step {saved} was saved, and lost: a resume began at step {step}"
+    return ""
+
+
+def _not_saved(folder: Path) -> str:
+    """Fault of a run that SIGTERM has stopped and that did not save its last step; "" if it did."""
+    last, newest = max(_steps(folder), default=0), newest_checkpoint(folder)
+    if newest is None or newest.name != f"step-{last:08d}":
+        return f"SIGTERM at step {last} left {newest.name if newest else 'no checkpoint'}"
+    return ""
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the last step."""
+    return max((folder / CHECKPOINTS).glob("step-*"), default=None, key=lambda path: path.name)
+
+
+def unlike_steps(folder: Path, expected: Path) -> str:
+    """Fault of a run whose metrics do not have the steps of another; "" if they do."""
+    return "" if _steps(folder) == _steps(expected) else "the metrics lack steps, or have some twice"
+
+
+def difference(folder: Path, expected: Path) -> str:
+    """The first difference in bytes between two runs: metrics, best weights, newest checkpoint; "" without one."""
+    for name in METRICS:
+        one, other = ((place / name).read_bytes().splitlines() for place in (folder, expected))
+        if one != other:
+            equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+            return f"{name} differs from line {equal + 1} on"
+    bests = sorted(path.name for path in (expected / CHECKPOINTS).glob("best*"))
+    newest = [newest_checkpoint(place) for place in (folder, expected)]
+    pairs = [(folder / CHECKPOINTS / name, expected / CHECKPOINTS / name) for name in bests]
+    if newest[0] is not None and newest[1] is not None:
+        pairs.append((newest[0], newest[1]))
+    for one_folder, other_folder in pairs:
+        for path in sorted(other_folder.iterdir()):
+            here = one_folder / path.name
+            if not here.is_file() or here.read_bytes() != path.read_bytes():
+                return f"{one_folder.name}/{path.name} {'differs' if here.is_file() else 'is missing'}"
+    return ""
+
+
+def check_kills(tally: Tally, steps: int, *, exact: bool = True) -> Finding:
+    """The finding of the kills; `exact` as in the plan."""
+    runs = f"{tally.runs} run{'s' * (tally.runs != 1)} of {steps} steps"
+    counted = f"{tally.kills} kill{'s' * (tally.kills != 1)}, {tally.stops} SIGTERM in {runs}"
+    if tally.faults:
+        told = f"{counted}: {tally.faults[0]}"
+        return Finding("kill, resume", "fault", told, "a resumed run is another run here")
+    if tally.kills == 0:
+        return Finding("kill, resume", "warning", "no time for a kill", "raise --minutes")
+    cost = f"steps that a kill cost: at most {tally.most_repeated}"
+    return Finding("kill, resume", "ok", f"{counted}: every {'byte equal' if exact else 'step once'}", cost)

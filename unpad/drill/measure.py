@@ -1,0 +1,153 @@
+"""Needs of a recipe, measured by another process, and the findings that follow: memory, room, equal bits."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unpad.drill import child as children
+from unpad.drill.child import Child, started
+from unpad.drill.findings import Finding
+from unpad.drill.memory import Limit, check_memory
+from unpad.drill.names import check_permissions
+from unpad.drill.probe import Read, Repeated, Stepped, probe
+from unpad.drill.room import Needs, check_room
+from unpad.errors import OutOfMemoryError
+
+OPEN_FILES = 32  # of a step that could not be measured
+ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe
+
+
+@dataclass
+class Measured:
+    """Messages of the other process; None for what it did not come to, and `why` it did not.
+
+    Args:
+        limit: memory that there was before it began.
+        failed: whether it ended by itself before it had told everything.
+    """
+
+    limit: Limit
+    read: Read | None = None
+    stepped: Stepped | None = None
+    repeated: Repeated | None = None
+    why: str = ""
+    failed: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """True if nothing says that the recipe does not fit into memory."""
+        needed = 0 if self.read is None else self.read.least_memory
+        return not self.failed and max(needed, self.stepped.peak_bytes if self.stepped else 0) <= self.limit.num_bytes
+
+    @property
+    def repeats(self) -> bool:
+        """True unless this machine was seen to give a step other bits each time."""
+        return self.repeated is None or len(set(self.repeated.digests)) == 1
+
+    def needs(self, keep: int) -> Needs | None:
+        """Needs of its runs on the disk; None if the data was not read."""
+        if self.read is None:
+            return None
+        step = self.stepped
+        checkpoint = step.checkpoint_bytes if step else self.read.checkpoint_bytes
+        weights = self.read.weights_bytes
+        return Needs(
+            checkpoint_bytes=checkpoint,
+            weights_bytes=weights,
+            largest_file=max(weights, checkpoint - weights),
+            keep=keep,
+            bests=len(self.read.stages),
+            steps=self.read.steps,
+            open_files=step.open_files if step else OPEN_FILES,
+        )
+
+
+def measure(recipe: Path, folder: Path, limit: Limit, seconds: float) -> Measured:
+    """Read the data and take steps in another process, for at most so many seconds.
+
+    Raises:
+        UnpadError: the recipe or its data cannot be trained.
+    """
+    found, until = Measured(limit), time.monotonic() + seconds
+    here, there = children.CONTEXT.Pipe()
+    with here, started(folder, probe, recipe, there) as child:
+        there.close()
+        while found.repeated is None:
+            if not here.poll(max(until - time.monotonic(), 0)):
+                found.why = f"it took longer than {seconds:.0f} s"
+                break
+            try:
+                told = here.recv()
+            except (EOFError, ConnectionError):
+                found.why, found.failed = _ending(child, has_read=found.read is not None), True
+                break
+            if isinstance(told, Read):
+                found.read = told
+                if not found.fits:
+                    break
+                here.send(True)
+            elif isinstance(told, Stepped):
+                found.stepped = told
+            else:
+                found.repeated = told
+    return found
+
+
+def _ending(child: Child, *, has_read: bool) -> str:
+    """Reason why the process ended; an error of the user before any step is the user's to mend."""
+    code, error = child.wait(ENDS), child.user_error()
+    if error is not None and not (has_read and isinstance(error, OutOfMemoryError)):
+        raise error
+    if code == -signal.SIGKILL:
+        return "the system killed it, most likely for lack of memory"
+    return child.last_words() or f"it ended with exit code {code}"
+
+
+def judge(measured: Measured, folder: Path, keep: int, used_bytes: int) -> Iterator[Finding]:
+    """Findings that need to know the recipe.
+
+    Args:
+        folder: on the disk in question; keep: checkpoints that the recipe keeps.
+        used_bytes: that the run takes already.
+    """
+    yield check_permissions(folder, private=measured.read is not None and measured.read.private)
+    needs = measured.needs(keep)
+    if needs is None:
+        yield Finding("space", "warning", f"not known: {measured.why}", "raise --minutes, or cut the data")
+    else:
+        yield from check_room(folder, needs, used_bytes)
+    yield _memory(measured)
+    yield _alike(measured)
+
+
+def _memory(measured: Measured) -> Finding:
+    read, stepped = measured.read, measured.stepped
+    if measured.failed and stepped is None:
+        return Finding(
+            "memory", "fault", measured.why, "a first step fails: lower plan.tokens_per_micro or the model's sizes"
+        )
+    if stepped is not None:
+        return check_memory(stepped.peak_bytes, "a step and a checkpoint", measured.limit)
+    if read is None:
+        return Finding("memory", "warning", f"not known: {measured.why}", "raise --minutes, or cut the data")
+    found = check_memory(read.least_memory, "weights and optimizer", measured.limit)
+    if found.verdict == "fault":
+        return found
+    return Finding("memory", "warning", found.measured, f"a step was not measured: {measured.why}; raise --minutes")
+
+
+def _alike(measured: Measured) -> Finding:
+    found = measured.repeated
+    if found is None:
+        return Finding("same step", "warning", f"not compared: {measured.why or 'no memory'}", "raise --minutes")
+    num, kinds = len(found.digests), len(set(found.digests))
+    if kinds == 1:
+        return Finding("same step", "ok", f"taken {num} times, equal bits", "memory and threads compute alike")
+    told = f"taken {num} times, {kinds} results"
+    if found.device != "cpu":
+        return Finding("same step", "warning", told, "this device adds in any order: a resumed run may differ in bits")
+    return Finding("same step", "fault", told, "memory or processor errs: run memtest86+, undo overclocking")

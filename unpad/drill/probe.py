@@ -1,0 +1,184 @@
+"""Needs of a recipe's training: measured in a process of its own, which reads the data and takes a few steps."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from unpad.batching.plan import Micro
+from unpad.interchange.origin import open_recipe
+from unpad.models.adapters import kept_weights
+from unpad.models.objective import set_objective
+from unpad.training.length import run_length
+from unpad.training.memory import peak_memory, process_memory, restart_peak, return_freed_memory
+from unpad.training.optim import freeze, make_optimizer, optimizer_tensors
+from unpad.training.setup import Setup, check_stages, prepare_setup
+from unpad.training.stage import StageSetup, epoch_plan
+from unpad.training.step import train_step
+
+GRADIENT_BYTES, MOMENT_BYTES = 4, 8  # of a parameter that trains
+REPEATS = 3  # updates that must be equal
+CHECKPOINT_COPIES = 2  # of weights and moments, while they are saved
+OTHER_BYTES = 160 << 20  # of evaluation, logs and the page
+
+
+@dataclass(frozen=True)
+class Read:
+    """Facts known once the data is read and the model built.
+
+    Args:
+        seconds: that this took.
+        precision: chosen for this machine.
+        private: whether the data is about people.
+        stages: their names.
+        steps: of the whole run.
+        weights_bytes: as a checkpoint has them; checkpoint_bytes: with the optimizer's moments.
+        least_memory: bytes of weights, gradients and moments, with what the process has already.
+        evaluation: held-out tokens over those of a step, in the stage where they are most.
+    """
+
+    seconds: float
+    precision: str
+    private: bool
+    stages: tuple[str, ...]
+    steps: int
+    weights_bytes: int
+    checkpoint_bytes: int
+    least_memory: int
+    evaluation: float
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Needs of a step, of the stage that needs most.
+
+    Args:
+        peak_bytes: memory of the process in the largest micro-batch, or while a checkpoint is saved, and a margin.
+        seconds: of an update.
+        checkpoint_bytes: counted from the optimizer's state.
+        open_files: of the process.
+    """
+
+    peak_bytes: int
+    seconds: float
+    checkpoint_bytes: int
+    open_files: int
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Digests of the weights after one update, taken again and again from the same weights."""
+
+    digests: tuple[str, ...]
+    device: str
+
+
+def probe(recipe: Path, told: Connection) -> None:
+    """Send a `Read`; once answered a `Stepped`, and then a `Repeated`.
+
+    Raises:
+        UnpadError: the recipe or its data cannot be trained.
+    """
+    began = time.perf_counter()
+    setup = prepare_setup(open_recipe(str(recipe)), Path(), None)
+    check_stages(setup)
+    told.send(_read(setup, time.perf_counter() - began))
+    told.recv()
+    stages = [stage for stage in setup.stages if stage.train_ids.size]
+    told.send(_largest([_stepped(setup, stage) for stage in stages]))
+    told.send(Repeated(tuple(_digests(setup, stages[0])), setup.device.type))
+
+
+def _read(setup: Setup, seconds: float) -> Read:
+    weights = _size(kept_weights(setup.model))
+    trained = sum(p.numel() for p in setup.model.parameters() if p.requires_grad)
+    ratios = []
+    for stage in setup.stages:
+        if stage.train_ids.size:
+            positions, first = setup.data.table.positions, epoch_plan(stage, 0)
+            tokens = positions[stage.train_ids].sum() / max(first.num_steps, 1)
+            ratios.append(float(positions[stage.held_out_ids].sum() / max(tokens, 1)))
+    return Read(
+        seconds=seconds,
+        precision=setup.precision,
+        private=setup.data.private,
+        stages=tuple(stage.name for stage in setup.stages),
+        steps=run_length(setup.stages).last(0, 0).step,
+        weights_bytes=weights,
+        checkpoint_bytes=weights + MOMENT_BYTES * trained,
+        least_memory=process_memory() + (GRADIENT_BYTES + MOMENT_BYTES) * trained,
+        evaluation=max(ratios, default=0.0),
+    )
+
+
+def _size(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _prepared(setup: Setup, stage: StageSetup) -> dict[str, float]:
+    """Prepare the model for a stage; return the weights of the loss terms."""
+    freeze(setup.model, stage.recipe.train.freeze)
+    objective = set_objective(setup.model, stage.recipe, of_pairs=stage.of_pairs)
+    setup.model.trained = objective.weights
+    setup.model.train()
+    return objective.final(setup.model)
+
+
+def _update(setup: Setup, stage: StageSetup, optimizer: Any, weights: dict[str, float], micros: list[Micro]) -> None:
+    torch.manual_seed(stage.recipe.train.seed)
+    batches = [setup.data.load(micro).to(setup.device) for micro in micros]
+    recipe = stage.recipe
+    train_step(setup.model, batches, optimizer, weights=weights, precision=setup.precision, clip=recipe.optim.clip)
+
+
+def _stepped(setup: Setup, stage: StageSetup) -> Stepped:
+    """Measure the memory of a stage's largest micro-batch, and the time of its first step."""
+    weights, made = _prepared(setup, stage), epoch_plan(stage, 0)
+    optimizer = make_optimizer(setup.model, stage.recipe.optim)
+    largest = int(np.argmax(made.micro_cells))
+    step = int(np.searchsorted(made.step_offsets, largest, side="right")) - 1
+    return_freed_memory()
+    restart_peak()
+    _update(setup, stage, optimizer, weights, [made.step(step)[largest - int(made.step_offsets[step])]])
+    began = time.perf_counter()
+    _update(setup, stage, optimizer, weights, made.step(0))
+    seconds = time.perf_counter() - began
+    saved = _size(kept_weights(setup.model)) + _size(optimizer_tensors(setup.model, optimizer))
+    peak, open_files = max(peak_memory(), process_memory() + CHECKPOINT_COPIES * saved) + OTHER_BYTES, 0
+    with suppress(OSError):
+        open_files = len(os.listdir("/proc/self/fd"))
+    return Stepped(peak, seconds, saved, open_files)
+
+
+def _largest(stages: list[Stepped]) -> Stepped:
+    return Stepped(
+        max(stage.peak_bytes for stage in stages),
+        max(stage.seconds for stage in stages),
+        max(stage.checkpoint_bytes for stage in stages),
+        max(stage.open_files for stage in stages),
+    )
+
+
+def _digests(setup: Setup, stage: StageSetup) -> list[str]:
+    """Take the first update of a stage several times from the same weights."""
+    weights, planned = _prepared(setup, stage), epoch_plan(stage, 0).step(0)
+    initial, found = copy.deepcopy(setup.model.state_dict()), []
+    for _ in range(REPEATS):
+        setup.model.load_state_dict(initial)
+        optimizer = make_optimizer(setup.model, stage.recipe.optim)
+        _update(setup, stage, optimizer, weights, planned)
+        digest = hashlib.sha256()
+        for tensor in setup.model.state_dict().values():
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        found.append(digest.hexdigest())
+    return found

@@ -1,0 +1,18 @@
+"""Training inside a drill: as `unpad train --resume` does it, without a screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from unpad.training import loop
+
+
+def train_here(recipe: Path, folder: Path) -> None:
+    """Train a recipe, or go on with its run.
+
+    Raises:
+        UnpadError: as `unpad.training.loop.train`.
+    """
+    loop.train(str(recipe), folder, resume=True, console=Console(quiet=True))

@@ -1,0 +1,173 @@
+"""Receipts: the rows that a step learnt from and whether it came out again, as lines and as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from unpad.batching.plan import Micro
+from unpad.data.family import Data, RowSpan
+from unpad.data.sources.named import place_of
+from unpad.receipts.differences import Comparison
+from unpad.receipts.starts import Start
+from unpad.terminal.table import described, text_table
+
+MOST_ROWS = 40  # of a step that are printed
+SHOWN = 28  # characters of a number
+IMPLIED = ("step", "stage", "kind", "epoch", "perplexity", "pad_share", "skipped")  # not shown unless they differ
+
+
+@dataclass(frozen=True)
+class LearntMicro:
+    """A micro-batch of a step: its rows in the order of the batch."""
+
+    rows: list[RowSpan]
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A step of a run, computed again.
+
+    Args:
+        start: where the computation began; num_computed: steps that it took, this one included.
+        seconds: that it took, reading the data included.
+        epoch_step: number of the step within its epoch, from 1, of `epoch_steps`; 0 if it could not be taken.
+        comparison: of the step; first_differing: the first of the computed steps that differs, None without one.
+        failure: reason for which the step could not be taken again; "" if it could.
+        why: likely reasons for a difference.
+        damages: checkpoints that could not be read.
+        micros: what the step learnt.
+        units: names of a row's length, plural.
+        by_plan_alone: whether the run recorded no rows, as those of earlier versions, and the plan alone tells them.
+        is_checked: whether a checkpoint told that the data is the run's.
+    """
+
+    folder: Path
+    step: int
+    stage: str
+    epoch: int
+    epoch_step: int
+    epoch_steps: int
+    start: Start
+    num_computed: int
+    seconds: float
+    comparison: Comparison
+    first_differing: int | None
+    failure: str
+    why: list[str]
+    damages: list[str]
+    micros: list[LearntMicro]
+    units: str
+    by_plan_alone: bool
+    is_checked: bool
+
+    @property
+    def equal(self) -> bool:
+        """True if the step has every bit that was recorded."""
+        return self.comparison.equal and not self.failure
+
+    def lines(self) -> list[str]:
+        """The receipt for a terminal."""
+        verdict = "equal to the bit" if self.equal else "differs"
+        return [
+            f"step {self.step:,} of {self.folder}: {verdict}",
+            "",
+            *described(*zip(*self._facts(), strict=True)),
+            "",
+            *self._numbers(),
+            "",
+            *self._rows(),
+        ]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        taken = "this step alone" if self.num_computed == 1 else f"{self.num_computed:,} steps"
+        place = f"{self.stage}, epoch {self.epoch}"
+        if self.epoch_step:
+            place += f", step {self.epoch_step:,} of {self.epoch_steps:,} of the epoch"
+        facts = [("stage", place), ("began from", self.start.name)]
+        facts += [("", damage) for damage in self.damages]
+        facts.append(("computed", f"{taken}, in {self.seconds:.1f} s"))
+        if not self.is_checked:
+            facts.append(("data", "no checkpoint is left that tells whether it is the run's"))
+        if self.failure:
+            facts.append(("failed", self.failure))
+        if self.first_differing is not None and self.first_differing < self.step:
+            facts.append(("first", f"step {self.first_differing:,} is the first of these that differs"))
+        differing = self.comparison.differing
+        if not self.failure and differing:
+            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+            facts.append(("differs in", f"{differing[0][0]}{more}"))
+        facts += [("likely" if index == 0 else "", reason) for index, reason in enumerate(self.why)]
+        return facts
+
+    def _numbers(self) -> list[str]:
+        shown = [column for column in self.comparison.columns if column[0] not in IMPLIED or column[1] != column[2]]
+        rows = [(name, _shown(old), "the same" if old == new else _shown(new)) for name, old, new in shown]
+        return text_table(("", "recorded", "computed again"), rows)
+
+    def _rows(self) -> list[str]:
+        if not self.micros:
+            return []
+        num = sum(len(micro.rows) for micro in self.micros)
+        source = "; which ones is by the plan alone, as the run recorded none" if self.by_plan_alone else ""
+        plural = "es" * (len(self.micros) > 1)
+        lines, left = [f"learnt from {num:,} rows in {len(self.micros)} micro-batch{plural}{source}"], MOST_ROWS
+        for number, micro in enumerate(self.micros, start=1):
+            lines += row_lines(f"micro-batch {number}", micro.rows[:left], self.units)
+            left -= min(left, len(micro.rows))
+        return lines + ([f"and {num - MOST_ROWS:,} more rows: --json has all"] if num > MOST_ROWS else [])
+
+    def to_json(self) -> dict[str, Any]:
+        """The receipt as JSON values, with every row."""
+        return {
+            "run": str(self.folder),
+            "step": self.step,
+            "verdict": "equal" if self.equal else "differs",
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "epoch_step": self.epoch_step,
+            "start": {"after": self.start.after, "name": self.start.name},
+            "steps_computed": self.num_computed,
+            "seconds": self.seconds,
+            "columns": [
+                {"name": name, "recorded": recorded, "computed": computed, "equal": recorded == computed}
+                for name, recorded, computed in self.comparison.columns
+            ],
+            "first_differing_step": self.first_differing,
+            "failure": self.failure,
+            "likely_reasons": self.why,
+            "damaged_checkpoints": self.damages,
+            "rows_recorded": not self.by_plan_alone,
+            "data_checked": self.is_checked,
+            "micro_batches": [[asdict(row) for row in micro.rows] for micro in self.micros],
+        }
+
+
+def learnt(data: Data, micros: Sequence[Micro]) -> list[LearntMicro]:
+    """Rows of the micro-batches of a step."""
+    return [LearntMicro([row for piece in _pieces(micro) for row in data.row_spans(*piece)]) for micro in micros]
+
+
+def _pieces(micro: Micro) -> list[tuple[int, int, int, int]]:
+    columns = (micro.seq_ids, micro.starts, micro.stops, micro.first_target)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def row_lines(title: str, rows: Sequence[RowSpan], units: str) -> list[str]:
+    """Tables of the rows of a micro-batch, one per file, or per folder of pictures."""
+    by_file: dict[str, list[tuple[str, str, str]]] = {}
+    for row in rows:
+        place = place_of(row.where)
+        file, name = (place.file, place.item + place.rest) if place.item else os.path.split(row.where)
+        by_file.setdefault(file, []).append((name, f"{row.start}-{row.stop}", str(row.targets)))
+    lines = []
+    for file, cells in by_file.items():
+        lines += ["", f"{title}: {file}", *text_table(("row", units, "targets"), cells)]
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else str(value)[:SHOWN]

@@ -1,0 +1,200 @@
+"""`unpad replay`: a step of a run computed again, by the functions that train, and held against what was recorded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from unpad.data.family import family_of
+from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
+from unpad.receipts.differences import compare, reasons
+from unpad.receipts.receipt import Receipt, learnt
+from unpad.receipts.starts import StageSteps, put_start, readable_states, recorded_steps, refuse_untrained, starts
+from unpad.recipes.recipe import Recipe, stages_of
+from unpad.run.checkpoint import State
+from unpad.run.folder import find_run
+from unpad.run.kept import open_files
+from unpad.run.monitor import StepRecord, silent_monitor, train_row
+from unpad.run.reference import REFERENCE, read_reference
+from unpad.run.sessions import Session, read_sessions, session_of
+from unpad.run.timers import Timers
+from unpad.storage import finite
+from unpad.terminal.progress import progress as shown_progress
+from unpad.training.context import RunContext
+from unpad.training.length import RunLength
+from unpad.training.progress import Progress, refuse_changes
+from unpad.training.resume import recorded_precision
+from unpad.training.setup import Setup, prepare_setup, resolved
+from unpad.training.signals import Signals
+from unpad.training.stage import epoch_plan, make_stage
+from unpad.training.stage_loop import repeat_steps
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """Steps up to `last` that one recipe trained."""
+
+    recipe: Recipe
+    last: int
+
+
+def replay(run: str | Path, step: int | None = None) -> Receipt:
+    """Compute a step of a run again, from its plan, its data and a checkpoint, and compare it with what was recorded.
+
+    The steps are those of training on one process, with the number of threads and the precision of the run. Nothing is
+    written to its directory.
+
+    Args:
+        run: directory, or name under runs/.
+        step: by default the last one that follows a checkpoint or the beginning of a stage, so that no other step has
+            to be taken before it.
+
+    Raises:
+        RecipeError: the run has not recorded the step, or was not trained.
+        ResumeError: the data changed since the run began, or the model was divided among processes.
+        CheckpointError, SourceError: there is nothing left to start from, or a file cannot be used.
+    """
+    folder = find_run(run)
+    refuse_untrained(folder)
+    sessions = [replace(one, recipe=_alone(resolved(one.recipe))) for one in read_sessions(folder)]
+    stages = recorded_steps(folder, sessions[-1].recipe)
+    step = _default_step(folder, stages, sessions) if step is None else step
+    stage = next((one for one in stages if step in one.rows), None)
+    if stage is None:
+        last = max(stages[-1].rows)
+        what = f"the run has no record of step {step:,}; its last one is {last:,}"
+        raise RecipeError(what, where=str(folder), fix="choose a step with --step, or leave it out")
+    _refuse_divided(session_of(sessions, step), folder)
+    newest = next(readable_states(folder), None)
+    with _threads_of(session_of(sessions, step), newest):
+        return _replay(folder, stage, step, sessions, newest)
+
+
+def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Session], newest: State | None) -> Receipt:
+    session, began = session_of(sessions, step), perf_counter()
+    recipe, precision = session.recipe, recorded_precision(folder)
+    setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False, recorded=precision)
+    if newest is not None:
+        refuse_changes(setup, newest)
+    possible = [one for one in starts(folder, recipe, steps, needs_scale=precision == "fp16") if one.after < step]
+    start, progress, state, damages = put_start(setup, possible)
+    found, failure = dict[int, dict[str, Any]](), ""
+    with _apart(setup, steps.name) as setup:
+        try:
+            _repeat(setup, progress, state, _segments(sessions, start.after, step), found)
+        except (NonFiniteError, CollapseError) as error:
+            failure = f"{error.what}, where the run went on"
+    differing = [one for one, row in found.items() if one in steps.rows and not compare(steps.rows[one], row).equal]
+    comparison = compare(steps.rows[step], found.get(step))
+    plan = epoch_plan(setup.stages[steps.index], progress.epoch)
+    is_taken = step in found
+    return Receipt(
+        folder=folder,
+        step=step,
+        stage=steps.name,
+        epoch=steps.rows[step]["epoch"],
+        epoch_step=progress.epoch_step if is_taken else 0,
+        epoch_steps=plan.num_steps,
+        start=start,
+        num_computed=step - start.after,
+        seconds=perf_counter() - began,
+        comparison=comparison,
+        first_differing=min(differing, default=None),
+        failure=failure,
+        why=[] if comparison.equal else reasons(session, setup, newest, from_scratch=start.path is None),
+        damages=damages,
+        micros=learnt(setup.data, plan.step(progress.epoch_step - 1)) if is_taken else [],
+        units=family_of(recipe).UNITS[1],
+        by_plan_alone=steps.rows[step].get("rows") is None,
+        is_checked=newest is not None,
+    )
+
+
+def _default_step(folder: Path, stages: Sequence[StageSteps], sessions: Sequence[Session]) -> int:
+    """The last step that a checkpoint or the beginning of a stage precedes; the last of all where none does."""
+    recipe = sessions[-1].recipe
+    near = [one.after + 1 for stage in stages for one in starts(folder, recipe, stage) if one.after + 1 in stage.rows]
+    return max(near, default=max(stages[-1].rows))
+
+
+def _alone(recipe: Recipe) -> Recipe:
+    """The recipe for one process, which has the bits of pipeline stages."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"pipeline_stages": 1})})
+
+
+def _refuse_divided(session: Session, folder: Path) -> None:
+    """Refuse steps of a model that several processes held in parts.
+
+    Raises:
+        ResumeError: always for such steps.
+    """
+    if session.recipe.train.shard != "none" and session.environment.get("processes") != 1:
+        what = "the model was divided among processes (train.shard), whose number the bits of its gradients depend on"
+        raise ResumeError(what, where=str(folder), fix="`unpad trace` tells which rows a run learnt from")
+
+
+@contextmanager
+def _threads_of(session: Session, newest: State | None) -> Iterator[None]:
+    """Compute with as many threads as the run did."""
+    before = torch.get_num_threads()
+    was = session.environment or (newest.values["environment"] if newest is not None else {})
+    threads = was.get("threads")
+    try:
+        if type(threads) is int and threads > 0:
+            torch.set_num_threads(threads)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _apart(setup: Setup, stage: str) -> Iterator[Setup]:
+    """The set-up with an empty directory in place of the run's, which has the log-probabilities of pairs if the run
+    kept those of this stage; those of an earlier stage are computed again."""
+    with TemporaryDirectory(prefix="unpad-replay-") as place:
+        with suppress(CheckpointError):
+            if read_reference(setup.folder)[0].stage == stage:
+                shutil.copyfile(setup.folder / REFERENCE, Path(place) / REFERENCE)
+        yield replace(setup, folder=Path(place))
+
+
+def _segments(sessions: Sequence[Session], after: int, last: int) -> list[_Segment]:
+    """Steps from `after` + 1 to `last`, by the recipe that trained them."""
+    segments: list[_Segment] = []
+    for step in range(after + 1, last + 1):
+        recipe = session_of(sessions, step).recipe
+        if segments and (segments[-1].recipe is recipe or segments[-1].recipe == recipe):
+            segments.pop()
+        segments.append(_Segment(recipe, step))
+    return segments
+
+
+def _repeat(
+    setup: Setup,
+    progress: Progress,
+    state: State | None,
+    segments: Sequence[_Segment],
+    found: dict[int, dict[str, Any]],
+) -> None:
+    """Take the steps of the segments, and put their rows into `found`."""
+    with shown_progress("computing", segments[-1].last - progress.step, "steps") as bar:
+
+        def take(record: StepRecord) -> None:
+            found[record.step] = finite(train_row(record))
+            bar.advance()
+
+        for segment in segments:
+            longest = setup.model.config.longest
+            stages = [make_stage(stage, setup.data, longest) for stage in stages_of(segment.recipe)]
+            of_segment = replace(setup, recipe=segment.recipe, stages=stages)
+            run = RunContext(of_segment, progress, silent_monitor(take), Timers(), Signals(), RunLength([]), None)
+            goes_on = segment is not segments[-1]
+            state = repeat_steps(run, stages[progress.stage], state, segment.last, goes_on=goes_on)

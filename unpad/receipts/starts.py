@@ -1,0 +1,158 @@
+"""Weights of a run from which its steps can be taken again: checkpoints, and the beginnings of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import CheckpointError, RecipeError, SourceError
+from unpad.recipes.recipe import Recipe, stages_of
+from unpad.run import checkpoint
+from unpad.run.checkpoint import State, put_weights
+from unpad.run.folder import CHECKPOINTS, MADE_BY, read_command
+from unpad.run.report.history import METRICS, metric_fault, read_rows
+from unpad.training.loop import start_from
+from unpad.training.progress import Progress, check_values
+from unpad.training.setup import Setup
+
+
+@dataclass(frozen=True)
+class StageSteps:
+    """Recorded steps of a stage that took some.
+
+    Args:
+        index: of the stage in the recipe.
+        rows: of `metrics.jsonl`, by step, ascending.
+        before: steps of the run before it.
+        previous: name of the stage before it that took steps; None for the first.
+    """
+
+    index: int
+    name: str
+    rows: dict[int, dict[str, Any]]
+    before: int
+    previous: str | None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A point of a run from which steps can be taken again.
+
+    Args:
+        after: steps done.
+        stage: index of the stage whose steps follow.
+        path: checkpoint to load; None for the weights that the run began with.
+        within: whether the checkpoint was taken within the stage, with the state of the optimizer.
+        name: in words.
+    """
+
+    after: int
+    stage: int
+    path: Path | None
+    within: bool
+    name: str
+
+
+def refuse_untrained(folder: Path) -> None:
+    """Refuse a run that was made of another one.
+
+    Raises:
+        RecipeError: the run has no steps of its own.
+    """
+    if made_by := read_command(folder).get(MADE_BY):
+        fix = "name the run that it was made from"
+        raise RecipeError(f'"{made_by}" made this run, which has no steps', where=str(folder), fix=fix)
+
+
+def recorded_steps(folder: Path, recipe: Recipe) -> list[StageSteps]:
+    """Steps that the run recorded, stage by stage.
+
+    Raises:
+        SourceError: `metrics.jsonl` is missing or damaged, or has no step of a stage of the recipe.
+    """
+    numbers = {stage.name: index for index, stage in enumerate(stages_of(recipe))}
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in read_rows(folder / METRICS, metric_fault):
+        if row["kind"] == "train" and row["stage"] in numbers:
+            found.setdefault(row["stage"], {})[row["step"]] = row
+    if not found:
+        raise SourceError("the run has recorded no step", where=str(folder / METRICS), fix="name a run that trained")
+    stages: list[StageSteps] = []
+    for name in sorted(found, key=numbers.__getitem__):
+        last = stages[-1] if stages else None
+        before = min(found[name]) - 1 if last is not None else 0
+        rows = dict(sorted(found[name].items()))
+        stages.append(StageSteps(numbers[name], name, rows, before, last.name if last else None))
+    return stages
+
+
+def starts(folder: Path, recipe: Recipe, stage: StageSteps, *, needs_scale: bool = False) -> list[Start]:
+    """Points from which steps of a stage can be taken again, the latest first.
+
+    Args:
+        needs_scale: whether steps depend on a loss scale, which a later stage's beginning does not have.
+    """
+    checkpoints, last = folder / CHECKPOINTS, max(stage.rows)
+    found = [
+        Start(step, stage.index, path, within=True, name=f"checkpoint {path.name}")
+        for step, path in checkpoint.saved_steps(checkpoints)
+        if stage.before < step <= last
+    ]
+    if stage.previous is None:
+        origin = recipe.train.init_from
+        name = f"the weights of {origin}" if origin else "the initial weights, from the seed"
+        return [*found, Start(0, stage.index, None, within=False, name=name)]
+    path = checkpoints / f"best-{stage.previous}"
+    if path.exists() and not needs_scale:
+        name = f"checkpoint {path.name}, where the stage begins"
+        found.append(Start(stage.before, stage.index, path, within=False, name=name))
+    return found
+
+
+def put_start(setup: Setup, possible: Sequence[Start]) -> tuple[Start, Progress, State | None, list[str]]:
+    """Load the latest of some starts that can be read.
+
+    Returns:
+        The start, progress of the run there, its checkpoint if it lies within a stage, and messages on damaged ones.
+
+    Raises:
+        CheckpointError: none can be read.
+    """
+    damages: list[str] = []
+    for start in possible:
+        progress = Progress(step=start.after, stage=start.stage)
+        if start.path is None:
+            if setup.recipe.train.init_from and setup.base is None:
+                start_from(setup, setup.recipe.train.init_from)
+            return start, progress, None, damages
+        try:
+            state = checkpoint.load(start.path, None if start.within else checkpoint.WEIGHTS)
+            if start.within and state.step != start.after:
+                raise CheckpointError(f"it holds step {state.step}", where=str(start.path))
+            if start.within:
+                check_values(state, str(start.path))
+        except CheckpointError as error:
+            damages.append(f"{start.path.name} is damaged: {error.what}")
+            continue
+        put_weights(setup.model, checkpoint.model_weights(state.tensors), str(start.path))
+        if not start.within:
+            return start, progress, None, damages
+        return start, Progress.from_values(state.values["progress"]), state, damages
+    fix = "choose a later step, or restore a copy of the run's checkpoints"
+    what = "; ".join(damages) or "no checkpoint is left of before this step, nor of the end of the stage before"
+    raise CheckpointError(what, where=str(setup.folder / CHECKPOINTS), fix=fix)
+
+
+def readable_states(folder: Path) -> Iterator[State]:
+    """Checkpoints of a run that can be read, the newest first and without their tensors."""
+    checkpoints = folder / CHECKPOINTS
+    named = sorted(checkpoints.glob("best*")) if checkpoints.is_dir() else []
+    for path in [*(path for _, path in checkpoint.saved_steps(checkpoints)), *named]:
+        try:
+            state = checkpoint.load(path, [])
+            check_values(state, str(path))
+        except CheckpointError:
+            continue
+        yield state

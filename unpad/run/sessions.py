@@ -1,0 +1,89 @@
+"""The processes that trained a run one after the other, by its log: where each began, its machine and its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import SourceError
+from unpad.recipes.recipe import Recipe
+from unpad.recipes.section import earlier_versions
+from unpad.run.folder import run_recipe
+from unpad.run.report.history import log_file, read_log
+
+
+@dataclass(frozen=True)
+class Session:
+    """A process that trained a run, or several at the same time.
+
+    Args:
+        after: step that it began after.
+        recipe: that it trained with.
+        environment: of its machine, as its log has it; empty where the log does not say.
+        undescribed: the fields that the sessions after it changed, in words, where their log lacks the old values.
+    """
+
+    after: int
+    recipe: Recipe
+    environment: dict[str, Any]
+    undescribed: str = ""
+
+
+def read_sessions(folder: Path) -> list[Session]:
+    """Sessions of a run, oldest first; one of the run's recipe where there is no log.
+
+    Raises:
+        RecipeError: the run's recipe cannot be used.
+        SourceError: the log is damaged.
+    """
+    recipe = run_recipe(folder)
+    log = read_log(folder) if log_file(folder).is_file() else []
+    begins = [index for index, entry in enumerate(log) if entry["kind"] in ("started", "resumed")]
+    sessions: list[Session] = []
+    undescribed = ""
+    for begin, end in reversed(list(zip(begins, [*begins[1:], len(log)], strict=True))):
+        entry = log[begin]
+        after = entry.get("step", 0) if entry["kind"] == "resumed" else 0
+        machine = next((one for one in log[begin:end] if one["kind"] == "environment"), {})
+        environment = {key: value for key, value in machine.items() if key not in ("time", "kind")}
+        sessions.insert(0, Session(after, recipe, environment, undescribed))
+        if entry["kind"] == "resumed":
+            recipe = _before(recipe, entry.get("changed", {}), log_file(folder))
+            if "changed" not in entry and ";" in str(entry.get("message", "")):
+                undescribed = str(entry["message"])
+    return sessions or [Session(0, recipe, {})]
+
+
+def session_of(sessions: Sequence[Session], step: int) -> Session:
+    """The session that took a step; after a resume from an earlier checkpoint the one that took it last."""
+    return next((session for session in reversed(sessions) if session.after < step), sessions[0])
+
+
+def _before(recipe: Recipe, changed: dict[str, Any], where: Path) -> Recipe:
+    """Take changes of a resume back.
+
+    Args:
+        changed: [old, new] by dotted key, of `recipes.changes.differences`; null for a field that was not given.
+        where: the log.
+
+    Raises:
+        SourceError: they are not changes of this recipe.
+    """
+    values = recipe.model_dump(mode="json")
+    try:
+        for key, (old, _) in changed.items():
+            *path, name = key.split(".")
+            here: Any = values
+            for part in path:
+                here = here[int(part)] if isinstance(here, list) else here[part]
+            if old is None and path[:1] == ["stages"]:
+                here.pop(name, None)
+            else:
+                here[name] = old
+        with earlier_versions():
+            return Recipe(**values)
+    except (LookupError, ValueError, TypeError, AttributeError):
+        what = "the fields that a resume changed, in its log, are not those of its recipe"
+        raise SourceError(what, where=str(where), fix="put both files back from a copy of the run") from None

@@ -1,0 +1,79 @@
+"""Paths and names that a user gives: the one place that decodes them, bounds them, and says what is wrong with one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from unpad.errors import RecipeError
+from unpad.terminal.printing import escaped
+
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes; systems hold no longer ones
+RENAME = "rename it, for example with `convmv -f GBK -t UTF-8 --notest NAME`"
+
+
+def path_fault(path: str) -> str:
+    """Return what no path on any machine may have, such as a NUL character; "" for a sound path."""
+    if not path:
+        return "the path is empty; write . for the working directory"
+    if "\0" in path:
+        return "the path holds a NUL character"
+    if not is_utf8(path):
+        return "the path is not UTF-8"
+    if len(path.encode()) > LONGEST_PATH:
+        return f"the path has {len(path.encode()):,} bytes, more than {LONGEST_PATH:,}"
+    longest = max(len(part.encode()) for part in path.split("/"))
+    return f"a name in the path has {longest:,} bytes, more than {LONGEST_NAME}" if longest > LONGEST_NAME else ""
+
+
+def is_utf8(name: str) -> bool:
+    """True if a name was UTF-8 in the file system or on the command line; other bytes become surrogates in Python."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def user_path(path: str | Path) -> Path:
+    """A path that a user gave, with ~ expanded.
+
+    Raises:
+        RecipeError: it is empty, no path of this system, or begins with ~ and a name of no user.
+    """
+    text = os.fspath(path)
+    if fault := path_fault(text):
+        raise RecipeError(f"E_NAME {fault}", where=_short(text), fix=RENAME if "UTF-8" in fault else "correct the path")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        user = text.partition("/")[0]
+        fix = "write the whole path, which begins with /"
+        raise RecipeError(f"E_NAME there is no user {_short(user)}", where=_short(text), fix=fix) from None
+
+
+def new_path(path: str | Path) -> Path:
+    """As `user_path`, for a file or folder to write, which others read in lists and logs.
+
+    Raises:
+        RecipeError: also if it holds a control character, such as a line break.
+    """
+    found = user_path(path)
+    if escaped(str(found)) != str(found):
+        what = "E_NAME the name would hold a control character, such as a line break"
+        raise RecipeError(what, where=_short(str(found)), fix="choose another name")
+    return found
+
+
+def is_special(path: Path) -> bool:
+    """True for a pipe, a device or a socket, from which reading may never end; False for what does not exist."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _short(path: str) -> str:
+    return path if len(path) <= 100 else f"{path[:60]}…{path[-30:]}"

@@ -1,0 +1,134 @@
+"""Files that nobody vouches for, read back: regular, of bounded size, strict JSON, and of the shape that they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from unpad.errors import CheckpointError, UnpadError
+from unpad.storage.strict_json import OTHER_COPY, strict_value
+
+MOST_BYTES = 1 << 29  # of a file that is read whole
+MOST_LINE_BYTES = 1 << 26
+SHOWN = 60  # characters of a value in a message
+LARGEST = 1e300  # of a number that is drawn or added
+
+Kind = type[UnpadError]
+
+
+def _is_number(value: Any) -> Any:
+    if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or not -LARGEST <= value <= LARGEST):
+        raise ValueError("should be a number")
+    return value
+
+
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Number = Annotated[Any, AfterValidator(_is_number)]  # finite, or one of the texts that stand for others
+
+
+@contextmanager
+def opened(path: Path, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> Iterator[IO[bytes]]:
+    """Open a regular file to read; a pipe or a device would be waited for, or read without end.
+
+    Raises:
+        kind: the file is missing, is not a regular one, or cannot be read; names it.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise unusable(path, "it is no regular file", kind, fix)
+            yield file
+    except OSError as error:
+        if isinstance(error, UnpadError):
+            raise
+        raise unusable(path, error.strerror or "it cannot be opened", kind, fix) from None
+
+
+def unusable(path: Path, reason: str, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> UnpadError:
+    """Error of a file that cannot be used."""
+    return kind(f"{path.name} cannot be read: {reason}", where=str(path), fix=fix)
+
+
+def read_file(path: Path, kind: Kind = CheckpointError, most: int = MOST_BYTES, fix: str = OTHER_COPY) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        kind: as `opened`, or it has more than `most` bytes.
+    """
+    with opened(path, kind, fix) as file:
+        # Not `most + 1` at once: Python makes room for all that it is asked for.
+        data = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
+    if len(data) > most:
+        raise unusable(path, f"it has more than {most:,} bytes", kind, fix)
+    return data
+
+
+def read_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file, each with its newline; the last one and one that is too long may have none."""
+    return iter(lambda: file.readline(MOST_LINE_BYTES), b"")
+
+
+def read_shaped(path: Path, shape: Any, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> Any:
+    """Read a JSON file of a shape; see `shaped`."""
+    return shaped(read_file(path, kind, fix=fix), shape, path, kind, fix)
+
+
+def shaped(data: bytes, shape: Any, path: Path, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> Any:
+    """Parse strict JSON of a shape; the value is returned as it was written.
+
+    Args:
+        shape: a type that pydantic checks, such as a TypedDict; values are taken strictly, and further keys left alone.
+        fix: what to do about it.
+        path: of the file that holds it, for the error.
+
+    Raises:
+        kind: it is no such JSON; names the field.
+    """
+    try:
+        value = strict_value(data)
+    except ValueError as error:
+        raise unusable(path, str(error), kind, fix) from None
+    if fault := misfit(value, shape):
+        raise unusable(path, fault, kind, fix)
+    return value
+
+
+def misfit(value: Any, shape: Any) -> str:
+    """Describe the first field of a value that does not have its shape, and why; empty where all have it."""
+    adapter = _adapter(shape)
+    try:
+        if is_dataclass(shape):  # strictly from an object of JSON, not from one of Python
+            adapter.validate_json(json.dumps(value), strict=True)
+        else:
+            adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+        reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        if first["type"] == "missing":
+            return f'"{field[:SHOWN]}" is missing'
+        given = first["input"]
+        shown = "a list" if isinstance(given, list) else "an object" if isinstance(given, dict) else repr(given)
+        found = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+        return f'"{field[:SHOWN]}" {reason}, got {found}' if field else f"it {reason}, got {found}"
+    return ""
+
+
+def known_fields(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that are fields of a dataclass, by name."""
+    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
+
+
+@cache
+def _adapter(shape: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(shape)

@@ -1,0 +1,73 @@
+"""The one place that prints: lines, errors, streams of text and JSON, on the standard streams or a console.
+
+File names, keys of rows, names of columns and classes, messages of libraries and answers of models are data. Control
+characters in them, escape sequences, line breaks and changes of direction among them, are shown as escapes and never
+reach the terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from unpad.errors import UnpadError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Control characters of both sets, line and paragraph separators, overrides and isolates of the direction of writing,
+# and surrogates, which stand for bytes of names that are not UTF-8.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""Return a text of one line with its control characters as \n, \x1b or \u202e, and bytes of no UTF-8 as \xd6.
+
+    Args:
+        keep: control characters to leave as they are.
+    """
+    return _CONTROL.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()
+
+
+def print_lines(lines: Iterable[str], *, to_errors: bool = False) -> None:
+    """Print lines on standard output, or on standard error."""
+    for line in lines:
+        print(escaped(line), file=sys.stderr if to_errors else sys.stdout)
+
+
+def print_text(text: str, *, to_errors: bool = False) -> None:
+    """Print a text as it is, its line breaks and tabs included, at once and without a line break at its end."""
+    print(escaped(text, keep="\n\t"), end="", file=sys.stderr if to_errors else sys.stdout, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value of JSON, in which control characters can be written as escapes."""
+    text = json.dumps(value, ensure_ascii=False, indent=1, allow_nan=False)
+    print(_CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", text))
+
+
+def print_error(error: UnpadError) -> None:
+    """Print an error that a user can cause on standard error: what, where, what to do."""
+    print_lines(error.lines, to_errors=True)
+
+
+def show_cursor() -> None:
+    """Show the cursor of the terminal again, after a process that hid it has ended without a word."""
+    print("\x1b[?25h", flush=True)
+
+
+def print_styled(console: Console, line: str, *, wraps: bool = True, style: str | None = None) -> None:
+    """Print a line on a console, above what is drawn there.
+
+    Args:
+        wraps: whether the terminal breaks long lines, and not the console.
+    """
+    console.print(escaped(line), style=style, markup=False, highlight=False, emoji=False, soft_wrap=wraps)

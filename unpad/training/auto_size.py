@@ -1,0 +1,184 @@
+"""The largest `plan.tokens_per_micro` that memory holds, found before the first step of a new run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.plan import Plan, plan
+from unpad.batching.shares import micro_costs
+from unpad.errors import RecipeError
+from unpad.models.contract import Model
+from unpad.models.objective import set_objective
+from unpad.nn.draws import GeneratorState
+from unpad.nn.precision import Precision
+from unpad.processes.group import Group
+from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.training import AUTO
+from unpad.training.footprint import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
+from unpad.training.memory import available_memory
+from unpad.training.optim import freeze
+from unpad.training.stage import StageSetup, plan_inputs
+from unpad.training.step import accumulate
+
+FIELD = "plan.tokens_per_micro"
+SHARE = 0.8  # of the free memory that training may take
+PROBES = (256, 1024)  # tokens of the passes that are measured
+LEAST = 64  # tokens of a micro-batch, however little memory there is
+SIZED = ("pack", "rows", "budget")  # strategies whose micro-batches are limited in tokens
+
+
+def asks(recipe: Recipe) -> bool:
+    """True if the run or a stage has `plan.tokens_per_micro: auto`."""
+    return any(stage.recipe.plan.tokens_per_micro == AUTO for stage in stages_of(recipe))
+
+
+def resolved_size(
+    recipe: Recipe, stages: Sequence[StageSetup], model: Model, device: torch.device, precision: Precision, group: Group
+) -> tuple[Recipe, list[StageSetup], str]:
+    """Put a number in the place of `auto`: the same for all stages and processes, so that all have the same bits.
+
+    Args:
+        group: the processes; the one with the least memory decides.
+
+    Returns:
+        The recipe, its stages, and a line for the log.
+
+    Raises:
+        RecipeError: the model is divided among processes, and none can measure it.
+    """
+    if group.size > 1 and (recipe.train.shard != "none" or recipe.train.pipeline_stages > 1):
+        what = "auto measures a whole model, and this one is divided among processes"
+        raise RecipeError(what, where=FIELD, fix="give the number of tokens")
+    asking = [one for one in stages if one.train_ids.size and one.recipe.plan.tokens_per_micro == AUTO]
+    footprints = [_measured_stage(stage, model, device, precision) for stage in asking]
+    free = free_memory(device)  # after the first passes: libraries have loaded what they need
+    parameters, most = list(model.parameters()), int(SHARE * free)
+    found = [largest_that_fits(*one, parameters, most) for one in zip(asking, footprints, strict=True)]
+    told = group.exchange(min((size for size in found if size is not None), default=None))
+    cut, least = [size for size in told if size is not None], min(group.exchange(free))
+    tokens = min(cut) if cut else max((_largest_update(stage) for stage in asking), default=LEAST)
+    line = f"{FIELD}={tokens} (auto: {'the most' if cut else 'a whole update'} that fits into {SHARE:.0%} of "
+    line += f"{least / 2**30:.1f} GiB of free memory"
+    line += f", of the process with least of {group.size})" if group.size > 1 else ")"
+    changed = with_size(recipe, tokens)
+    with_it = [replace(stage, recipe=one.recipe) for stage, one in zip(stages, stages_of(changed), strict=True)]
+    return changed, with_it, line
+
+
+def with_size(recipe: Recipe, tokens: int) -> Recipe:
+    """The recipe with this number wherever it says auto."""
+    stages = [
+        stage.model_copy(update={"plan": {**stage.plan, "tokens_per_micro": tokens}})
+        if stage.plan.get("tokens_per_micro") == "auto"
+        else stage
+        for stage in recipe.stages
+    ]
+    settings = recipe.plan
+    if settings.tokens_per_micro == AUTO:
+        settings = settings.model_copy(update={"tokens_per_micro": tokens})
+    return recipe.model_copy(update={"plan": settings, "stages": stages})
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that this process may still take of the memory that computes; processes of a host share it alike."""
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_memory() // sharing
+
+
+def largest_that_fits(
+    stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], num_bytes: int
+) -> int | None:
+    """Most tokens of a micro-batch with which a stage needs at most these bytes, LEAST where no number is that small;
+    None if whole updates fit.
+
+    Args:
+        footprint: of the stage's passes; parameters: of the model.
+    """
+
+    def fits(tokens: int) -> bool:
+        made = _cut(stage, tokens)
+        state = state_bytes(parameters, adds=made.num_micros > made.num_steps)
+        return process_bytes(planned_peak(footprint, made, stage)) + state <= num_bytes
+
+    low, high = LEAST, _largest_update(stage)
+    if fits(high):
+        return None
+    while high > 1.03 * low + 1:
+        middle = int((low * high) ** 0.5) + 1
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _largest_update(stage: StageSetup) -> int:
+    """Real tokens of a stage's largest update."""
+    settings = stage.recipe.plan
+    return max(settings.tokens_per_step, *settings.grow.values(), LEAST)
+
+
+def planned_peak(footprint: Footprint, made: Plan, stage: StageSetup) -> float:
+    """Bytes at the peak of the dearest micro-batch of a plan."""
+    tokens = made.micro_cells.astype(np.float64)
+    cells = micro_costs(made, 1.0, stage.data.table.attended) - tokens
+    return max((footprint.of(*one) for one in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0)
+
+
+def _measured_stage(stage: StageSetup, model: Model, device: torch.device, precision: Precision) -> Footprint:
+    """`measured` of small micro-batches of a stage."""
+    freeze(model, stage.recipe.train.freeze)
+    weights = set_objective(model, stage.recipe, of_pairs=stage.of_pairs).final(model)
+    return measured(model, _probes(stage, device), weights, precision)
+
+
+def measured(
+    model: Model, batches: Sequence[RaggedBatch], weights: dict[str, float], precision: Precision
+) -> Footprint:
+    """Fit the footprint of passes to those over small batches; gradients are cleared, and the generators and the mode
+    of the model stay as they are."""
+    device = batches[0].position_ids.device
+    state, was_training = GeneratorState(device), model.training
+    model.train()
+    peaks = [peak_of(partial(_pass, model, batch, weights, precision), device) for batch in batches]
+    model.train(was_training)
+    state.restore()
+    return fit([(batch.total_tokens, cells_of(batch)) for batch in batches], peaks)
+
+
+def _pass(model: Model, batch: RaggedBatch, weights: dict[str, float], precision: Precision) -> None:
+    accumulate(model, [batch], weights, precision)
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
+    """Small micro-batches of the first epoch: of each size that with most pairs of positions and that with fewest."""
+    found = []
+    for size in PROBES:
+        made = _cut(stage, size)
+        cells = micro_costs(made, 1.0, stage.data.table.attended) - made.micro_cells
+        full = np.flatnonzero(made.micro_cells >= 0.8 * np.median(made.micro_cells))
+        by_cells = full[np.argsort(cells[full], kind="stable")]
+        for index in dict.fromkeys((int(by_cells[0]), int(by_cells[-1]))) if len(by_cells) else ():
+            step = int(np.searchsorted(made.step_offsets, index, side="right")) - 1
+            found.append(stage.data.load(made.step(step)[index - int(made.step_offsets[step])]).to(device))
+    return found
+
+
+def _cut(stage: StageSetup, tokens: int) -> Plan:
+    """The plan of a stage's first epoch with micro-batches of so many tokens; of strategies that count sequences, that
+    of pack, as evaluations have it."""
+    lengths, settings, known = plan_inputs(stage, 0)
+    changes: dict[str, Any] = {"tokens_per_micro": tokens}
+    if settings.strategy not in SIZED:
+        changes |= {"strategy": "pack", "batches_per_step": None}
+    return plan(lengths, settings.model_copy(update=changes), epoch=0, **known)

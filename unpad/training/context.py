@@ -1,0 +1,57 @@
+"""State that the functions of the training loop share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from unpad.evaluation.metrics import HeldOut
+from unpad.models.objective import Objective
+from unpad.processes.sums import GradientSum
+from unpad.run.monitor import Monitor
+from unpad.run.timers import Timers
+from unpad.training.length import RunLength
+from unpad.training.memory import HeapKeeper
+from unpad.training.optim import Schedule
+from unpad.training.progress import Progress
+from unpad.training.room import Room
+from unpad.training.save_clock import SaveClock
+from unpad.training.setup import Setup
+from unpad.training.signals import Signals
+from unpad.training.stage import StageSetup
+from unpad.training.watch import Watch
+
+# Called after every evaluation with the stage's name, the step and the result; True ends the run there.
+AfterEvaluation = Callable[[str, int, HeldOut], bool]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """State shared by the functions that train a run."""
+
+    setup: Setup
+    progress: Progress
+    monitor: Monitor
+    timers: Timers
+    signals: Signals
+    length: RunLength
+    after_evaluation: AfterEvaluation | None
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """State shared by the functions that train one stage."""
+
+    run: RunContext
+    setup: StageSetup
+    optimizer: torch.optim.Optimizer
+    objective: Objective
+    schedule: Schedule
+    watches: list[Watch]
+    heap: HeapKeeper
+    clock: SaveClock
+    sums: GradientSum | None  # None where autograd adds the gradients of one process
+    cells_per_token: float
+    room: Room | None  # None where micro-batches are never cut

@@ -1,0 +1,127 @@
+"""Updates of a decoder whose blocks are divided among processes: the share of each, sums, norms and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unpad.batching.plan import Plan
+from unpad.models.contract import Model
+from unpad.nn.precision import wide_dtype
+from unpad.processes.group import ALONE, Group, lost_processes
+from unpad.processes.sums import ExactSum, GradientSum
+from unpad.training.micro import MicroResult
+from unpad.training.parallelism import HasParameters, Parallelism
+from unpad.training.passes import HasLosses, Passes
+from unpad.training.pipeline import PipelinedDecoder
+from unpad.training.pipeline_part import share_at_work
+
+IDLE = 0.2  # of the time, above which a run says so
+
+
+class PipelineStages(Parallelism):
+    """Every process computes the blocks of its stage for all micro-batches of an update.
+
+    Args:
+        model: of this process.
+    """
+
+    def __init__(self, model: PipelinedDecoder) -> None:
+        super().__init__(model.group)
+        self.model, self.sharing = model, ALONE
+
+    def gradient_sum(self, kind: str, model: HasParameters) -> GradientSum | None:
+        """As of Parallelism."""
+        return _OfStage(list(model.parameters())) if kind == "exact" else None
+
+    def compute(self, model: HasLosses, passes: Passes) -> dict[int, MicroResult]:
+        """As of Parallelism; the last stage has the results, the others none.
+
+        Raises:
+            LostProcessError: another stage is gone or silent.
+        """
+        from unpad.training.pipeline_schedule import run_update
+
+        if not passes.micros:
+            return {}
+        terms = run_update(self.model.part, passes, self.model.label_smoothing)
+        return {number: MicroResult(sums, {}) for number, sums in terms.items()}
+
+    def total_norm(self, gradients: Iterable[Tensor]) -> Tensor:
+        """As of Parallelism: that of the norms of all gradients, in the order of the whole model."""
+        own, parameters = list(gradients), self.model.parameters()
+        numbers = [number for number, parameter in enumerate(parameters) if parameter.grad is not None]
+        norms = torch._foreach_norm(own) if own else ()
+        told = self.group.exchange([[n, float(norm)] for n, norm in zip(numbers, norms, strict=True)])
+        every = [norm for _, norm in sorted((number, norm) for stage in told for number, norm in stage)]
+        norms_of_all = torch.tensor(every, dtype=wide_dtype(self.model.part.dtype))
+        norm: Tensor = torch.linalg.vector_norm(norms_of_all)
+        return norm
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Give the last stage the embedding of the first as its head, if they are tied."""
+        part = self.model.part
+        if part.ties is None:
+            return
+        import torch.distributed as dist
+
+        with lost_processes():
+            if part.is_first:
+                dist.send(part.decoder.embed.weight.detach(), part.size - 1, part.ties)
+            elif part.head is not None:
+                received = torch.empty_like(part.head)
+                dist.recv(received, 0, part.ties)
+                part.head.copy_(received)
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As of Parallelism."""
+        return self.model.gathered(tensors)
+
+    def whole_model(self, model: Model) -> Model | None:
+        """As of Parallelism: on the processor, and None in all other processes."""
+        return self.model.whole_decoder()
+
+    def describe(self) -> list[str]:
+        """As of Parallelism: the stages."""
+        spans = [
+            f"{blocks.start} to {blocks[-1]}" if len(blocks) > 1 else f"{blocks.start}" for blocks in self.model.spans
+        ]
+        return [f"pipeline stages of blocks {', '.join(spans[:-1])} and {spans[-1]}, each in a process of its own"]
+
+    def advice(self, made: Plan) -> str:
+        """As of Parallelism: where stages have nothing to do for more than IDLE of the time."""
+        share, num = share_at_work(made, self.group.size), made.num_micros / max(made.num_steps, 1)
+        if share >= 1 - IDLE:
+            return ""
+        what = f"updates of {num:.1f} micro-batches keep a pipeline stage at work {share:.0%} of the time at best"
+        return f"{what}; a lower plan.tokens_per_micro makes more of them"
+
+
+class _OfStage:
+    """Exact sum of the gradients of one stage over micro-batches. Its parameters are its own: no process adds to them.
+
+    Args:
+        parameters: of the stage, and those on the meta device, which have no gradient.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.inner = ExactSum(parameters)
+        self.used: set[int] = set()  # none that another process has
+
+    def begin(self, *, rounded: bool, takes: int) -> None:
+        """As of GradientSum."""
+        self.inner.begin(rounded=rounded, takes=takes)
+
+    def take(self, scale: float = 1.0) -> None:
+        """As of GradientSum."""
+        self.inner.take(scale)
+
+    def finish(self, group: Group, used: set[int]) -> None:
+        """As of GradientSum; `group` and `used` are those of all stages."""
+        self.inner.finish(ALONE, self.inner.used)
+
+    def give_up(self) -> None:
+        """As of GradientSum; nothing is sent."""

@@ -1,0 +1,145 @@
+"""Room for passes: what memory has taught about the size of a micro-batch."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.parts import in_parts
+from unpad.errors import OutOfMemoryError, is_memory_error
+from unpad.nn.draws import GeneratorState, UnmeasuredError
+from unpad.training.memory import peak_memory, return_freed_memory
+
+R = TypeVar("R")
+
+
+class HasParameters(Protocol):
+    """Interface of a model whose gradients are given up."""
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class DoesNotFitError(Exception):
+    """A pass has run out of memory.
+
+    Args:
+        batch: what was computed; reason: first line of the error.
+    """
+
+    def __init__(self, batch: RaggedBatch, reason: str) -> None:
+        super().__init__(reason)
+        self.batch, self.reason = batch, reason
+
+
+@dataclass
+class Room:
+    """Bound on the passes of a run, learnt from those that memory did not hold.
+
+    A pass that runs out of memory is cut in two between sequences, and so is every larger one from then on.
+
+    Args:
+        most: computed tokens of a pass at most; None before any has failed.
+
+    Attributes:
+        measures: whether the entries of all parts are measured before they draw (`SplitDraws`).
+        messages: what was learnt since they were last read.
+    """
+
+    most: int | None = None
+    measures: bool = False
+    messages: list[str] = field(default_factory=list)
+
+    def parts(self, batch: RaggedBatch) -> list[RaggedBatch]:
+        """The parts that a micro-batch is computed in; itself if it has room."""
+        return [batch] if self.most is None or batch.total_tokens <= self.most else in_parts(batch, self.most)
+
+    def until_it_fits(self, model: HasParameters, device: torch.device, compute: Callable[[], R]) -> R:
+        """Compute an update; where a pass does not fit, again from its first micro-batch, in smaller passes.
+
+        Args:
+            compute: adds the gradients of the update to `.grad`, which is empty before.
+
+        Raises:
+            OutOfMemoryError: a sequence does not fit by itself.
+        """
+        state = GeneratorState(device)
+        while True:
+            failure: DoesNotFitError | None = None
+            try:
+                return compute()
+            except UnmeasuredError:
+                self.measures = True
+            except DoesNotFitError as error:
+                failure = error.with_traceback(None)  # frames hold tensors
+            for parameter in model.parameters():
+                parameter.grad = None
+            if failure is not None:
+                self._learn(failure)
+            state.restore()
+
+    def agree(self, told: Sequence[tuple[int | None, list[str]]]) -> None:
+        """Adopt the least bound of all processes, so that none computes a micro-batch in other parts than another.
+
+        Args:
+            told: `most` and `messages` of all.
+        """
+        self.most = min((most for most, _ in told if most is not None), default=None)
+        self.messages = [f"process {rank}: {text}" for rank, (_, texts) in enumerate(told) for text in texts]
+
+    def _learn(self, failure: DoesNotFitError) -> None:
+        """Compute smaller passes from here on; free what the failed one has left."""
+        batch = failure.batch
+        gc.collect()
+        if batch.position_ids.device.type == "cuda":
+            torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
+        parts = in_parts(batch, (batch.total_tokens + 1) // 2)
+        if len(parts) == 1:
+            raise _too_large(failure)
+        self.most = max(part.total_tokens for part in parts)
+        longest = int(batch.layout.lengths().max())
+        self.messages.append(
+            f"{batch.num_seqs} sequences of {batch.total_tokens:,} tokens, the longest {longest:,}, do not fit into "
+            f"memory; the update is computed again, and micro-batches of more than {self.most:,} tokens from here on "
+            "in parts: with the same draws and gradients, whose last bits may differ"
+        )
+
+
+def fits(batch: RaggedBatch, compute: Callable[[], R]) -> R:
+    """The result of a pass over a batch.
+
+    Raises:
+        DoesNotFitError: it has run out of memory. The error of that is gone by then, as its frames hold tensors.
+    """
+    try:
+        return compute()
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_error(error):
+            raise
+        reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+    raise DoesNotFitError(batch, reason)
+
+
+def _too_large(failure: DoesNotFitError) -> OutOfMemoryError:
+    """Describe what cannot be cut, and does not fit."""
+    batch = failure.batch
+    what = "a sequence" if batch.num_seqs == 1 else f"{batch.num_seqs} sequences that belong together,"
+    error = OutOfMemoryError(
+        f"{what} of {batch.total_tokens:,} tokens does not fit by itself: {failure.reason}",
+        where=f"peak memory {used_at_most() / 2**30:.2f} GiB",
+        fix="lower plan.max_tokens, or the sizes of the model section",
+    )
+    error.seq_ids = () if batch.seq_ids is None else [one for one in batch.seq_ids.tolist() if one >= 0]
+    return error
+
+
+def used_at_most() -> int:
+    """Largest memory in use so far, in bytes: of the GPU that computes, otherwise of this process."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory()

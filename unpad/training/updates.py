@@ -1,0 +1,119 @@
+"""Updates of an epoch: which micro-batches each process loads, and what the processes agree on before they compute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from unpad.batching.batch import RaggedBatch
+from unpad.batching.loader import load_steps
+from unpad.batching.plan import Micro, Plan
+from unpad.errors import needs_memory
+from unpad.nn.native import library
+from unpad.nn.precision import DTYPES
+from unpad.training.context import StageRun
+from unpad.training.micro import counts_of_all, counts_to_json
+from unpad.training.optim import forget, set_rate
+from unpad.training.share import Share, own_numbers, step_seed
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update, loaded.
+
+    Args:
+        planned: its micro-batches, as the plan has them.
+        micros: those that this process computes; share: which ones these are.
+        waited: seconds spent waiting for them.
+        is_saved: whether a checkpoint follows, by the clock of the first process.
+        weights: of the loss terms that train in it.
+        rate: learning rate.
+    """
+
+    planned: list[Micro]
+    micros: list[RaggedBatch]
+    share: Share
+    waited: float
+    is_saved: bool
+    weights: dict[str, float]
+    rate: float
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Message of a process to the others once it has loaded its micro-batches of an update.
+
+    Args:
+        received: signal that has asked it to stop.
+        is_due: whether its clock asks for a checkpoint.
+        counts: of its micro-batches, as `counts_to_json`.
+    """
+
+    received: int | None
+    is_due: bool
+    counts: dict[int, dict[str, Any]]
+
+
+def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
+    """Yield the rest of an epoch's updates; model and optimizer are prepared for each."""
+    run, setup, first = stage.run, stage.run.setup, stage.run.progress.epoch_step
+    ratio, attended = stage.cells_per_token, setup.data.table.attended
+    own = partial(own_numbers, group=setup.parallelism.sharing, cells_per_token=ratio, attended=attended)
+    grouped = not library.computes(DTYPES[setup.precision])
+    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=own)
+    with closing(steps):
+        for step in range(first, plan.num_steps):
+            weights, rate = _begin_step(stage)  # a model counts the targets of the terms that train
+            began, planned = time.perf_counter(), plan.step(step)
+            numbers = own(planned)
+            with setup.group.together() as talk:
+                with run.timers("wait"), needs_memory("the next batch", "lower plan.tokens_per_step"):
+                    micros = next(steps)
+                talk.own = asdict(_loaded(stage, micros, numbers))
+            told = [Loaded(**values) for values in talk.told]
+            run.signals.agree([one.received for one in told])
+            share = _share(stage, len(planned), numbers, told)
+            yield Update(planned, micros, share, time.perf_counter() - began, told[0].is_due, weights, rate)
+
+
+def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:
+    """Message of this process about its micro-batches, whose places are `numbers`."""
+    run, parallelism = stage.run, stage.run.setup.parallelism
+    # Where every process has all micro-batches, the first counts them.
+    counts_them = parallelism.sharing.size > 1 or parallelism.group.leads
+    counts = counts_to_json(run.setup.model, micros, numbers) if counts_them else {}
+    return Loaded(run.signals.received, stage.clock.due(), counts)
+
+
+def _share(stage: StageRun, num_micros: int, numbers: Sequence[int], told: Sequence[Loaded]) -> Share:
+    """The share of this process of an update of `num_micros` micro-batches, `numbers` of which are its own."""
+    run, parallelism = stage.run, stage.run.setup.parallelism
+    counts = counts_of_all([one.counts for one in told])
+    assert len(counts) == num_micros == sum(len(one.counts) for one in told), "each has been counted once"
+    seed = (stage.setup.recipe.train.seed, run.progress.step)
+    sums = stage.sums if parallelism.group.size > 1 or num_micros > 1 else None
+    lockstep = parallelism.lockstep(max(len(one.counts) for one in told))
+    return Share(numbers, counts, seed, parallelism, sums, lockstep, stage.room)
+
+
+def _begin_step(stage: StageRun) -> tuple[dict[str, float], float]:
+    """Prepare model and optimizer for the next step; return the weights of the loss terms and the learning rate."""
+    run, setup, recipe, progress = stage.run, stage.run.setup, stage.setup.recipe, stage.run.progress
+    rate = stage.schedule.rate(progress.stage_step, progress.epoch)
+    set_rate(stage.optimizer, rate)
+    # Dropout draws from (seed, step, micro-batch): a resumed run drops the same values, with any number of processes.
+    torch.manual_seed(step_seed(recipe.train.seed, progress.step))
+    setup.model.train()
+    weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
+    forget(stage.optimizer, fresh)
+    if fresh:
+        run.monitor.log("drawn_anew", step=progress.step + 1, num_tensors=len(fresh))
+    for watch in stage.watches:
+        weights = watch.scaled(weights)
+    return weights, rate
