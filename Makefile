@@ -16,8 +16,9 @@ TORCH_INDEX ?=
 SYSTEM_TORCH ?=
 RUN = runs/demo
 
-# Threads that wait asleep: the few tests with two threads share their cores with other tests.
-PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
+# Threads that wait asleep: the few tests with two threads share their cores with other tests. Compiled modules are kept, also where the
+# environment says otherwise: tests start hundreds of processes.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
 .PHONY: demo test quick wheel readme census processes fuzz crash kill lint clean
 demo: $(VENV)/.installed

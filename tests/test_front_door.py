@@ -100,11 +100,11 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
     assert (run / "report.html").stat().st_size > 1000
 
 
-def test_training_a_recipe_of_our_own_loads_nothing_of_hugging_face(tmp_path: Path) -> None:
+def test_training_a_recipe_of_our_own_loads_nothing_of_hugging_face_or_the_compiler_of_torch(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "你好！"}]
     rows = [{"messages": [*chat, {"role": "user", "content": f"第{number}"}, chat[1]]} for number in range(40)]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
-    extras = ("transformers", "trl", "peft", "accelerate", "datasets", "jinja2", "gguf")
+    extras = ("transformers", "trl", "peft", "accelerate", "datasets", "jinja2", "gguf", "torch._dynamo")
     loaded = loaded_by(tmp_path, extras, ["train", "zh_chat", "data.chat=chat.jsonl", *SMALL])
     assert list(loaded.values()) == [[]]
 

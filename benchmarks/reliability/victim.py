@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 import torch
-import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
-import torch.utils.tensorboard
+import torch.utils.tensorboard  # once here is once for all the children
 
 from unpad.__main__ import main
 from unpad.storage.disk import is_leftover

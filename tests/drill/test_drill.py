@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
-import torch.utils.tensorboard
+import torch.utils.tensorboard  # once here is once for all the children
 
 from tests.data.test_images import write_folder
 from tests.data.test_vqa import SMALL, write_questions

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
-import torch.utils.tensorboard
+import torch.utils.tensorboard  # once here is once for all the children
 from torch import nn
 
 from tests.helpers.toy import LOOP

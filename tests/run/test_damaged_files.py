@@ -246,11 +246,16 @@ def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(
     [newest] = sorted((folder / "checkpoints").glob("step-*"))[-1:]
     files = dict(storage.read_folder(newest))
     state: dict[str, Any] = json.loads(files["state.json"])
-    state["values"]["progress"]["epoch"] = "two"
-    storage.remove_folder(newest)
-    storage.write_folder(newest, {**files, "state.json": json.dumps(state).encode()})
-    with pytest.raises(CheckpointError, match=r'progress: "epoch" should be a valid integer, got \'two\''):
-        run(runs[1]["text"], folder, "train.max_steps=4", resume=True)
+    held = dict(state["values"]["progress"])
+    for field, value, says in [
+        ("epoch", "two", r'progress: "epoch" should be a valid integer, got \'two\''),
+        ("epoch_step", 1000, r'progress: "epoch_step" is 1000 of \d+'),
+    ]:
+        state["values"]["progress"] = {**held, field: value}
+        storage.remove_folder(newest)
+        storage.write_folder(newest, {**files, "state.json": json.dumps(state).encode()})
+        with pytest.raises(CheckpointError, match=says):
+            run(runs[1]["text"], folder, "train.max_steps=4", resume=True)
 
 
 def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(

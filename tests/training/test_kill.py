@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # the optimizer and TensorBoard import these: once here is once for all the children
-import torch.utils.tensorboard
+import torch.utils.tensorboard  # once here is once for all the children
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
 from unpad.cli.main import main

@@ -23,7 +23,7 @@ from unpad import errors
 from unpad.errors import UnpadError
 
 # One process imports these and is forked for each child; elsewhere every child imports them.
-MODULES = ["unpad.drill.train", "unpad.drill.probe", "torch._dynamo", "torch.utils.tensorboard"]
+MODULES = ["unpad.drill.train", "unpad.drill.probe", "torch.utils.tensorboard"]
 CONTEXT: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
 LAST_LINES = 3  # of the output of a child that failed
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -45,7 +46,14 @@ def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
             raise RecipeError(f'"{pattern}" matches no parameter', where=where, fix=fix)
 
 
-def make_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
+class AdamW(torch.optim.AdamW):
+    """AdamW of torch without its wrappers for torch.compile: they import as much as all the rest of a start."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    step = torch.no_grad()(unwrap(torch.optim.Adam.step))
+
+
+def make_optimizer(model: nn.Module, settings: OptimSettings) -> AdamW:
     """Build AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101) with decay on matrices only.
 
     Biases, norms and embeddings keep their scale: decay would pull rare words, whose rows get few gradients, to zero.
@@ -69,7 +77,7 @@ def make_optimizer(model: nn.Module, settings: OptimSettings) -> torch.optim.Ada
             {"params": decay, "weight_decay": weight_decay, **shared},
             {"params": keep, "weight_decay": 0.0, **shared},
         ]
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+    return AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

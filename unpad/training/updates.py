@@ -14,9 +14,10 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Micro, Plan
-from unpad.errors import needs_memory
+from unpad.errors import CheckpointError, needs_memory
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
+from unpad.run.checkpoint import STATE
 from unpad.training.context import StageRun
 from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import forget, set_rate
@@ -61,8 +62,16 @@ class Loaded:
 
 
 def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[Update]:
-    """Yield the rest of an epoch's updates; model and optimizer are prepared for each."""
+    """Yield the rest of an epoch's updates; model and optimizer are prepared for each.
+
+    Raises:
+        CheckpointError: the epoch was over where the run goes on; a checkpoint of ours names the next one there.
+    """
     run, setup, first = stage.run, stage.run.setup, stage.run.progress.epoch_step
+    if first and first >= plan.num_steps:
+        what = f'{STATE} is not that of this training: progress: "epoch_step" is {first} of {plan.num_steps}'
+        fix = "use another copy of the run, or start a new one with --out"
+        raise CheckpointError(what, where=str(setup.folder), fix=fix)
     ratio, attended = stage.cells_per_token, setup.data.table.attended
     own = partial(own_numbers, group=setup.parallelism.sharing, cells_per_token=ratio, attended=attended)
     grouped = not library.computes(DTYPES[setup.precision])
