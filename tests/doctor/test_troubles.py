@@ -11,7 +11,7 @@ from tests.doctor import recipes
 from tests.doctor.recipes import codes, examined, quiet_machine
 from tests.doctor.troubles import TROUBLES, Trouble
 from tests.helpers.toy import SMALL_MODEL
-from unpad.doctor import heart, machine, rows, steps, sweep
+from unpad.doctor import carry, heart, machine, rows, steps, sweep
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +22,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "STEPS", 30)  # these models are small, and their losses smooth
     monkeypatch.setattr(heart, "STEPS", 30)
     monkeypatch.setattr(heart, "LEAST_STEPS", 30)
+    monkeypatch.setattr(carry, "STEPS", 60)
     monkeypatch.setattr(steps, "STEPS", 3)
     monkeypatch.setattr(machine, "LEAST_SECONDS", 0.0)
     monkeypatch.setattr(rows, "SAMPLE", 60)
@@ -54,9 +55,11 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
     ("text", {"model": {**SMALL_MODEL, **OLDER, "blocks": 2}}),
     ("images", {}),
     ("images", {"model": {"pool": "attention", "norm": "rmsnorm", "activation": "swiglu"}}),
-    ("images", {"images": {"flip": 0.5, "zoom": 0.2}, "train": {"label_smoothing": 0.1}}),
+    ("images", {"images": {"flip": 0.5, "zoom": 0.2}, "train": {"label_smoothing": 0.1}, "model": {"blocks": 3}}),
     ("questions", {}),
     ("patients", {}),
+    ("patients", {"losses": {"reconstruction": 0.1, "made_code": 0.1, "next_code": 0.1, "next_time": 0.05}}),
+    ("patients", {"model": {"levels": 2, "bins": [0, 90, 365]}, "events": {"max_events": 6}}),
 ]
 
 

@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tests.doctor import plants
-from tests.doctor.recipes import images, questions, text, write_rows
+from tests.doctor.recipes import images, patients, questions, text, write_rows
 from tests.helpers.toy import SMALL_MODEL
 from unpad.data.tokens.tokenizer import train_tokenizer
 from unpad.recipes.data import TokenizerSettings
 
 Recipe = Callable[..., Path]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,86 @@ def with_rare_source(folder: Path) -> Path:
     )
 
 
+# --------------------------------------------------------------------------- patients
+
+
+def with_tables(
+    tests: Callable[[list[Row]], list[Row]] | None = None, people: Callable[[list[Row]], list[Row]] | None = None
+) -> Recipe:
+    """Patients whose events or outcomes are changed, row by row."""
+
+    def written(folder: Path, **sections: Any) -> Path:
+        recipe = patients(folder, **sections)
+        for name, change in (("tests", tests), ("people", people)):
+            if change is not None:
+                path = folder / "tables" / f"{name}.parquet"
+                pq.write_table(pa.Table.from_pylist(change(pq.read_table(path).to_pylist())), path)
+        return recipe
+
+    return written
+
+
+def is_ill(row: Row) -> bool:
+    return bool(row["id"] % 3 == 0)
+
+
+def with_hospice(rows: list[Row]) -> list[Row]:
+    """The ill have an event that is written when the outcome is known."""
+    ill = sorted({row["id"] for row in rows if is_ill(row)})
+    return rows + [{"id": one, "days": -1, "test": "hospice", "value": None} for one in ill]
+
+
+def with_discharge_status(rows: list[Row]) -> list[Row]:
+    """A number of how the stay ended, 20 for death, is among the facts."""
+    return [{**row, "discharge": 20 if row["status"] else 1 + row["age"] % 6} for row in rows]
+
+
+def on_another_clock(rows: list[Row]) -> list[Row]:
+    """Days are counted from the first visit of the study, and not from the landmark."""
+    return [{**row, "days": row["days"] + 501} for row in rows]
+
+
+def in_minutes(rows: list[Row]) -> list[Row]:
+    """Minutes of some weeks stand in the column of days."""
+    return [{**row, "days": row["days"] * 144} for row in rows]
+
+
+def in_two_units(rows: list[Row]) -> list[Row]:
+    """A laboratory reports one test in a unit of which 1 is 1,000 of the others'."""
+    return [{**row, "value": row["value"] * 1000} if row["test"] == "b" and i % 20 == 0 else row
+            for i, row in enumerate(rows)]  # fmt: skip
+
+
+def with_numbered_codes(rows: list[Row]) -> list[Row]:
+    """Codes hold the number of the order."""
+    return [{**row, "test": f"{row['test']}-{i}"} for i, row in enumerate(rows)]
+
+
+def at_two_sites(rows: list[Row]) -> list[Row]:
+    """Every patient is in the tables of two hospitals, under two numbers."""
+    both = rows + [{**row, "id": row["id"] + 3_000_000} for row in rows]
+    return both + [{**row, "days": row["days"] - 600} for row in both] if "days" in rows[0] else both
+
+
+def of_others(rows: list[Row]) -> list[Row]:
+    """Outcomes are joined by the place in the file, and the file was sorted by another column."""
+    order = np.random.default_rng(1).permutation(len(rows)).tolist()
+    return [
+        {**row, "status": rows[i]["status"], "futime": rows[i]["futime"]} for row, i in zip(rows, order, strict=True)
+    ]
+
+
+def hardly_ever(rows: list[Row]) -> list[Row]:
+    """Within the horizon hardly an outcome comes."""
+    return [{**row, "futime": 800} if row["status"] and row["id"] % 24 else row for row in rows]
+
+
+WITH_DISCHARGE = [
+    {"path": "tests.parquet", "time": "days", "code": "test"},
+    {"path": "people.parquet", "static": ["age", "discharge"]},
+]
+
+
 def _pointed(recipe: Path, kind: str, file: str) -> Path:
     import yaml
 
@@ -141,6 +224,18 @@ def busy_neighbour() -> dict[str, Any]:
 THREE_BLOCKS = {**SMALL_MODEL, "blocks": 3}
 WIDE_CONTEXT = {**SMALL_MODEL, "context": 128}
 GELU = {**SMALL_MODEL, "activation": "gelu", "bias": True}
+
+# Named by the tables of patients alone, without a model.
+OF_TABLES = [
+    Trouble("a code of the outcome", "leaking_code", with_tables(with_hospice), is_more=True),
+    Trouble("how the stay ended", "leaking_value", with_tables(people=with_discharge_status),
+            {"data": {"events": WITH_DISCHARGE}}, is_more=True),
+    Trouble("a landmark on another clock", "no_history", with_tables(on_another_clock), is_more=True),
+    Trouble("minutes as days", "long_history", with_tables(in_minutes), is_more=True),
+    Trouble("values in two units", "far_values", with_tables(in_two_units), is_more=True),
+    Trouble("numbers of orders as codes", "rare_codes", with_tables(with_numbered_codes), is_more=True),
+    Trouble("histories of one event", "cut_short", patients, {"events": {"max_events": 2}}, is_more=True),
+]  # fmt: skip
 
 TROUBLES = [
     Trouble("wrong shift", "targets_shifted", plant=plants.wrong_shift),
@@ -186,5 +281,12 @@ TROUBLES = [
     Trouble("few steps", "few_steps", sections={"train": {"max_epochs": 1, "max_steps": 4}}, is_more=True),
     Trouble("an evaluation every step", "evaluating",
             sections={"data": {"holdout": 0.5}, "train": {"eval_every": 1, "max_epochs": 20}}, is_more=True),
+    *OF_TABLES,
+    Trouble("patients under two numbers", "same_rows", with_tables(at_two_sites, at_two_sites), is_more=True),
+    Trouble("outcomes of others", "labels_random", with_tables(people=of_others), {"data": {"holdout": 0.7}}),
+    Trouble("an outcome that hardly comes", "imbalance", with_tables(people=hardly_ever), is_more=True),
+    Trouble("an outcome without weight", "starved", patients, {"losses": {"classification": 1e-4, "next_code": 1.0}}),
+    Trouble("learning rate x 100, patients", "lr_high", patients, {"optim": {"lr": 0.6}}, is_more=True),
+    Trouble("learning rate / 1000, patients", "lr_low", patients, {"optim": {"lr": 6e-6}}, is_more=True),
     Trouble("memory on the disk", "swap", readings={"swapped_bytes": lambda: 1 << 30}, is_more=True),
 ]  # fmt: skip

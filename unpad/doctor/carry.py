@@ -55,7 +55,8 @@ def carry_over(subject: Subject, found: Sweep, seconds: float) -> Carry | None:
     judged = _labelled(subject, rng.permutation(subject.stage.held_out_ids))[:MOST_JUDGED]
     if min(len(learnt), len(judged)) < LEAST or not (table.positions[learnt] > 0).any():
         return None
-    trial = Trial(subject, lr=found.middle if found.low is not None else USUAL_RATE, lr_scale=1.0, clip=1.0)
+    rate = found.middle if found.low is not None else USUAL_RATE
+    trial = Trial(subject, drops=False, lr=rate, lr_scale=1.0, clip=1.0)
     training, others = _batches(subject, learnt), _batches(subject, judged)
     began, start, moments, end = subject.clock.now(), 0.0, list[float](), 0.0
     start = end = _mean_loss(trial, training)

@@ -56,6 +56,35 @@ CATALOGUE: dict[str, Entry] = {
         "计入损失的标签中有 {number:.0%} 落在填充位置上。",
         "填充位置不应有标签，损失掩码应为 False；plan.strategy=pack 没有填充",
     ),
+    "leaking_code": Entry(
+        "{number:.0%} of the patients with {code} have label {target}: {covered:.0%} of all with this label, and "
+        "{others:.1%} of the others. It may be the outcome itself.",
+        "leave it out of the events, or predict before it: events.landmark; a loss near 0 is no success here",
+        "有 {code} 的病人中 {number:.0%} 的标签是 {target}：占该标签病人的 {covered:.0%}，而其他病人中只有"
+        " {others:.1%}。它可能就是结局本身。",
+        "从事件中去掉它，或用 events.landmark 在它之前预测；这时损失接近 0 并不说明学会了",
+    ),
+    "leaking_value": Entry(
+        "The value of {code} alone tells the label of {sequences:,} patients, AUROC {number:.3f}: it may be written "
+        "after the outcome.",
+        "leave it out of the events and of `static`, or predict before it: events.landmark",
+        "单凭 {code} 的数值就能分出 {sequences:,} 个病人的标签，AUROC 为 {number:.3f}：它可能是结局之后才写入的。",
+        "从事件和 `static` 中去掉它，或用 events.landmark 在它之前预测",
+    ),
+    "no_history": Entry(
+        "{number:.0%} of {sequences:,} patients have no event with a time up to the landmark; {late:,} events are "
+        "after it.",
+        "compare events.landmark with the times in the files: both count from the same day, in events.unit",
+        "{sequences:,} 个病人中有 {number:.0%} 在预测时点之前没有任何带时间的事件；之后的事件有 {late:,} 个。",
+        "把 events.landmark 与文件里的时间对照：两者应从同一天算起，单位为 events.unit",
+    ),
+    "long_history": Entry(
+        "{number:.1%} of {sequences:,} patients have events more than a lifetime before the landmark, up to "
+        "{years:,.0f} years.",
+        "look at `unit` of the tables (minutes read as days?) and at placeholders such as 1900-01-01",
+        "{sequences:,} 个病人中有 {number:.1%} 的事件比预测时点早一辈子以上，最早 {years:,.0f} 年。",
+        "检查各表的 `unit`（分钟当成了天？）以及 1900-01-01 之类的占位日期",
+    ),
     "constant_labels": Entry(
         "{number:.1%} of {sequences:,} sequences have the same target, {target}: there is nothing to tell apart.",
         "look at the labels or answers in the files, and at the field that names them",
@@ -68,6 +97,21 @@ CATALOGUE: dict[str, Entry] = {
         "look at the files, and at how they are decoded",
         "{sequences:,} 个输入中有 {number:.0%} 从头到尾是同一个值，例如 {where}：里面没有信息。",
         "检查这些文件，以及它们的解码方式",
+    ),
+    "rare_codes": Entry(
+        "{number:.0%} of the events have codes that one patient alone has, {codes:,} of {all_codes:,} codes: nothing "
+        "of them holds for others.",
+        "take numbers and names of rows out of the code column, map codes to coarser ones, or set events.min_count=5",
+        "{number:.0%} 的事件用的编码只出现在一个病人身上（{all_codes:,} 种编码中的 {codes:,} 种）：对别的病人没有用。",
+        "去掉编码列中的流水号和名称，把编码归并成更粗的，或设 events.min_count=5",
+    ),
+    "far_values": Entry(
+        "{far:,} values of {code} are {times:,.0f} times as far from the median as all others, and make its standard "
+        "deviation {number:,.0f} times as large: the others look equal. Codes like it: {codes}.",
+        "look for another unit or placeholders such as 9999 among them; convert or empty these cells",
+        "{code} 有 {far:,} 个数值离中位数的距离是其余的 {times:,.0f} 倍，使标准差变成 {number:,.0f} 倍：其余数值看起来"
+        "都一样。这样的编码有 {codes} 种。",
+        "检查其中是否混有别的单位或 9999 之类的占位值；换算或清空这些单元格",
     ),
     "unknown_tokens": Entry(
         "{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell "
@@ -164,6 +208,13 @@ CATALOGUE: dict[str, Entry] = {
         "look at train.freeze, optim.groups (lr_scale 0) and losses; in code, at detach and no_grad",
         "要训练的参数中有 {number:.0%} 不变化，例如 {layer}：{why}。",
         "检查 train.freeze、optim.groups（lr_scale 为 0）和 losses；代码里检查 detach 和 no_grad",
+    ),
+    "starved": Entry(
+        "The outcome has {number:.2%} of the gradient that the layers get, {strongest} has {other:.0%}: they hardly "
+        "learn it.",
+        "set {field}={usual:g}, the default, or lower losses.{strongest}",
+        "各层得到的梯度中结局只占 {number:.2%}，{strongest} 占 {other:.0%}：几乎学不到结局。",
+        "设置 {field}={usual:g}（默认值），或调低 losses.{strongest}",
     ),
     "dead_units": Entry(
         "{number:.0%} of the units of {layer} are 0 for every token: they pass no gradient.",

@@ -11,6 +11,7 @@ from unpad.doctor.catalogue import CATALOGUE
 from unpad.doctor.files import check_files
 from unpad.doctor.finding import Finding, Value, ranked
 from unpad.doctor.heart import Heart, judge, learn_by_heart
+from unpad.doctor.histories import check_histories
 from unpad.doctor.layers import Layers, check_layers, check_unchanged
 from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
 from unpad.doctor.machine import Neighbours, check_memory, check_threads
@@ -21,6 +22,7 @@ from unpad.doctor.subject import Clock, Subject, open_subject
 from unpad.doctor.sweep import Sweep, sweep
 from unpad.doctor.system import System
 from unpad.doctor.targets import check_targets
+from unpad.doctor.terms import check_terms
 from unpad.doctor.tokens import check_tokens
 from unpad.doctor.words import Language, sentences, word
 from unpad.terminal.progress import progress
@@ -31,7 +33,7 @@ OF_STEPS, OF_SWEEP, OF_HEART, OF_CARRY = 0.2, 0.4, 0.5, 0.7  # of the time that 
 FOLLOWS = {
     "by_heart_settings": {"clip", "decay", "dropout", "lr_high", "lr_low", "frozen"},
     "by_heart": {"constant_inputs", "frozen", "dead_units"},
-    "labels_random": {"constant_inputs", "constant_labels"},
+    "labels_random": {"constant_inputs", "constant_labels", "imbalance", "no_history", "rare_codes"},
     "decay": {"lr_high"},
     "imbalance": {"constant_labels"},
 }
@@ -161,7 +163,7 @@ def examine(
     with progress("reading the data"):
         subject = open_subject(name, overrides, clock)
     with progress("looking at the data"):
-        findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject)]
+        findings = [*check_targets(subject), *check_rows(subject), *check_tokens(subject), *check_histories(subject)]
     findings += [*check_schedule(subject), *check_decay(subject), *check_files(subject)]
     findings += check_threads(subject, system)
     layers = check_layers(subject)
@@ -183,6 +185,7 @@ def _tried(subject: Subject, system: System, layers: Layers) -> Tried:
     carry = carry_over(subject, found, clock.share(OF_CARRY))
     findings = [
         *check_times(subject, steps),
+        *check_terms(subject),
         *check_clip(subject, steps.norms),
         *check_unchanged(subject, layers, steps.unmoved),
         *judge(subject, heart, found),

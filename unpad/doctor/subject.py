@@ -209,12 +209,13 @@ class Trial:
     def loss(self, batch: RaggedBatch) -> float:
         """Mean negative log-likelihood of a batch without dropout, in nats; of a model without it, its trained loss."""
         self.model.eval()
-        terms = self._terms(batch)
+        terms = self.terms(batch)
         if "nll" in terms and terms["nll"][1]:
             return float(terms["nll"][0]) / terms["nll"][1]
         return sum(w * float(terms[name][0]) / max(terms[name][1], 1) for name, w in self.weights.items())
 
-    def _terms(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
+    def terms(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
+        """Sum and count of every loss term of a batch, in the precision of training."""
         with autocast(self.subject.setup.precision, self.subject.setup.device):
             return self.model.losses(batch)
 

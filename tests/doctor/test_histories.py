@@ -1,0 +1,75 @@
+"""Checks of the tables of patients: each trouble is named without a model, and nothing of sound tables."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.doctor.troubles import OF_TABLES, Row, Trouble, is_ill, with_tables
+from unpad.doctor.finding import Finding
+from unpad.doctor.histories import check_histories
+from unpad.doctor.subject import Clock, open_subject
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+
+
+def found_in(recipe: Path) -> list[Finding]:
+    return check_histories(open_subject(str(recipe), (), Clock(600.0, time.monotonic)))
+
+
+@pytest.mark.parametrize("trouble", OF_TABLES, ids=lambda trouble: trouble.name)
+def test_a_trouble_of_tables_is_the_only_finding(trouble: Trouble, tmp_path: Path) -> None:
+    assert [one.code for one in found_in(trouble.recipe(tmp_path, **trouble.sections))] == [trouble.code]
+
+
+def weaker(rows: list[Row]) -> list[Row]:
+    """Values of the ill are higher by one standard deviation, not by three."""
+    return [{**row, "value": row["value"] - 2 * is_ill(row)} for row in rows]
+
+
+def some_ill_have_it(rows: list[Row]) -> list[Row]:
+    """Most of the ill have a code that no other has."""
+    ill = sorted({row["id"] for row in rows if is_ill(row)})
+    return rows + [{"id": one, "days": -1, "test": "morphine", "value": None} for one in ill if one % 8]
+
+
+def many_have_it(rows: list[Row]) -> list[Row]:
+    """A code is three times as common among the ill: a finding of medicine, not of the doctor."""
+    everyone = sorted({row["id"] for row in rows})
+    having = [one for one in everyone if (one % 9 if one % 3 == 0 else one % 5 == 0)]
+    return rows + [{"id": one, "days": -1, "test": "ward", "value": None} for one in having]
+
+
+def with_placeholder(rows: list[Row]) -> list[Row]:
+    """One value is what a program writes where there is none."""
+    first = next(i for i, row in enumerate(rows) if row["test"] == "a")
+    return [{**row, "value": 99_999.0} if i == first else row for i, row in enumerate(rows)]
+
+
+def skewed(rows: list[Row]) -> list[Row]:
+    """Values spread over five powers of ten, as those of some enzymes do."""
+    return [{**row, "value": float(np.exp(2 * row["value"]))} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (some_ill_have_it, [("leaking_code", "warning")]),
+        (many_have_it, []),
+        (with_placeholder, [("far_values", "warning")]),
+        (skewed, []),
+        (lambda rows: rows, []),
+    ],
+)
+def test_codes_and_values_are_told_from_their_limits(
+    change: Callable[[list[Row]], list[Row]], expected: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    found = found_in(with_tables(lambda rows: change(weaker(rows)))(tmp_path))
+    assert [(one.code, one.severity) for one in found] == expected, found

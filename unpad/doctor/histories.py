@@ -1,0 +1,230 @@
+"""Histories of patients: codes and values that give the outcome away, values of another unit, codes that do not recur,
+and times that leave no history or none that is possible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unpad.data.patients import EventData
+from unpad.doctor.finding import Finding, Severity, Value
+from unpad.doctor.subject import Subject
+from unpad.evaluation.binary import auroc
+
+LEAST_PATIENTS = 20  # with a code or of a class, below which neither says anything about the others
+PURE, SEPARATES, RANKS = 0.98, 0.9, 0.9995  # shares of patients, their difference, and an AUROC
+RARE_CLASS, LEAST_COVERED = 0.5, 0.1  # shares of patients: at most with the label, at least of these with the code
+LEAST_VALUES = 50  # of a code
+FAR, WIDENED = 5.0, 10.0  # times the distance of all others from the median, and times their standard deviation
+RARE, MOSTLY_RARE = 0.2, 0.5  # shares of events
+EMPTY, MOSTLY_EMPTY = 0.5, 0.9  # shares of patients
+YEAR, LONGEST = 365.25, 120.0  # days, years
+MANY_TOO_LONG = 0.05
+CUT, MOSTLY_CUT = 0.5, 0.9  # shares of events
+
+
+def check_histories(subject: Subject) -> list[Finding]:
+    """Findings on the histories of the training patients; none of other data."""
+    data = subject.setup.data
+    if not isinstance(data, EventData):
+        return []
+    told = _told(data, subject.stage.train_ids)
+    return [
+        *_leaks(told),
+        *_far_values(told),
+        *_rare_codes(told),
+        *_empty(told),
+        *_too_long(told),
+        *_cut(subject, data),
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """Events of the training patients.
+
+    Args:
+        ids: (num_patients,) int64, their sequences.
+        patient: (num_events,) int64, index into `ids`, ascending; code: (num_events,) int64.
+        value: (num_events,) float32, nan without one.
+    """
+
+    data: EventData
+    ids: np.ndarray
+    patient: np.ndarray
+    code: np.ndarray
+    value: np.ndarray
+
+    @property
+    def num_codes(self) -> int:
+        return len(self.data.codes)
+
+    def last_of(self, events: np.ndarray) -> np.ndarray:
+        """The last of these events of each patient and code, (num_pairs,) int64."""
+        pairs = self.patient[events] * self.num_codes + self.code[events]
+        _, first = np.unique(pairs[::-1], return_index=True)
+        last: np.ndarray = events[len(events) - 1 - first]
+        return last
+
+
+def _told(data: EventData, ids: np.ndarray) -> _Told:
+    starts = data.sets.events_of
+    owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    place = np.full(len(starts) - 1, -1)
+    place[ids] = np.arange(len(ids))
+    events = np.flatnonzero(place[owner] >= 0)
+    events = events[np.argsort(place[owner[events]], kind="stable")]
+    return _Told(data, ids, place[owner[events]], data.code[events].astype(np.int64), data.values[events])
+
+
+# --------------------------------------------------------------------------- the outcome among the events
+
+
+def _leaks(told: _Told) -> list[Finding]:
+    """The code that tells the label best, and the value that does, if either tells nearly all."""
+    if told.data.labels is None:
+        return []
+    labels = told.data.labels[told.ids]
+    classes = np.array([(labels == 0).sum(), (labels == 1).sum()])
+    if classes.min() < LEAST_PATIENTS:
+        return []
+    known = np.flatnonzero((labels[told.patient] >= 0) & (told.code > 0))
+    return [*_leaking_code(told, labels, classes, known), *_leaking_value(told, labels, known)]
+
+
+def _leaking_code(told: _Told, labels: np.ndarray, classes: np.ndarray, known: np.ndarray) -> list[Finding]:
+    last = told.last_of(known)
+    having = np.stack(
+        [np.bincount(told.code[last[labels[told.patient[last]] == one]], minlength=told.num_codes) for one in (0, 1)]
+    )  # (2, num_codes) patients of each class with the code
+    total, shares = having.sum(0), having / classes[:, None]
+    best: tuple[float, int, int] | None = None
+    for label in (0, 1):
+        pure = having[label] / np.maximum(total, 1)
+        apart = shares[label] - shares[1 - label]
+        is_leak = apart >= SEPARATES
+        if classes[label] <= RARE_CLASS * classes.sum():
+            is_leak |= (pure >= PURE) & (shares[label] >= LEAST_COVERED)
+        is_leak &= total >= LEAST_PATIENTS
+        for code in np.flatnonzero(is_leak).tolist():
+            best = max(best or (-1.0, 0, 0), (float(apart[code]), code, label))
+    if best is None:
+        return []
+    apart_most, code, label = best
+    values: dict[str, Value] = {
+        "code": told.data.codes[code],
+        "target": str(label),
+        "covered": float(shares[label, code]),
+        "others": float(shares[1 - label, code]),
+    }
+    severity: Severity = "fault" if apart_most >= SEPARATES else "warning"
+    pure_share = float(having[label, code] / total[code])
+    return [Finding("leaking_code", severity, pure_share, ("data.events", "events.landmark"), values)]
+
+
+def _leaking_value(told: _Told, labels: np.ndarray, known: np.ndarray) -> list[Finding]:
+    last = told.last_of(known[~np.isnan(told.value[known])])
+    last = last[np.argsort(told.code[last], kind="stable")]
+    codes, firsts = np.unique(told.code[last], return_index=True)
+    best: tuple[float, int, int] = (RANKS, 0, 0)
+    for code, events in zip(codes.tolist(), np.split(last, firsts[1:]), strict=True):
+        own = labels[told.patient[events]]
+        if min((own == 0).sum(), (own == 1).sum()) >= LEAST_PATIENTS:
+            area = float(auroc(own, told.value[events]))
+            best = max(best, (max(area, 1 - area), code, len(own)))
+    area, code, num = best
+    if not code:
+        return []
+    values: dict[str, Value] = {"code": told.data.codes[code], "sequences": num}
+    return [Finding("leaking_value", "warning", area, ("data.events", "events.landmark"), values)]
+
+
+# --------------------------------------------------------------------------- values and codes
+
+
+def _far_values(told: _Told) -> list[Finding]:
+    """The code whose scale a few values set that are far from all others."""
+    valued = np.flatnonzero(~np.isnan(told.value))
+    valued = valued[np.argsort(told.code[valued], kind="stable")]
+    codes, firsts = np.unique(told.code[valued], return_index=True)
+    found: list[tuple[float, int, int, float]] = []
+    for code, events in zip(codes.tolist(), np.split(told.value[valued], firsts[1:]), strict=True):
+        if len(events) < LEAST_VALUES:
+            continue
+        from_median = np.abs(events.astype(np.float64) - np.median(events))
+        order = np.argsort(from_median, kind="stable")
+        upper = from_median[order][len(order) // 2 :]
+        times = upper[1:] / np.where(upper[:-1] > 0, upper[:-1], np.inf)
+        gap = int(times.argmax())
+        near = events[order[: len(order) // 2 + gap + 1]].astype(np.float64)
+        widened = float(events.astype(np.float64).std() / max(near.std(), 1e-12))
+        if times[gap] >= FAR and widened >= WIDENED:
+            found.append((widened, code, len(events) - len(near), float(times[gap])))
+    if not found:
+        return []
+    widened, code, num_far, gap_times = max(found)
+    values: dict[str, Value] = {
+        "code": told.data.codes[code],
+        "far": num_far,
+        "times": gap_times,
+        "codes": len(found),
+    }
+    return [Finding("far_values", "warning", widened, ("data.events",), values)]
+
+
+def _rare_codes(told: _Told) -> list[Finding]:
+    """Codes that one patient alone has."""
+    if len(told.ids) < LEAST_PATIENTS or not len(told.code):
+        return []
+    num_patients = np.bincount(told.code[told.last_of(np.arange(len(told.code)))], minlength=told.num_codes)
+    alone = num_patients == 1
+    share = float(alone[told.code].mean())
+    if share < RARE:
+        return []
+    values: dict[str, Value] = {"codes": int(alone.sum()), "all_codes": told.num_codes - 1}
+    severity: Severity = "fault" if share >= MOSTLY_RARE else "warning"
+    return [Finding("rare_codes", severity, share, ("data.events", "events.min_count"), values)]
+
+
+# --------------------------------------------------------------------------- times
+
+
+def _empty(told: _Told) -> list[Finding]:
+    """Patients of whom no event with a time is read, where there are such events."""
+    report, num = told.data.report, len(told.ids)
+    late = report.num_late[told.ids].sum(1)
+    empty = told.data.sets.has_no_time[told.ids]
+    share = float((empty & (late > 0)).sum() / max(num, 1))
+    if num < LEAST_PATIENTS or share < EMPTY:
+        return []
+    values: dict[str, Value] = {"sequences": num, "late": int(late.sum())}
+    severity: Severity = "fault" if share >= MOSTLY_EMPTY else "warning"
+    return [Finding("no_history", severity, share, ("events.landmark", "events.unit", "data.events"), values)]
+
+
+def _too_long(told: _Told) -> list[Finding]:
+    """Patients whose first event is further before the landmark than a life is long."""
+    sets = told.data.sets
+    if not len(sets.times):
+        return []
+    first = np.minimum(sets.sets_of[told.ids], len(sets.times) - 1)
+    years = np.where(np.diff(sets.sets_of)[told.ids] > 0, -sets.times[first] / YEAR, 0.0)
+    long = years > LONGEST
+    if not long.any():
+        return []
+    share = float(long.mean())
+    values: dict[str, Value] = {"sequences": len(told.ids), "years": float(years.max())}
+    severity: Severity = "fault" if share >= MANY_TOO_LONG else "warning"
+    return [Finding("long_history", severity, share, ("data.events", "events.unit"), values)]
+
+
+def _cut(subject: Subject, data: EventData) -> list[Finding]:
+    """Events beyond `events.max_events`, of all patients."""
+    kept, cut = len(data.code), data.report.counts.get("beyond events.max_events", 0)
+    lost, num = cut / max(kept + cut, 1), len(data.ids)
+    if lost < CUT:
+        return []
+    field = "events.max_events"
+    values: dict[str, Value] = {"whole": (kept + cut) / num, "unit": subject.units[1], "lost": lost, "field": field}
+    return [Finding("cut_short", "fault" if lost >= MOSTLY_CUT else "warning", kept / num, (field,), values)]
