@@ -35,7 +35,7 @@ def main() -> None:
     """Go on until every kind has its states, and every call has failed once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--states", type=int, default=10_000, help="distinct states of every kind, all sessions together"
+        "--states", type=int, default=10_000, help="distinct states of every kind, all runs of it together"
     )
     parser.add_argument("--calls", type=int, help="failing calls of every kind; default all")
     parser.add_argument("--kinds", default=",".join(RECORDED))
@@ -127,7 +127,7 @@ def table(found: dict[str, Any]) -> list[str]:
         cells = (one["calls"], one["tried"], codes.get("0", 0), codes.get("6", 0), others, len(one["faults"]))
         lines.append(f"| {kind} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
     where = f"{found['processor']}, {found['date']}, commit {found['commit']}" if "commit" in found else "not kept"
-    return [*lines, *[""] * bool(found["calls"]), f"`make crash`, all sessions so far. {where}."]
+    return [*lines, *[""] * bool(found["calls"]), f"`make crash`, all runs of it so far. {where}."]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Runs killed at random instants and resumed, until they end with the bytes of a run that nothing disturbed.
 
-    make kill KILLS=1000   # of all sessions together, whose totals are in kill.json beside this file
+    make kill KILLS=1000   # of all runs of it together, whose totals are in kill.json beside this file
     python benchmarks/reliability/kill.py --kills 20 --kinds text --dry-run
 
 Four kinds of runs in turn, half of them with an empty cache of their own. Four of five kills are SIGKILL, the others
@@ -64,7 +64,7 @@ class Kind:
 def main() -> None:
     """Kill until the totals hold as many kills as the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=1000, help="of all sessions together")
+    parser.add_argument("--kills", type=int, default=1000, help="of all runs of it together")
     parser.add_argument("--kinds", default=",".join(TRAINED))
     parser.add_argument("--dry-run", action="store_true", help="begin at 0, and leave totals and page as they are")
     options = parser.parse_args()
@@ -140,7 +140,7 @@ def table(found: dict[str, Any]) -> list[str]:
             cells = (kills, hard, kills - hard, one["runs"], one["cold"], one["in_a_row"], len(one["failures"]))
             lines.append(f"| {TITLES[name]} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
     where = f"{found['processor']}, {found['date']}, commit {found['commit']}" if "commit" in found else "not kept"
-    return [*lines, "", f"`make kill`, all sessions so far: {_num_kills(found):,} kills. {where}."]
+    return [*lines, "", f"`make kill`, all runs of it so far: {_num_kills(found):,} kills. {where}."]
 
 
 def _num_kills(found: dict[str, Any]) -> int:

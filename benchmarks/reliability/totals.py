@@ -1,4 +1,4 @@
-"""Totals that add up over sessions: small JSON files beside this one, which the page docs/reliability.md shows."""
+"""Totals that add up over runs of a script: small JSON files beside this one, which docs/reliability.md shows."""
 
 from __future__ import annotations
 
