@@ -18,14 +18,15 @@ from tests.data.test_vqa import SMALL, write_questions
 from tests.helpers.event_tables import draw_rows, put, table
 from tests.helpers.shell import Shell
 from tests.helpers.toy import write_recipe, write_toy
-from unpad.drill import child, files
 from unpad.drill import drill as drilling
+from unpad.drill import files
 from unpad.drill.drill import drill
 from unpad.drill.findings import Finding
 from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.memory import Limit
 from unpad.drill.probe import Read, Repeated, Stepped
 from unpad.errors import DRILL_FOUND_FAULT, RecipeError, SourceError
+from unpad.processes import forking
 from unpad.storage import RunLock
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
@@ -40,7 +41,7 @@ REPEATED = Repeated(("a", "a", "a"), "cpu")
 @pytest.fixture(autouse=True)
 def _forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Children of this process, which has imported everything already."""
-    monkeypatch.setattr(child, "CONTEXT", get_context("fork"))
+    monkeypatch.setattr(forking, "CONTEXT", get_context("fork"))
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "BLOCK", 1 << 16)
     monkeypatch.setattr(files, "RENAMES", 60)

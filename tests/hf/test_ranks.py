@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
-from tests.helpers.workers import run_ranks
+from tests.helpers.ranks import run_processes
 from tests.hf.families import distance, make_model, truth
 from tests.hf.test_trainer import ROWS, WHOLE, Recorder, TrainerCallback, held_out_loss, make_trainer
 from unpad.errors import UnlikeProcessesError, UnpadError
@@ -135,9 +137,9 @@ def refusal(folder: Path, rank: int, fault: str) -> list[str]:
     return told(name)
 
 
-def work() -> dict[str, Any]:
-    torch.set_num_threads(1)
-    rank, folder = int(os.environ["RANK"]), Path(os.environ["UNPAD_TEST_FOLDER"])
+def work(folder: Path) -> dict[str, Any]:
+    AcceleratorState._reset_state(reset_partial_state=True)  # that of the process this one was forked from
+    rank = int(os.environ["RANK"])
     fp64, fp32, two = torch.float64, torch.float32, {"gradient_accumulation_steps": 2}
     found: dict[str, Any] = {
         "plain": gradients("plain", "gpt2", folder, fp64, gradient_accumulation_steps=WHOLE),
@@ -156,9 +158,8 @@ def work() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_TEST_FOLDER", str(tmp_path))
-    first, second = run_ranks(work, 2, tmp_path, seconds=200)
+def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path: Path) -> None:
+    first, second = run_processes(tmp_path / "ranks", 2, partial(work, tmp_path), limit_s=200)
     for name, bound in {
         "plain": 1e-10, "accumulated": 1e-10, "mixer": 1e-5, "sft": 1e-5, "capped": 1e-5, "few": 1e-5,
     }.items():  # fmt: skip

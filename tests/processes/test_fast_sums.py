@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import VOCAB, random_batch
-from tests.helpers.workers import run_group
+from tests.helpers.ranks import run_ranks
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import LostProcessError, OutOfMemoryError
 from unpad.nn.losses import Terms
@@ -129,7 +129,7 @@ def work(group: Group) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    return run_group(work, 2, tmp_path_factory.mktemp("fast"))
+    return run_ranks(tmp_path_factory.mktemp("fast") / "ranks", 2, work)
 
 
 @pytest.mark.parametrize("case", [*SHARES, "one bucket", "scaled", "after an error"])

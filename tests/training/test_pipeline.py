@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import events, quiet, run, write_toy
-from tests.helpers.workers import run_group
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.plan import plan
 from unpad.errors import RecipeError, UnpadError
@@ -174,7 +174,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     recipe = write_toy(folder / "data")
     run(recipe, folder / "one", *CHANGES)
     run(recipe, folder / "more stages", *CHANGES, "train.max_steps=5")
-    found = run_group(partial(everything, folder=folder), STAGES, folder, seconds=120)
+    found = run_ranks(folder / "ranks", STAGES, partial(everything, folder=folder))
     run(recipe, folder / "fewer stages", "train.max_steps=8", "train.pipeline_stages=1", resume=True)
     return folder, found
 

@@ -14,17 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from unpad import errors
 from unpad.errors import UnpadError
+from unpad.processes import forking
 
-# One process imports these and is forked for each child; elsewhere every child imports them.
 MODULES = ["unpad.drill.train", "unpad.drill.probe", "torch.utils.tensorboard"]
-CONTEXT: Any = get_context("forkserver" if sys.platform == "linux" else "spawn")
 LAST_LINES = 3  # of the output of a child that failed
 
 
@@ -84,40 +82,23 @@ def started(folder: Path, action: Callable[..., object], *arguments: object) -> 
         folder: where its output goes.
         action: function of a module; arguments: picklable.
     """
-    CONTEXT.set_forkserver_preload(MODULES)
     name = f"{time.monotonic_ns()}"
     output, error = folder / f"{name}.out", folder / f"{name}.error"
-    world = (os.getcwd(), dict(os.environ))
-    process = CONTEXT.Process(target=_inside, args=(action, arguments, output, error, world))
-    child = Child(process, output, error)
-    # The process that forks the others is of the terminal's group, too: a Ctrl-C while it imports would be a traceback.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    child = Child(forking.prepare(MODULES, _inside, action, arguments, output, error), output, error)
     try:
-        process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        forking.start(child.process)
         yield child
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         child.kill()
         for path in (output, error):
             path.unlink(missing_ok=True)
 
 
-def _inside(
-    action: Callable[..., object],
-    arguments: tuple[object, ...],
-    output: Path,
-    error: Path,
-    world: tuple[str, dict[str, str]],
-) -> None:
-    """Do the action apart from the terminal, in the folder and with the variables of the parent."""
+def _inside(action: Callable[..., object], arguments: tuple[object, ...], output: Path, error: Path) -> None:
+    """Do the action apart from the terminal."""
     with suppress(OSError):
-        os.setsid()  # a Ctrl-C is for the drill
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.chdir(world[0])
-    os.environ.clear()
-    os.environ |= world[1]
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

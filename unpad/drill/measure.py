@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unpad.drill import child as children
 from unpad.drill.child import Child, started
 from unpad.drill.findings import Finding
 from unpad.drill.memory import Limit, check_memory
@@ -16,6 +15,7 @@ from unpad.drill.names import check_permissions
 from unpad.drill.probe import Read, Repeated, Stepped, probe
 from unpad.drill.room import Needs, check_room
 from unpad.errors import OutOfMemoryError
+from unpad.processes import forking
 
 OPEN_FILES = 32  # of a step that could not be measured
 ENDS = 10.0  # seconds that a process takes to end, once it has closed its pipe
@@ -73,7 +73,7 @@ def measure(recipe: Path, folder: Path, limit: Limit, seconds: float) -> Measure
         UnpadError: the recipe or its data cannot be trained.
     """
     found, until = Measured(limit), time.monotonic() + seconds
-    here, there = children.CONTEXT.Pipe()
+    here, there = forking.CONTEXT.Pipe()
     with here, started(folder, probe, recipe, there) as child:
         there.close()
         while found.repeated is None:

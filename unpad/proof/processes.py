@@ -10,7 +10,6 @@ import copy
 import hashlib
 import json
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from pathlib import Path
 
 import torch
@@ -34,6 +33,7 @@ from unpad.models.cost import cells_per_token
 from unpad.models.objective import set_objective
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
+from unpad.processes import forking
 from unpad.processes.group import Group, joined
 from unpad.processes.start import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
@@ -111,11 +111,12 @@ def _free_port() -> int:
 
 def _run(job: Job, folder: Path) -> list[Line]:
     """Start the processes and return the lines of the first."""
-    context, size = get_context("spawn"), max(job.ports)
-    processes = [context.Process(target=_process, args=(job, rank, folder), daemon=True) for rank in range(size)]
+    processes = [
+        forking.prepare([__name__], _process, job, rank, folder, daemon=True) for rank in range(max(job.ports))
+    ]
     try:
         for process in processes:
-            process.start()
+            forking.start(process)
         running = {process.sentinel: process for process in processes}
         patience = None
         while running:
@@ -144,7 +145,6 @@ def _run(job: Job, folder: Path) -> list[Line]:
 
 
 def _process(job: Job, rank: int, folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its processes
     torch.set_num_threads(job.threads)
     try:
         lines = _compare(job, rank)
