@@ -80,8 +80,10 @@ class Calls:
             if at in self._paths:
                 path = f"{self._paths[at]}/{args[0]}"
             result = self._around(name, path, args, lambda: real(*args, **options))
-            if name == "open" and path is not None:
-                self._paths[result] = path
+            if name == "open":
+                self._paths.pop(result, None)  # a file object has closed its own unseen
+                if path is not None:
+                    self._paths[result] = path
             return result
 
         return call

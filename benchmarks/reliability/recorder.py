@@ -133,6 +133,7 @@ class Recorder:
                 self._add((NAMED[name], path))
 
     def _opened(self, path: str, flags: int, descriptor: int) -> None:
+        self._open.pop(descriptor, None)
         if self._is_new:
             number = len(self._disk.files)
             self._add(("create", path, number))

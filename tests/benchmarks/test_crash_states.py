@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import io
+import os
 import random
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.reliability.calls import BY_FILE, BY_PATH, BY_PATH_READ, Calls
 from benchmarks.reliability.disk_model import MODES, Disk
 from benchmarks.reliability.failing import failing
 from benchmarks.reliability.faults import FAULTS, Fault
@@ -86,6 +90,25 @@ def test_a_call_that_fails_ends_a_run_with_an_error_of_its_own_and_a_resume_is_t
     for name, error in (("listdir", "EIO"), ("fsync", "ENOSPC"), ("rename", "EROFS")):
         numbers = [number for number, call in enumerate(runs.names) if call.startswith(f"{name} run/checkpoints")]
         assert runs.attempt(numbers[-1], error).code == 6
+
+
+def test_calls_on_a_file_elsewhere_are_left_alone_though_it_has_the_number_of_one_inside(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    seen: list[tuple[str, str]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (*BY_PATH, *BY_PATH_READ, *BY_FILE):
+            patch.setattr(os, name, getattr(os, name))
+        patch.setattr(io, "open", io.open)
+        patch.setattr(builtins, "open", builtins.open)
+        Calls(tmp_path / "root", after=lambda name, path, *_: seen.append((name, path))).install()
+        inside = open(tmp_path / "root" / "inside", "w", opener=lambda path, flags: os.open(path, flags, 0o600))  # noqa: SIM115
+        number = inside.fileno()
+        inside.close()  # unseen
+        elsewhere = os.open(tmp_path, os.O_RDONLY)
+        os.fsync(elsewhere)
+        os.close(elsewhere)
+    assert elsewhere == number
+    assert seen == [("open", "inside")]
 
 
 def test_a_disk_keeps_what_was_flushed_and_may_lose_all_else() -> None:

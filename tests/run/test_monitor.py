@@ -15,6 +15,7 @@ from rich.console import Console
 from unpad.run.monitor import COLUMNS, Monitor, StepRecord, perplexity
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers
+from unpad.storage import disk
 from unpad.training.memory import peak_memory, process_memory
 
 pytestmark = pytest.mark.slow
@@ -333,6 +334,18 @@ def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
     run.close()
     assert "micros 1  tokens 2001/2100" in screen.getvalue()
     assert "step-00000001" in screen.getvalue()
+
+
+def test_a_run_that_is_over_has_flushed_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No resume mends what a power cut leaves of them."""
+    last: dict[str, str] = {}
+    monkeypatch.setattr(disk, "operation", lambda name, path: last.update({path.name: name}))
+    run = monitor(tmp_path)
+    train(run, 1, 2)
+    run.log("note", message="the last entry")
+    assert last["log.jsonl"] == "write"
+    run.close()
+    assert {last[name] for name in ("metrics.jsonl", "timing.jsonl", "log.jsonl")} == {"fsync"}
 
 
 def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tmp_path: Path) -> None:

@@ -371,6 +371,7 @@ class Monitor:
         if (self.folder / METRICS).exists():  # else the directory was removed, and must not come back
             self._report()
         self._on_board(lambda board: board.close())
+        self._log.sync()  # nobody resumes a run that is over, which would mend what a power cut has left of it
         for log in (self._metrics, self._timing, self._log):
             log.close()
 
