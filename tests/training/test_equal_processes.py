@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -79,14 +76,9 @@ def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
         assert receipt.equal, receipt.lines()
 
 
-def test_processes_of_the_system_write_equal_bytes_for_all_families(tmp_path: Path) -> None:
-    command = [sys.executable, equal_processes.__file__, "--small", str(tmp_path / "data"), "--kernels", "native"]
-    done = subprocess.run(
-        [*command, "--processes", "1,3", *REAL],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("3 processes") == done.stdout.count("  equal\n") == len(REAL)
+def test_processes_of_the_system_write_equal_bytes_for_all_families(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert equal_processes.compare(REAL, [1, 3], "native", tmp_path, folder / "data") == 0
+    said = capsys.readouterr().out
+    assert said.count("3 processes") == said.count("  equal\n") == len(REAL)
