@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.helpers.toy import write_recipe, write_toy
 from unpad.drill import drill as drilling
 from unpad.drill import files
 from unpad.drill.drill import drill
-from unpad.drill.findings import Finding
+from unpad.drill.findings import GAP, HEAD, WIDTHS, Finding
 from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.memory import Limit
 from unpad.drill.probe import Read, Repeated, Stepped
@@ -139,6 +140,36 @@ def test_what_was_measured_is_judged(tmp_path: Path, found: Measured, check: str
 # --------------------------------------------------------------------------- the whole
 
 
+def rows_of_the_page() -> list[list[str]]:
+    """Cells of the table that docs/drill.md shows, row by row."""
+    page = (Path(__file__).parents[2] / "docs" / "drill.md").read_text(encoding="utf-8")
+    table = page.partition(
+        "\n" + "  ".join(f"{name:{size}}" for name, size in zip(HEAD, WIDTHS, strict=True)).rstrip()
+    )[2]
+    starts, rows = [sum(WIDTHS[:i]) + GAP * i for i in range(len(WIDTHS))], list[list[str]]()
+    for line in table.partition("\n\n")[0].splitlines()[1:]:
+        parts = [line[at : at + size].strip() for at, size in zip(starts, WIDTHS, strict=True)]
+        if parts[1]:
+            rows.append(parts)
+        else:
+            rows[-1] = [f"{all_of_it} {more}".strip() for all_of_it, more in zip(rows[-1], parts, strict=True)]
+    return rows
+
+
+def without_figures(text: str) -> str:
+    return re.sub(r"(?<=[a-z])s\b", "", re.sub(r"-?\d[\d.,:-]*|[KMG]iB", "~", text))
+
+
+def assert_as_on_the_page(findings: Sequence[Finding]) -> None:
+    """The page has the checks, and what it says of those that are sound; figures and plurals may differ."""
+    shown = rows_of_the_page()
+    assert [row[0] for row in shown] == [one.check for one in findings]
+    for row, found in zip(shown, findings, strict=True):
+        if (row[1], found.verdict) == ("ok", "ok") and found.check != "file system":
+            shown_words, words = " ".join(row[2:]), f"{found.measured} {found.meaning}"
+            assert without_figures(shown_words) == without_figures(words)
+
+
 @pytest.mark.slow
 def test_a_run_is_drilled_beside_itself_and_only_read(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "data", train={"threads": 1})
@@ -150,6 +181,7 @@ def test_a_run_is_drilled_beside_itself_and_only_read(unpad: Shell, tmp_path: Pa
     assert told.facts["kills"]["kills"] + told.facts["kills"]["stops"] == 2
     assert [one.check for one in told.findings][-3:] == ["kill, resume", "steady clock", "date"]
     assert told.notes == ("killed in its first 4 steps",)
+    assert_as_on_the_page(told.findings)
     lock = tmp_path / "runs" / "mine" / "run.lock"
     assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()} == before | {
         lock: b""
