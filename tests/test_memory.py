@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,22 +19,46 @@ from unpad.run import checkpoint
 
 pytestmark = pytest.mark.slow
 
-HUGE = ("model.width=1000000", "model.heads=2", "model.hidden=1000000")
-# The data is read first; then at most this much more address space is left than is in use.
+HUGE = ("model.width=1000000000000", "model.heads=2")  # its first tensor already: a smaller one would be written
+# Runs commands in forked children. The data is read first; then at most so much more address space is left as in use.
 LIMITED = """
-import resource, sys
+import json, os, resource, sys, tempfile
 from unpad.cli.main import main
-from unpad.data import family
-opened, room = family.open_data, int(sys.argv.pop(1))
-def limited(*given, **known):
-    data = opened(*given, **known)
-    pages = int(open("/proc/self/statm").read().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
-    return data
+import unpad.proof.recipe, unpad.training.loop, unpad.trials.preview
 import unpad.training.setup as setup
-setup.open_data = limited
-main()
+opened = setup.open_data
+def limited(room):
+    def open_data(*given, **known):
+        data = opened(*given, **known)
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + room,) * 2)
+        return data
+    return open_data
+told = []
+for room, *words in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile() as errors:
+        child = os.fork()
+        if not child:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(errors.fileno(), 2)
+            setup.open_data = limited(room)
+            sys.argv = ["unpad", *words]
+            main()
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        errors.seek(0)
+        told.append((code, errors.read().decode()))
+print(json.dumps(told))
 """
+
+
+def with_room(folder: Path, *commands: list[object]) -> list[tuple[int, str]]:
+    """Exit code and standard error of commands, each of them after the bytes that it may take."""
+    # Each arena takes 64 MiB of the space; a heap that keeps freed memory would leave none for the stack of a thread.
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LIMITED, json.dumps(commands)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=environment)
+    return [(code, errors) for code, errors in json.loads(done.stdout)]
 
 
 @pytest.mark.parametrize("verb", ["train", "plan", "prove"])
@@ -47,19 +72,17 @@ def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
-@pytest.mark.parametrize(
-    ("verb", "room_mib"), [("train", 100), ("plan", 100), ("prove", 100), ("train", 260), ("plan", 260), ("prove", 260)]
-)
-def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path, verb: str, room_mib: int) -> None:
+def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
     """The weights take 200 MiB: with less room the model is not built, with more a copy, gradients or moments fail."""
     recipe = write_toy(tmp_path / "toy")
     sizes = ["model.width=2048", "model.hidden=4096", "model.blocks=1", "model.heads=2", "train.max_steps=2"]
-    command = [sys.executable, "-c", LIMITED, str(room_mib << 20), verb, str(recipe), *sizes]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 8, done.stderr[-2000:]
-    assert done.stderr.startswith("OutOfMemoryError: ")
-    assert "  do: " in done.stderr
-    assert "Traceback" not in done.stderr
+    verbs = [(room, verb) for room in (100 << 20, 260 << 20) for verb in ("train", "plan", "prove")]
+    ends = with_room(tmp_path, *([room, verb, str(recipe), *sizes] for room, verb in verbs))
+    for given, (code, errors) in zip(verbs, ends, strict=True):
+        assert code == 8, (given, errors[-2000:])
+        assert errors.startswith("OutOfMemoryError: "), given
+        assert "  do: " in errors, given
+        assert "Traceback" not in errors, given
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
@@ -70,12 +93,8 @@ def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
     texts.write_text(texts.read_text(encoding="utf-8") * 8, encoding="utf-8")
     sizes = ["model.width=64", "model.hidden=4096", "model.blocks=2", "model.heads=2", "train.max_steps=2"]
     sizes += ["plan.tokens_per_step=6400", "plan.tokens_per_micro=6400", "train.allocator=system"]
-    sizes += ["--out", str(tmp_path / "run")]
-    command = [sys.executable, "-c", LIMITED, str(600 << 20), "train", str(recipe), *sizes]
-    # Each arena takes 64 MiB of the space; a heap that keeps freed memory would leave none for the stack of a thread.
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    ((code, errors),) = with_room(tmp_path, [600 << 20, "train", str(recipe), *sizes, "--out", str(tmp_path / "run")])
+    assert code == 0, errors[-2000:]
     found = events(tmp_path / "run", "out_of_memory")
     assert 1 <= len(found) <= 2
     assert found[-1]["tokens"] < 4000

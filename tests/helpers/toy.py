@@ -60,6 +60,7 @@ def write_toy(folder: Path, **sections: Any) -> Path:
         "stages": TWO_STAGES,
         "train": {"threads": 1},
         "checkpoint": {"every": 3},
+        "generate": {"max_new_tokens": 6},
         "precision": "fp32",
     }
     for name, values in sections.items():

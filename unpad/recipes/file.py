@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]
     if len(content) > MAX_RECIPE_BYTES:
         raise RecipeError("the recipe is larger than 1 MB", where=str(path), fix="a recipe is a short YAML file")
     try:
-        loader = LineLoader(content.decode())
-        values = loader.load()
+        values, lines = _parse(content)
     except YAML_FAULTS as error:
         marked = error if isinstance(error, yaml.MarkedYAMLError) else None
         mark = marked.problem_mark if marked else None
@@ -67,7 +67,14 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[tuple[str | int, ...], int]]
         raise RecipeError(what, where=where, fix="correct the YAML") from None
     if not isinstance(values, dict):
         raise RecipeError("a recipe is a mapping of sections", where=str(path), fix="see `unpad recipes copy`")
-    return values, loader.lines
+    return deepcopy(values), lines  # overrides change the values in place
+
+
+@lru_cache(maxsize=16)
+def _parse(content: bytes) -> tuple[Any, dict[tuple[str | int, ...], int]]:
+    """Values of YAML and the line of every key; a run reads its recipe several times, and parsing takes most of it."""
+    loader = LineLoader(content.decode())
+    return loader.load(), loader.lines
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:

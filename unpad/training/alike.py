@@ -41,6 +41,8 @@ def check_recipe(group: Group, folder: Path, recipe: Recipe, *, exists: bool) ->
     Raises:
         UnlikeProcessesError: a process has another recipe, or another run directory.
     """
+    if group.size == 1:
+        return
     _compare(group, folder, {"run directory": str(exists), "recipe": storage.sha256(recipe.to_yaml())})
 
 
@@ -100,9 +102,7 @@ def check_weights(setup: Setup, step: int) -> None:
 
 
 def _compare(group: Group, folder: Path, own: dict[str, str]) -> None:
-    """Compare named values of all processes; the first name that differs is told."""
-    if group.size == 1:
-        return
+    """Compare named values of all processes, of which there are several; the first name that differs is told."""
     first, *others = group.exchange(own)
     for name, value in first.items():
         for rank, other in enumerate(others, start=1):

@@ -86,7 +86,7 @@ class Share:
         """Seed the draws of a micro-batch by its place in the update. The first goes on with the generator that the
         update has begun with, which has its seed."""
         if self.seed is not None and (number > 0 or self.lockstep is not None):
-            torch.manual_seed(step_seed(*self.seed, number))
+            seed_draws(step_seed(*self.seed, number))
 
     @contextmanager
     def given_up_on_error(self) -> Iterator[None]:
@@ -128,6 +128,14 @@ class Share:
 def whole_share(model: CountsTargets, micros: Sequence[RaggedBatch]) -> Share:
     """The share of a process that computes all micro-batches of an update."""
     return Share(range(len(micros)), [count_micro(model, batch) for batch in micros])
+
+
+def seed_draws(seed: int) -> None:
+    """`torch.manual_seed`; without an accelerator it would take a stack trace for one, of a tenth of a millisecond."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def step_seed(seed: int, step: int, number: int = 0) -> int:

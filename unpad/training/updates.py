@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Micro, Plan
@@ -21,7 +19,7 @@ from unpad.run.checkpoint import STATE
 from unpad.training.context import StageRun
 from unpad.training.micro import counts_of_all, counts_to_json
 from unpad.training.optim import forget, set_rate
-from unpad.training.share import Share, own_numbers, step_seed
+from unpad.training.share import Share, own_numbers, seed_draws, step_seed
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def _begin_step(stage: StageRun) -> tuple[dict[str, float], float]:
     rate = stage.schedule.rate(progress.stage_step, progress.epoch)
     set_rate(stage.optimizer, rate)
     # Dropout draws from (seed, step, micro-batch): a resumed run drops the same values, with any number of processes.
-    torch.manual_seed(step_seed(recipe.train.seed, progress.step))
+    seed_draws(step_seed(recipe.train.seed, progress.step))
     setup.model.train()
     weights, fresh = stage.objective.begin(setup.model, progress.stage_step, stage.schedule.num_steps)
     forget(stage.optimizer, fresh)

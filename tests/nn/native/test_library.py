@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
 
@@ -48,10 +49,31 @@ def test_an_installation_without_a_compiler_succeeds_and_trains(
     assert "torch kernels (not compiled" in trained.stdout
 
 
-def test_the_switch_turns_the_kernels_off(tmp_path: Path) -> None:
-    code = "from unpad.nn.native import library; print(library.enabled(), library.describe())"
-    shown = run(ROOT, sys.executable, "-c", code, UNPAD_NATIVE="0").stdout
-    assert shown == "False torch kernels (switched off by UNPAD_NATIVE=0)\n"
+# A line of each forked child: the library is loaded once in a process.
+SWITCHED = """
+import os, sys, torch
+from unpad.nn.native import library
+for asked in sys.argv[1:]:
+    if not (child := os.fork()):
+        os.environ[library.SWITCH] = asked
+        print(library.describe(), library.computes(torch.bfloat16), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def switched(*asked: str) -> list[str]:
+    """The kernels, and whether they compute in bf16, with each value of the switch."""
+    return run(ROOT, sys.executable, "-c", SWITCHED, *asked).stdout.splitlines()
+
+
+def test_the_switch_turns_the_kernels_off() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(library.SWITCH, "0")
+        library._load.cache_clear()
+        shown = (library.enabled(), library.describe())
+    library._load.cache_clear()
+    assert shown == (False, "torch kernels (switched off by UNPAD_NATIVE=0)")
 
 
 def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
@@ -69,10 +91,10 @@ def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_anoth
         for target, flag in {"avx512_bf16": "avx512_bf16", "avx512": "avx512dq", "avx2": "avx2", "plain": ""}.items()
         if flag in flags
     ]
-    code = "import torch; from unpad.nn.native import library as l; print(l.describe(), l.computes(torch.bfloat16))"
-    for asked, target in {"": able[0], "1": able[0], **{name: name for name in able}}.items():
-        shown = run(ROOT, sys.executable, "-c", code, UNPAD_NATIVE=asked).stdout
-        assert shown == f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}\n"
+    targets = {"": able[0], "1": able[0], **{name: name for name in able}}
+    assert switched(*targets) == [
+        f"native kernels ({library.TARGETS[target]}) {target == 'avx512_bf16'}" for target in targets.values()
+    ]
 
 
 def test_the_table_of_kernels_is_the_same_in_all_three_files() -> None:
@@ -98,10 +120,16 @@ def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: P
     assert not [line for line in symbols.splitlines() if " W " in line or " u " in line]
 
 
-def test_a_switch_that_names_no_target_is_refused() -> None:
-    failed = run(ROOT, sys.executable, "-m", "unpad", "train", "zh_chat", UNPAD_NATIVE="avx3")
-    assert failed.returncode == 2
-    assert "or set it to 0 for none or to a target: avx512_bf16" in failed.stderr
+def test_a_switch_that_names_no_target_is_refused(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.SWITCH, "avx3")
+    library._load.cache_clear()
+    try:
+        failed = unpad("train", "zh_chat")
+    finally:
+        monkeypatch.undo()
+        library._load.cache_clear()
+    assert failed.code == 2
+    assert "or set it to 0 for none or to a target: avx512_bf16" in failed.err
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
