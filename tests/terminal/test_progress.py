@@ -7,14 +7,18 @@ import pty
 import re
 import select
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from tests.helpers.toy import write_toy
+from unpad.__main__ import _interrupt, main
 from unpad.terminal import progress
 
 pytestmark = pytest.mark.slow
@@ -104,23 +108,24 @@ def test_without_a_terminal_nothing_is_written(capfd: pytest.CaptureFixture[str]
 # --------------------------------------------------------------------------- verbs
 
 
-START = "from unpad.__main__ import main; main()"
-
-
 def on_terminal(
-    folder: Path, *words: str, start: str = START, stop_at: str = "", term: str = "xterm", no_color: str = ""
+    folder: Path,
+    *words: str,
+    start: Callable[[], object] = main,
+    stop_at: str = "",
+    term: str = "xterm",
+    no_color: str = "",
 ) -> tuple[int, str, str]:
-    """Run a verb, or other code, with standard error on a terminal; Ctrl-C when `stop_at` is shown.
+    """Run a verb, or other code, in a forked child with standard error on a terminal; Ctrl-C when `stop_at` is shown.
 
     Returns:
         Exit code, output, terminal.
     """
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "UNPAD_CACHE": str(folder / "cache"), "TERM": term, "NO_COLOR": no_color}
-    # A job in the background ignores Ctrl-C, and so would the processes that it starts.
-    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    command = [sys.executable, "-c", heed + start, *words]
-    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with tempfile.TemporaryFile() as out:
+        child = os.fork()
+        if child == 0:
+            _start(folder, start, words, out.fileno(), theirs, {"TERM": term, "NO_COLOR": no_color})
         os.close(theirs)
         shown, stopped = b"", False
         while True:
@@ -135,11 +140,35 @@ def on_terminal(
             shown += data
             if stop_at and not stopped and stop_at in shown.decode(errors="replace"):
                 stopped = True
-                process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        out = process.stdout.read().decode()
-    os.close(ours)
-    return process.returncode, out, shown.decode()
+                os.kill(child, signal.SIGINT)
+        out.seek(0)
+        os.close(ours)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return code, out.read().decode(), shown.decode()
+
+
+def _start(
+    folder: Path, start: Callable[[], object], words: Sequence[str], out: int, terminal: int, variables: dict[str, str]
+) -> NoReturn:
+    """Run `start` in this process, a child, and end it with its exit code."""
+    code = 99
+    try:
+        os.dup2(out, 1)
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
+        os.chdir(folder)
+        os.environ.update(variables, UNPAD_CACHE=str(folder / "cache"))
+        sys.argv = ["unpad", *words]
+        start()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
 VERBS = {
@@ -177,25 +206,21 @@ def test_ctrl_c_ends_with_one_line(tmp_path: Path, where: str) -> None:
     assert "Traceback" not in shown
 
 
-INTERRUPTED_IMPORT = """
-import signal, sys
-from unpad.__main__ import _interrupt
-from unpad.terminal.progress import progress
-
 class Finder:
     @staticmethod
-    def find_spec(name, path=None, target=None):
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
         signal.raise_signal(signal.SIGINT)
 
-signal.signal(signal.SIGINT, _interrupt)
-sys.meta_path.insert(0, Finder)
-with progress("reading"):
-    import nothing
-"""
+
+def interrupted_import() -> None:
+    signal.signal(signal.SIGINT, _interrupt)
+    sys.meta_path.insert(0, Finder)
+    with progress.progress("reading"):
+        import_module("nothing")
 
 
 def test_ctrl_c_during_an_import_in_the_middle_of_work_erases_its_line(tmp_path: Path) -> None:
-    code, _, shown = on_terminal(tmp_path, start=INTERRUPTED_IMPORT)
+    code, _, shown = on_terminal(tmp_path, start=interrupted_import)
     assert code == 130
     assert "reading" in shown
     assert shown.split("\x1b[K")[-1].strip() == "Interrupted: stopped by Ctrl-C"
