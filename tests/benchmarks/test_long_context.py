@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import random
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,12 @@ def test_every_way_reads_the_same_targets_and_one_time_the_context_is_the_models
     bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    arguments = argparse.Namespace(data=None, width=16, context=CONTEXT, steps=1)
+    texts = tmp_path / "texts.jsonl"
+    draw = random.Random(3)
+    texts.write_text(
+        "".join(json.dumps({"text": "".join(draw.choices("天地玄黄宇宙洪荒", k=40))}) + "\n" for _ in range(400))
+    )
+    arguments = argparse.Namespace(data=texts, width=16, context=CONTEXT, steps=1)
     train("llm", tmp_path / "run", bench.recipe_fields(arguments), console=quiet())
     found = bench.compare(tmp_path / "run", CONTEXT)
     assert [(one.way, one.factor, one.first) for one in found] == [("as trained", 1, 0)] + [

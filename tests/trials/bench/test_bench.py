@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from unpad.recipes.file import load_recipe
 from unpad.training.memory import process_memory
 from unpad.training.setup import Setup, prepare_setup
 from unpad.trials.bench import memory as bench_memory
+from unpad.trials.bench import variants
 from unpad.trials.bench.bench import Bench, bench
 from unpad.trials.bench.measure import Spread, spread
 from unpad.trials.bench.memory import fit_memory
@@ -31,6 +33,8 @@ from unpad.trials.bench.speed import Effort, SpeedRow, _side, measure, to_row
 from unpad.trials.bench.variants import BATCH_SIZES, Trainer, every_update, size_variants, strategy_variants
 
 pytestmark = pytest.mark.slow
+
+bench_module = import_module("unpad.trials.bench.bench")
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +236,7 @@ def small_questions(folder: Path) -> str:
 
 
 def small_patients(folder: Path) -> str:
-    path = event_tables.put(folder / "events.parquet", event_tables.table(event_tables.draw_rows(24)))
+    path = event_tables.put(folder / "events.parquet", event_tables.table(event_tables.draw_rows(8)))
     model = {
         "kind": "set_sequence",
         "width": 16,
@@ -263,6 +267,8 @@ def test_every_family_is_measured_in_its_own_units(
 ) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bench_memory, "_in_children", lambda function, calls: [function(*call) for call in calls])
+    for module in (variants, bench_module):  # the least that the trained sizes are among
+        monkeypatch.setattr(module, "BATCH_SIZES", bench_module.TRAINED_SIZES)
     measured = bench(
         write(tmp_path), ["plan.batch_size=4"], Effort(rounds=1, seconds=0.001, updates=2, ceiling_size=64)
     )
