@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -25,10 +26,15 @@ def sources() -> dict[str, str]:
     return {".".join(p.relative_to(ROOT).with_suffix("").parts): p.read_text(encoding="utf-8") for p in paths}
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def imports(files: dict[str, str]) -> Iterator[tuple[str, str]]:
     """(importing module, imported module) for every import of a module of the package."""
     for module, text in files.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, f"{module} has a relative import"
@@ -74,7 +80,7 @@ def test_an_import_in_the_wrong_direction_is_found(line: str) -> None:
 def test_shared_layers_name_no_family_of_data() -> None:
     for module, text in sources().items():
         if module.split(".")[1] in ("nn", "batching"):
-            nodes = [node for node in ast.walk(ast.parse(text)) if not isinstance(node, ast.alias)]
+            nodes = [node for node in ast.walk(parsed(text)) if not isinstance(node, ast.alias)]
             names = [getattr(node, "name", getattr(node, "arg", "")) or "" for node in nodes]
             names += [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
             assert not re.findall(r"(?<![a-z])(?:text|images|vqa|patients|events)", " ".join([module, *names]).lower())

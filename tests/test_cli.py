@@ -8,15 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer.main
 
+from tests.helpers.processes import in_child
 from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
 from unpad.cli import app
+from unpad.cli.main import main
 from unpad.errors import NOT_PROVED, Interrupted
 from unpad.recipes.file import load_recipe
 from unpad.recipes.find import RECIPES
@@ -404,6 +408,26 @@ def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> No
     assert done.stderr == ""
 
 
+def _in_child(folder: Path, command: Sequence[object]) -> tuple[int, str]:
+    """Exit code and standard error, as a program has it, of a command in a forked process."""
+
+    def work() -> None:
+        os.chdir(folder)
+        os.dup2(written.fileno(), 2)
+        sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115
+        sys.argv = ["unpad", *map(str, command)]
+        try:
+            main()
+        except SystemExit as end:
+            sys.stderr.flush()
+            os._exit(int(end.code or 0))
+
+    with tempfile.TemporaryFile() as written:
+        code = in_child(work)
+        written.seek(0)
+        return code, written.read().decode()
+
+
 @pytest.mark.slow
 def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
@@ -416,10 +440,9 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
         (3, "data", "check", folder),
         (2, "train", recipe, "--out", tmp_path / odd),
     ):
-        full = [sys.executable, "-m", "unpad", *map(str, command)]
-        done = subprocess.run(full, capture_output=True, text=True, cwd=tmp_path, check=False)
-        assert (done.returncode, "E_NAME" in done.stderr, r"\xd6\xd0" in done.stderr) == (code, True, True), done.stderr
-        assert "Traceback" not in done.stderr
+        ended, errors = _in_child(tmp_path, command)
+        assert (ended, "E_NAME" in errors, r"\xd6\xd0" in errors) == (code, True, True), errors
+        assert "Traceback" not in errors
     assert sorted(path.name for path in tmp_path.iterdir()) == ["texts", "toy"]
 
 

@@ -46,8 +46,9 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
     return prepare_setup(load_recipe(str(recipe), list(overrides)), Path(), None)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["zh_chat", "llm", "dpo"])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("zh_chat", "fp32"), ("zh_chat", "bf16"), ("llm", "fp32"), ("dpo", "bf16")]
+)
 def test_the_packaged_recipes_pass(name: str, precision: str) -> None:
     certificate = prove_recipe(name, [*SMALL, f"precision={precision}"])
     assert certificate.passed, failed(certificate)

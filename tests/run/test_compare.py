@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,13 +20,22 @@ from unpad.run.summary import summarize
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of two runs."""
+    root = tmp_path_factory.mktemp("compared")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        recipe = write_toy(root / "toy")
+        run(recipe, root / "runs/fast", "train.max_steps=9")
+        run(recipe, root / "runs/slow", "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
+    return root / "runs"
+
+
 @pytest.fixture
-def two(unpad: Shell, tmp_path: Path) -> list[Path]:
-    recipe = write_toy(tmp_path / "toy")
-    folders = [tmp_path / "runs" / name for name in ("fast", "slow")]
-    run(recipe, folders[0], "train.max_steps=9")
-    run(recipe, folders[1], "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
-    return folders
+def two(unpad: Shell, tmp_path: Path, trained: Path) -> list[Path]:
+    shutil.copytree(trained, tmp_path / "runs")
+    return [tmp_path / "runs" / name for name in ("fast", "slow")]
 
 
 def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> None:
@@ -128,9 +138,9 @@ def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad: Shell, two: 
     assert {f"{measured['loss']['value']:.4f}", "loss"} <= set(words)
 
 
-def test_replies_are_not_made_again_when_a_finished_run_is_resumed(two: list[Path], tmp_path: Path) -> None:
+def test_replies_are_not_made_again_when_a_finished_run_is_resumed(trained: Path, two: list[Path]) -> None:
     before = (two[0] / SAMPLES).read_bytes()
-    run(tmp_path / "toy/toy.yaml", two[0], resume=True)
+    run(trained.with_name("toy") / "toy.yaml", two[0], resume=True)
     assert (two[0] / SAMPLES).read_bytes() == before
 
 

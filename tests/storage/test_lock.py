@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_of_two_processes_exactly_one_gets_the_directory(tmp_path):
-    for _ in range(20):
+    for _ in range(8):
         start, begin = os.pipe()
         results, report = os.pipe()
         end, release = os.pipe()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,18 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of one recipe, of 10 steps, of 8 and of 2."""
+    root = tmp_path_factory.mktemp("gaps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(root / "cache"))
+        recipe = write_toy(root, **SIX_STEPS)
+        for steps in (10, 8, 2):
+            run(recipe, root / str(steps), f"train.max_steps={steps}")
+    return root
+
+
 LOSSES = {
     "emptied": (lambda path: path.write_bytes(b""), "1 to 8"),
     "deleted": (lambda path: path.unlink(), "1 to 8"),
@@ -33,18 +46,17 @@ LOSSES = {
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timing.jsonl"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_resume_names_the_steps_whose_rows_are_lost(tmp_path: Path, loss: str, file: str) -> None:
-    recipe, lose, missing = write_toy(tmp_path, **SIX_STEPS), *LOSSES[loss]
-    run(recipe, tmp_path / "calm", "train.max_steps=10")
-    run(recipe, tmp_path / "run", "train.max_steps=8")
+def test_a_resume_names_the_steps_whose_rows_are_lost(trained: Path, tmp_path: Path, loss: str, file: str) -> None:
+    calm, (lose, missing) = trained / "10", LOSSES[loss]
+    shutil.copytree(trained / "8", tmp_path / "run")
     lose(tmp_path / "run" / file)
-    run(recipe, tmp_path / "run", "train.max_steps=10", resume=True)
+    run(trained / "toy.yaml", tmp_path / "run", "train.max_steps=10", resume=True)
     [warning] = events(tmp_path / "run", "warning")
     assert warning["message"] == f"{file} lacks steps {missing}: they were trained, and their rows are lost"
     assert warning["message"] in (tmp_path / "run/report.html").read_text()
-    assert "they were trained" not in (tmp_path / "calm/report.html").read_text()
-    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
-    assert rows(tmp_path / "run", "train")[-2:] == rows(tmp_path / "calm", "train")[-2:]
+    assert "they were trained" not in (calm / "report.html").read_text()
+    assert same_tensors(weights(tmp_path / "run"), weights(calm))
+    assert rows(tmp_path / "run", "train")[-2:] == rows(calm, "train")[-2:]
 
 
 def test_an_epoch_whose_rows_are_partly_lost_has_no_mean_loss(tmp_path: Path) -> None:
@@ -108,9 +120,10 @@ def test_missing_steps_are_runs_of_whole_numbers() -> None:
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timing.jsonl", "log.jsonl", "evaluation.json", "evaluations.jsonl"])
 @pytest.mark.parametrize("text", ["{}", "5", "[[[]]]", '{"step": "one", "kind": 3, "time": 5}', "[" * 100_000])
-def test_a_page_of_damaged_files_is_drawn_or_refused_by_place(tmp_path: Path, file: str, text: str) -> None:
-    recipe = write_toy(tmp_path, **SIX_STEPS)
-    run(recipe, tmp_path / "run", "train.max_steps=2")
+def test_a_page_of_damaged_files_is_drawn_or_refused_by_place(
+    trained: Path, tmp_path: Path, file: str, text: str
+) -> None:
+    shutil.copytree(trained / "2", tmp_path / "run")
     (tmp_path / "run" / file).write_text(text + "\n", encoding="utf-8")
     refused: list[str] = []
     try:

@@ -12,9 +12,10 @@ CHILD = """
 import resource, sys
 from pathlib import Path
 from unpad.data.check import check
-report = check(Path(sys.argv[1]), "text")
-assert report.passed
-print(report.num_used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+for path in sys.argv[1:]:  # the smaller first
+    report = check(Path(path), "text")
+    assert report.passed
+    print(report.num_used, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 pytestmark = pytest.mark.slow
 FORMS = {
@@ -25,21 +26,24 @@ FORMS = {
 }
 
 
-def peak_of(path: Path, mebibytes: int) -> tuple[int, float]:
-    """Rows of a made-up file, and peak memory of a process that checks it, in MiB."""
+def write(path: Path, mebibytes: int) -> int:
+    """Write a file of about this size; return its rows."""
     begin, row, end = FORMS[path.name]
     count = (mebibytes << 20) // len(row.encode())
+    path.parent.mkdir()
     with path.open("w", encoding="utf-8") as handle:
         handle.write(begin)
         handle.writelines(row % number for number in range(count))
         handle.write(end)
-    done = subprocess.run([sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, check=True)
-    num_used, kibibytes = map(int, done.stdout.split())
-    assert num_used == count + 1
-    return num_used, kibibytes / 1024
+    return count + 1
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_memory_of_reading_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
-    small, large = (peak_of(tmp_path / name, mebibytes)[1] for mebibytes in (4, 32))
+    paths = [tmp_path / folder / name for folder in ("small", "large")]
+    counts = [write(path, mebibytes) for path, mebibytes in zip(paths, (4, 32), strict=True)]
+    command = [sys.executable, "-c", CHILD, *map(str, paths)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert [int(count) for count in told[::2]] == counts
+    small, large = (int(kibibytes) / 1024 for kibibytes in told[1::2])
     assert large < small + 30  # hashes and lengths of 120,000 rows take 10; the file alone takes 32
