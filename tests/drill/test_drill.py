@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -29,6 +30,7 @@ from unpad.drill.probe import Read, Repeated, Stepped
 from unpad.errors import DRILL_FOUND_FAULT, RecipeError, SourceError
 from unpad.processes import forking
 from unpad.storage import RunLock
+from unpad.training.memory import return_freed_memory
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
@@ -85,6 +87,8 @@ def small(folder: Path, **sections: Any) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [text, images, vqa, events])
 def test_every_family_is_measured(tmp_path: Path, family: Callable[[Path], Path]) -> None:
+    gc.collect()
+    return_freed_memory()  # of other tests, which children would begin with, and some of them without
     found = measure(family(tmp_path / "data"), tmp_path, PLENTY, 120.0)
     assert (found.why, found.failed, found.fits) == ("", False, True)
     assert found.read is not None

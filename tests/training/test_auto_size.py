@@ -26,6 +26,7 @@ from unpad.training import auto_size, memory
 from unpad.training.auto_size import measured
 from unpad.training.footprint import TensorMemory, cells_of, fit, peak_of
 from unpad.training.step import accumulate
+from unpad.trials.preview import preview
 
 CPU = torch.device("cpu")
 LENGTHS = [40, 9, 33, 20]
@@ -92,6 +93,12 @@ def test_auto_is_found_once_kept_as_a_number_and_changes_no_update(
     assert any(
         f"plan.tokens_per_micro={found} (auto: the most that fits" in str(row) for row in read_log(tmp_path / "scarce")
     )
+    (line,) = (told for row in read_log(tmp_path / "scarce") for told in str(row).split("'") if "(auto: " in told)
+    foreseen = preview(str(recipe), ends)
+    assert line in foreseen.described, "as `unpad plan` says before"
+    auto = foreseen.to_json()["auto"]
+    assert (auto["tokens"], auto["is_whole"], auto["free_bytes"]) == (found, False, 950_000)
+    assert 0.5 * 950_000 < auto["peak_bytes"] <= 0.8 * 950_000
     monkeypatch.setattr(auto_size, "free_memory", lambda device: 1 << 40)
     run(recipe, tmp_path / "scarce", *ends, "train.max_steps=6", resume=True)
     assert sizes_of(tmp_path / "scarce") == found, "a run that goes on keeps its number"

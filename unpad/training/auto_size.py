@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,6 +36,34 @@ LEAST = 64  # tokens of a micro-batch, however little memory there is
 SIZED = ("pack", "rows", "budget")  # strategies whose micro-batches are limited in tokens
 
 
+@dataclass(frozen=True)
+class AutoSize:
+    """The number that was found for `auto`, and why.
+
+    Args:
+        tokens: of a micro-batch.
+        is_whole: whether whole updates fit, so that memory cuts nothing.
+        peak_bytes: predicted that training takes beside the weights, with micro-batches of so many tokens.
+        free_bytes: before, of the process with the least of `processes`.
+    """
+
+    tokens: int
+    is_whole: bool
+    peak_bytes: int
+    free_bytes: int
+    processes: int
+
+    @property
+    def line(self) -> str:
+        """The number with its reason, for the log and `unpad plan`."""
+        of = f", of the process with least of {self.processes}" if self.processes > 1 else ""
+        return (
+            f"{FIELD}={self.tokens} (auto: {'a whole update' if self.is_whole else 'the most'} that fits into "
+            f"{SHARE:.0%} of {self.free_bytes / 2**30:.1f} GiB of free memory{of}; "
+            f"predicted peak {self.peak_bytes / 2**30:.2f} GiB)"
+        )
+
+
 def asks(recipe: Recipe) -> bool:
     """True if the run or a stage has `plan.tokens_per_micro: auto`."""
     return any(stage.recipe.plan.tokens_per_micro == AUTO for stage in stages_of(recipe))
@@ -43,14 +71,14 @@ def asks(recipe: Recipe) -> bool:
 
 def resolved_size(
     recipe: Recipe, stages: Sequence[StageSetup], model: Model, device: torch.device, precision: Precision, group: Group
-) -> tuple[Recipe, list[StageSetup], str]:
+) -> tuple[Recipe, list[StageSetup], AutoSize]:
     """Put a number in the place of `auto`: the same for all stages and processes, so that all have the same bits.
 
     Args:
         group: the processes; the one with the least memory decides.
 
     Returns:
-        The recipe, its stages, and a line for the log.
+        The recipe, its stages, and what was found.
 
     Raises:
         RecipeError: the model is divided among processes, and none can measure it.
@@ -64,14 +92,14 @@ def resolved_size(
     parameters, most = list(model.parameters()), int(SHARE * free)
     found = [largest_that_fits(*one, parameters, most) for one in zip(asking, footprints, strict=True)]
     told = group.exchange(min((size for size in found if size is not None), default=None))
-    cut, least = [size for size in told if size is not None], min(group.exchange(free))
+    cut = [size for size in told if size is not None]
     tokens = min(cut) if cut else max((_largest_update(stage) for stage in asking), default=LEAST)
-    line = f"{FIELD}={tokens} (auto: {'the most' if cut else 'a whole update'} that fits into {SHARE:.0%} of "
-    line += f"{least / 2**30:.1f} GiB of free memory"
-    line += f", of the process with least of {group.size})" if group.size > 1 else ")"
+    needed = max((needed_bytes(*one, parameters, tokens) for one in zip(asking, footprints, strict=True)), default=0)
+    peak, least = max(group.exchange(needed)), min(group.exchange(free))
+    auto = AutoSize(tokens, not cut, peak, least, group.size)
     changed = with_size(recipe, tokens)
     with_it = [replace(stage, recipe=one.recipe) for stage, one in zip(stages, stages_of(changed), strict=True)]
-    return changed, with_it, line
+    return changed, with_it, auto
 
 
 def with_size(recipe: Recipe, tokens: int) -> Recipe:
@@ -107,9 +135,7 @@ def largest_that_fits(
     """
 
     def fits(tokens: int) -> bool:
-        made = _cut(stage, tokens)
-        state = state_bytes(parameters, adds=made.num_micros > made.num_steps)
-        return process_bytes(planned_peak(footprint, made, stage)) + state <= num_bytes
+        return needed_bytes(stage, footprint, parameters, tokens) <= num_bytes
 
     low, high = LEAST, _largest_update(stage)
     if fits(high):
@@ -118,6 +144,13 @@ def largest_that_fits(
         middle = int((low * high) ** 0.5) + 1
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
+
+
+def needed_bytes(stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], tokens: int) -> int:
+    """Bytes that training a stage takes beside the weights, with micro-batches of so many tokens."""
+    made = _cut(stage, tokens)
+    state = state_bytes(parameters, adds=made.num_micros > made.num_steps)
+    return int(process_bytes(planned_peak(footprint, made, stage))) + state
 
 
 def _largest_update(stage: StageSetup) -> int:

@@ -120,7 +120,7 @@ def train(
             setup = _prepare(settings, folder, timers, group, exists=exists)
             with timers("plan"):
                 setup, changes, advice = share_out(setup, overrides, fit=fit_processes and not exists)
-                overrides, advice = [*overrides, *changes], [*([setup.auto] if setup.auto else []), *advice]
+                overrides, advice = [*overrides, *changes], [*([setup.auto.line] if setup.auto else []), *advice]
                 length = run_length(setup.stages)
             if exists and fit_processes:
                 advice.append("--fit-processes is for new runs; this one keeps its micro-batches")

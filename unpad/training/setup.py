@@ -30,7 +30,7 @@ from unpad.recipes.recipe import Recipe, ResolvedStage, stages_of
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
-from unpad.training.auto_size import asks, resolved_size
+from unpad.training.auto_size import AutoSize, asks, resolved_size
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
 from unpad.training.parallelism import ONE_PROCESS, Parallelism, Replicas
@@ -55,7 +55,7 @@ class Setup:
     environment: dict[str, Any]
     base: Base | None = None  # of the model's adapters
     parallelism: Parallelism = ONE_PROCESS
-    auto: str = ""  # the size of micro-batches that was found for `auto`, and why
+    auto: AutoSize | None = None  # the size of micro-batches that was found for `auto`
 
     @property
     def group(self) -> Group:
@@ -126,7 +126,7 @@ def prepare_setup(
         "allocator": allocator,
         "allocator_reason": allocator_reason,
     }
-    resolved_stages, auto = [make_stage(stage, data, config.longest) for stage in stages], ""
+    resolved_stages, auto = [make_stage(stage, data, config.longest) for stage in stages], None
     if asks(recipe):
         with timers("plan"):
             recipe, resolved_stages, auto = resolved_size(recipe, resolved_stages, model, device, precision, group)

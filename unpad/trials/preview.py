@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ class Preview:
     compared: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """`strategies` and `ledger` cover all stages together; `stages` holds each on its own."""
+        """`strategies` and `ledger` cover all stages together; `stages` holds each on its own; `auto` is the size of
+        micro-batches that `plan.tokens_per_micro=auto` takes here, where the recipe asks for it."""
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
@@ -74,7 +75,8 @@ class Preview:
         whole = to_json(rows, lengths, recipe.plan, recipe.optim.lr, self.stages[0].units)
         positions = self.setup.data.table.positions
         corpus = {"tokens": int(positions.sum()), "documents": len(positions), **self.setup.data.facts()}
-        return {**whole, "corpus": corpus, "stages": stages}
+        auto = {} if self.setup.auto is None else {"auto": asdict(self.setup.auto)}
+        return {**whole, "corpus": corpus, "stages": stages, **auto}
 
     def show(self, console: Console) -> None:
         """Print what `preview` shows while it measures."""
@@ -114,7 +116,7 @@ def preview(
         show_estimate(console, estimate)
     with progress("reading the data"):
         setup = prepare_setup(loaded, Path(), None, compare=False)
-    described = describe(setup)
+    described = [*describe(setup), *([setup.auto.line] if setup.auto else [])]
     show(console, described)
     stages = [_tried(setup, stage, console, processes) for stage in setup.stages if stage.train_ids.size]
     if not stages:
