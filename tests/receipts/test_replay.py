@@ -15,13 +15,17 @@ import yaml
 from benchmarks.equal_processes import CASES, write_small
 from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, quiet, rows, run, write_toy
+from tests.training.test_room import NO_MEMORY
+from unpad.batching.batch import RaggedBatch
 from unpad.data.sources.named import place_of
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
+from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
 from unpad.receipts.replay import replay
 from unpad.receipts.trace import trace
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State
+from unpad.run.sessions import Cut, Session, cuts_until
 from unpad.training.loop import train
 from unpad.training.step import StepResult
 
@@ -272,6 +276,63 @@ def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.Mon
     row = rows(tmp_path / "run", "train")[1]
     assert row["skipped"]
     assert replay(tmp_path / "run", 2).equal
+
+
+def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory ends once in step 3, in its second pass; later micro-batches are cut, earlier ones are not."""
+    compute, calls = Decoder.losses, list[int]()
+
+    def ends(self: Decoder, batch: RaggedBatch, *given: Any) -> Any:
+        calls.append(int(self.training))
+        if self.training and sum(calls) == failing:
+            raise RuntimeError(NO_MEMORY)
+        return compute(self, batch, *given)
+
+    recipe, folder = write_toy(tmp_path, plan=PLAN, stages=[], checkpoint={"every": 5}), tmp_path / "run"
+    failing = 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "losses", ends)
+        run(recipe, tmp_path / "whole", "train.max_steps=2")
+        failing, calls[:] = sum(calls) + 2, []
+        run(recipe, folder, "train.max_steps=8")
+    (event,) = events(folder, "out_of_memory")
+    assert event["step"] == 3
+    for step, cut in ((2, None), (3, event), (4, event), (6, event)):
+        receipt = replay(folder, step)
+        assert receipt.equal, receipt.lines()
+        assert receipt.to_json()["cut"] == (cut and {"step": 3, "tokens": cut["tokens"]})
+    assert f"micro-batches of more than {event['tokens']:,} tokens, as memory ended in step 3" in "\n".join(
+        receipt.lines()
+    )
+    log = folder / "log.jsonl"
+    kept = [line for line in log.read_text().splitlines() if '"out_of_memory"' not in line]
+    log.write_text("\n".join([*kept, ""]))
+    receipt = replay(folder, 4)
+    assert not receipt.equal
+    assert "in parts, from a step on that its log does not name" in receipt.why[0]
+    assert replay(folder, 6).equal, "its checkpoint knows"
+
+
+def test_a_step_that_was_taken_again_after_a_kill_has_the_parts_of_the_last_time() -> None:
+    recipe: Any = "as it was"
+    first = Session(0, recipe, {}, cuts=(Cut(3, 80), Cut(6, 40)))
+    again = Session(4, recipe, {}, cuts=(Cut(7, 60),))
+    found = {step: cuts_until([first, again], step) for step in (2, 3, 6, 8)}
+    assert found == {2: [], 3: [(3, 80)], 6: [(3, 80)], 8: [(3, 80), (7, 60)]}
+
+
+def test_memory_that_ends_in_a_replay_is_said_to_be_the_reason(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Decoder.losses
+
+    def ends(self: Decoder, batch: RaggedBatch, *given: Any) -> Any:
+        if self.training and batch.total_tokens > 40:
+            raise RuntimeError(NO_MEMORY)
+        return compute(self, batch, *given)
+
+    monkeypatch.setattr(Decoder, "losses", ends)
+    receipt = replay(place / "run", 3)
+    assert not receipt.equal
+    assert "memory did not hold micro-batches here" in receipt.why[0]
 
 
 @pytest.mark.parametrize("name", ["events", "images", "vqa_hard"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unpad.run.checkpoint import State
-from unpad.run.sessions import Session
+from unpad.run.sessions import Cut, Session
 from unpad.training.progress import DECIDE_BITS, SHARDED_AMONG, UPDATE_RULE
 from unpad.training.setup import Setup
 
@@ -52,13 +53,42 @@ def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> Compar
     return Comparison(columns)
 
 
-def reasons(session: Session, setup: Setup, newest: State | None, *, from_scratch: bool) -> list[str]:
+def of_memory(
+    session: Session, cuts: Sequence[Cut], after: int, most_tokens: int | None, newest: State | None
+) -> list[str]:
+    """Likely reasons for a difference in the parts that micro-batches were computed in, each a sentence.
+
+    Args:
+        session: that took the step.
+        cuts: until the step, as the log has them.
+        after: step that the computation began after.
+        most_tokens: of a pass at the end of the computation.
+        newest: a checkpoint of the run.
+    """
+    other = "parts have other last bits"
+    if most_tokens is not None and (not cuts or most_tokens < cuts[-1].tokens):
+        return [f"memory did not hold micro-batches here, computed in parts of at most {most_tokens:,} tokens: {other}"]
+    processes = session.environment.get("processes", 1)
+    if cuts and cuts[-1].step > after and processes != 1:
+        return [
+            f"memory ended in step {cuts[-1].step:,}, which {processes} processes cut each in its own parts: {other}"
+        ]
+    saved = newest.values.get("progress", {}).get("most_tokens") if newest is not None else None
+    if saved is not None and not cuts:
+        return [f"the run computed micro-batches in parts, from a step on that its log does not name: {other}"]
+    return []
+
+
+def reasons(
+    session: Session, setup: Setup, newest: State | None, in_parts: list[str], *, from_scratch: bool
+) -> list[str]:
     """Likely reasons for a difference, each a sentence.
 
     Args:
         session: that took the step.
         setup: of the steps that were computed again.
         newest: a checkpoint of the run.
+        in_parts: those of `of_memory`.
         from_scratch: whether they began from the weights that the run began with.
     """
     found, values = list[str](), newest.values if newest is not None else {}
@@ -74,8 +104,7 @@ def reasons(session: Session, setup: Setup, newest: State | None, *, from_scratc
         found.append(f"{processes} processes trained with train.sums=fast, whose bits depend on their number")
     if values.get(SHARDED_AMONG, 1) != 1:
         found.append(f"the model was divided among {values[SHARDED_AMONG]} processes")
-    if values.get("progress", {}).get("most_tokens") is not None:
-        found.append("memory did not hold some micro-batches, which were computed in parts: these have other last bits")
+    found += in_parts
     if session.undescribed:
         what = "a later resume changed the recipe, and the log does not keep what was before"
         found.append(f"{what}: {session.undescribed}")

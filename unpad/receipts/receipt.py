@@ -13,6 +13,7 @@ from unpad.data.family import Data, RowSpan
 from unpad.data.sources.named import place_of
 from unpad.receipts.differences import Comparison
 from unpad.receipts.starts import Start
+from unpad.run.sessions import Cut
 from unpad.terminal.table import described, text_table
 
 MOST_ROWS = 40  # of a step that are printed
@@ -43,6 +44,8 @@ class Receipt:
         units: names of a row's length, plural.
         by_plan_alone: whether the run recorded no rows, as those of earlier versions, and the plan alone tells them.
         is_checked: whether a checkpoint told that the data is the run's.
+        cut: the last step until this one in which memory ended, after which larger micro-batches were computed in
+            parts, as they are here; None for none.
     """
 
     folder: Path
@@ -63,6 +66,7 @@ class Receipt:
     units: str
     by_plan_alone: bool
     is_checked: bool
+    cut: Cut | None
 
     @property
     def equal(self) -> bool:
@@ -90,6 +94,9 @@ class Receipt:
         facts = [("stage", place), ("began from", self.start.name)]
         facts += [("", damage) for damage in self.damages]
         facts.append(("computed", f"{taken}, in {self.seconds:.1f} s"))
+        if self.cut is not None:
+            told = f"micro-batches of more than {self.cut.tokens:,} tokens, as memory ended in step {self.cut.step:,}"
+            facts.append(("in parts", told))
         if not self.is_checked:
             facts.append(("data", "no checkpoint is left that tells whether it is the run's"))
         if self.failure:
@@ -142,6 +149,7 @@ class Receipt:
             "damaged_checkpoints": self.damages,
             "rows_recorded": not self.by_plan_alone,
             "data_checked": self.is_checked,
+            "cut": None if self.cut is None else self.cut._asdict(),
             "micro_batches": [[asdict(row) for row in micro.rows] for micro in self.micros],
         }
 

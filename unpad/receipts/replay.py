@@ -15,7 +15,7 @@ import torch
 
 from unpad.data.family import family_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
-from unpad.receipts.differences import compare, reasons
+from unpad.receipts.differences import compare, of_memory, reasons
 from unpad.receipts.receipt import Receipt, learnt
 from unpad.receipts.starts import StageSteps, put_start, readable_states, recorded_steps, refuse_untrained, starts
 from unpad.recipes.recipe import Recipe, stages_of
@@ -24,7 +24,7 @@ from unpad.run.folder import find_run
 from unpad.run.kept import open_files
 from unpad.run.monitor import StepRecord, silent_monitor, train_row
 from unpad.run.reference import REFERENCE, read_reference
-from unpad.run.sessions import Session, read_sessions, session_of
+from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
 from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
@@ -40,10 +40,11 @@ from unpad.training.stage_loop import repeat_steps
 
 @dataclass(frozen=True)
 class _Segment:
-    """Steps up to `last` that one recipe trained."""
+    """Steps up to `last` that one recipe trained, in passes of at most `most_tokens` as far as the log says so."""
 
     recipe: Recipe
     last: int
+    most_tokens: int | None
 
 
 def replay(run: str | Path, step: int | None = None) -> Receipt:
@@ -96,6 +97,11 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
     comparison = compare(steps.rows[step], found.get(step))
     plan = epoch_plan(setup.stages[steps.index], progress.epoch)
     is_taken = step in found
+    cuts = cuts_until(sessions, step)
+    why = []
+    if not comparison.equal:
+        in_parts = of_memory(session, cuts, start.after, progress.most_tokens, newest)
+        why = reasons(session, setup, newest, in_parts, from_scratch=start.path is None)
     return Receipt(
         folder=folder,
         step=step,
@@ -109,12 +115,13 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
         comparison=comparison,
         first_differing=min(differing, default=None),
         failure=failure,
-        why=[] if comparison.equal else reasons(session, setup, newest, from_scratch=start.path is None),
+        why=why,
         damages=damages,
         micros=learnt(setup.data, plan.step(progress.epoch_step - 1)) if is_taken else [],
         units=family_of(recipe).UNITS[1],
         by_plan_alone=steps.rows[step].get("rows") is None,
         is_checked=newest is not None,
+        cut=cuts[-1] if cuts else None,
     )
 
 
@@ -167,13 +174,14 @@ def _apart(setup: Setup, stage: str) -> Iterator[Setup]:
 
 
 def _segments(sessions: Sequence[Session], after: int, last: int) -> list[_Segment]:
-    """Steps from `after` + 1 to `last`, by the recipe that trained them."""
+    """Steps from `after` + 1 to `last`, by the recipe that trained them and the parts that they were computed in."""
     segments: list[_Segment] = []
     for step in range(after + 1, last + 1):
-        recipe = session_of(sessions, step).recipe
-        if segments and (segments[-1].recipe is recipe or segments[-1].recipe == recipe):
+        recipe, cuts = session_of(sessions, step).recipe, cuts_until(sessions, step)
+        found = _Segment(recipe, step, cuts[-1].tokens if cuts else None)
+        if segments and replace(segments[-1], last=step) == found:
             segments.pop()
-        segments.append(_Segment(recipe, step))
+        segments.append(found)
     return segments
 
 
@@ -195,6 +203,8 @@ def _repeat(
             longest = setup.model.config.longest
             stages = [make_stage(stage, setup.data, longest) for stage in stages_of(segment.recipe)]
             of_segment = replace(setup, recipe=segment.recipe, stages=stages)
+            if segment.most_tokens is not None:
+                progress.most_tokens = segment.most_tokens
             run = RunContext(of_segment, progress, silent_monitor(take), Timers(), Signals(), RunLength([]), None)
             goes_on = segment is not segments[-1]
             state = repeat_steps(run, stages[progress.stage], state, segment.last, goes_on=goes_on)

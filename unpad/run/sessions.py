@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import earlier_versions
 from unpad.run.folder import run_recipe
 from unpad.run.report.history import log_file, read_log
+
+
+class Cut(NamedTuple):
+    """A step in which a micro-batch did not fit into memory, and the tokens of a pass at most from it on."""
+
+    step: int
+    tokens: int
 
 
 @dataclass(frozen=True)
@@ -23,12 +30,14 @@ class Session:
         recipe: that it trained with.
         environment: of its machine, as its log has it; empty where the log does not say.
         undescribed: the fields that the sessions after it changed, in words, where their log lacks the old values.
+        cuts: steps in which memory ended, and the tokens that a pass has had at most from each on.
     """
 
     after: int
     recipe: Recipe
     environment: dict[str, Any]
     undescribed: str = ""
+    cuts: tuple[Cut, ...] = ()
 
 
 def read_sessions(folder: Path) -> list[Session]:
@@ -48,7 +57,7 @@ def read_sessions(folder: Path) -> list[Session]:
         after = entry.get("step", 0) if entry["kind"] == "resumed" else 0
         machine = next((one for one in log[begin:end] if one["kind"] == "environment"), {})
         environment = {key: value for key, value in machine.items() if key not in ("time", "kind")}
-        sessions.insert(0, Session(after, recipe, environment, undescribed))
+        sessions.insert(0, Session(after, recipe, environment, undescribed, _cuts(log[begin:end])))
         if entry["kind"] == "resumed":
             recipe = _before(recipe, entry.get("changed", {}), log_file(folder))
             if "changed" not in entry and ";" in str(entry.get("message", "")):
@@ -56,9 +65,24 @@ def read_sessions(folder: Path) -> list[Session]:
     return sessions or [Session(0, recipe, {})]
 
 
+def _cuts(log: Sequence[dict[str, Any]]) -> tuple[Cut, ...]:
+    found = [(one.get("step"), one.get("tokens")) for one in log if one["kind"] == "out_of_memory"]
+    return tuple(Cut(step, tokens) for step, tokens in found if type(step) is int and type(tokens) is int)
+
+
 def session_of(sessions: Sequence[Session], step: int) -> Session:
     """The session that took a step; after a resume from an earlier checkpoint the one that took it last."""
     return next((session for session in reversed(sessions) if session.after < step), sessions[0])
+
+
+def cuts_until(sessions: Sequence[Session], step: int) -> list[Cut]:
+    """Cuts that hold in a step, the last of which says its parts; those of steps that were taken again are left out."""
+    return [
+        cut
+        for session in sessions
+        for cut in session.cuts
+        if cut.step <= step and session_of(sessions, cut.step) is session
+    ]
 
 
 def _before(recipe: Recipe, changed: dict[str, Any], where: Path) -> Recipe:
