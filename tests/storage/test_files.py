@@ -143,10 +143,10 @@ def test_contents_are_on_the_device_before_the_name_and_the_name_before_the_call
     contents = [f"flush {name}" for name in (*FILES, "MANIFEST.json", "temporary")]
     written = [*contents, "rename temporary to best", parent]
     assert flushed_by(lambda: storage.write_folder(path, FILES), monkeypatch) == written
-    aside, gone = "rename best to .old-best", ["rename .old-best to temporary", parent]
+    aside, gone = "rename best to .old-best", ["rename .old-best to temporary", parent, parent]
     replaced = [*contents, aside, "rename temporary to best", parent, *gone]
     assert flushed_by(lambda: storage.replace_folder(path, FILES), monkeypatch) == replaced
-    removed = ["rename best to temporary", parent]
+    removed = ["rename best to temporary", parent, parent]
     assert flushed_by(lambda: storage.remove_folder(path), monkeypatch) == removed
     log = LineLog(tmp_path / "log.jsonl")
     assert flushed_by(log.sync, monkeypatch) == ["flush log.jsonl"]

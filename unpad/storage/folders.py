@@ -236,6 +236,7 @@ def _remove(path: Path) -> None:
     try:
         sync_folder(path.parent)
         delete(temporary)
+        sync_folder(path.parent)  # what nobody resumes is not tidied up, either
     except BaseException:
         discard(temporary)
         raise
