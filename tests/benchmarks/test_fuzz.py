@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -200,6 +201,9 @@ def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path: Path
     assert third.returncode == 1, "two at a time would overwrite each other's totals"
     os.kill(second.pid, signal.SIGKILL)
     second.communicate(timeout=300)
+    folder = os.open(tmp_path / "found", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # until its processes have noticed
+    os.close(folder)
     killed = Totals.read(state)
     fuzz_toys(tmp_path, killed.num_cases + 100, "sound", "key_error").communicate(timeout=300)
     after = Totals.read(state)
