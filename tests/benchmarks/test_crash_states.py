@@ -60,9 +60,11 @@ def test_functions_of_storage_keep_what_they_promise(place: Path) -> None:
     assert found.distinct > 500
 
 
-@pytest.mark.parametrize("kind", ["images", "patients"])
-def test_a_power_cut_loses_nothing_of_a_run(place: Path, kind: str) -> None:
-    found = states(record(kind, place), place, [*FEW, MODES.index(("any", "first"))], resume_every=200)
+@pytest.mark.parametrize(
+    ("kind", "passes"), [("images", [*FEW, MODES.index(("any", "first"))]), ("patients", [LOST_AND_KEPT, FEW[-1]])]
+)
+def test_a_power_cut_loses_nothing_of_a_run(place: Path, kind: str, passes: list[int]) -> None:
+    found = states(record(kind, place), place, passes, resume_every=200)
     assert found.faults == {}
     assert found.distinct > 200
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from unpad.data.sources.split import Wanted
 from unpad.data.vqa import VqaData
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.models import model_config
+from unpad.proof import recipe as proof
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -42,6 +44,7 @@ LONG = "Look at the picture for as long as you like and say in one single word w
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(proof, "take_sample", partial(proof.take_sample, most=6))  # of fewer sequences than users prove
 
 
 def write_questions(root: Path) -> Path:
