@@ -17,11 +17,12 @@ from rich.console import Console
 import unpad.trials.preview as module
 from tests.evaluation.test_patients_run import MODEL, write_tables
 from tests.helpers.toy import write_toy
-from unpad.errors import RecipeError
+from unpad.batching.plan import Plan
+from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
 from unpad.training.setup import Setup, prepare_setup
-from unpad.training.stage import epoch_plan
+from unpad.training.stage import StageSetup, epoch_plan
 from unpad.trials.preview import Preview, Trial, preview
 from unpad.trials.strategy_table import Units
 
@@ -251,3 +252,25 @@ def test_patients_are_counted_as_patients_and_padded_to_the_longest_of_them(tmp_
     assert re.search(dropped, shown(few)), shown(few)
     (cells,) = [line.split() for line in shown(few).splitlines() if line.startswith("pack *")][:1]
     assert cells[4:7] == [str((~long).sum()), str(lengths[~long].sum()), str(long.sum())]
+
+
+def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    padded = ["fixed"]
+
+    def tried(setup: Setup, stage: StageSetup, made: Plan) -> Trial:
+        if made.strategy in padded:
+            raise OutOfMemoryError("a micro-batch does not fit", where="here", fix="a smaller one")
+        return Trial(100, 1.0, 50, 2 << 20, 1 << 20)
+
+    monkeypatch.setattr(module, "_try", tried)
+    recipe = str(write_toy(tmp_path, stages=[], train={"max_epochs": 1}))
+    result = preview(recipe, ROWS)
+    assert re.search(r"^fixed +does not fit into memory$", shown(result), re.M)
+    rows = {row["name"]: row for row in result.to_json()["stages"][0]["strategies"]}
+    assert (rows["fixed"]["peak_bytes"], rows["fixed"]["seconds"]) == (None, None)
+    assert rows["pack"]["peak_bytes"] == 2 << 20
+    padded.append("pack")
+    with pytest.raises(OutOfMemoryError):
+        preview(recipe, ROWS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rich.console import Console
 from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Micro, Plan, plan
-from unpad.errors import RecipeError, needs_memory
+from unpad.errors import OutOfMemoryError, RecipeError, needs_memory
 from unpad.interchange.origin import open_recipe
 from unpad.models import lower_sizes
 from unpad.models.cost import cells_per_token
@@ -58,16 +60,18 @@ class Preview:
     compared: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """`strategies` and `ledger` cover all stages together; `stages` holds each on its own; `auto` is the size of
-        micro-batches that `plan.tokens_per_micro=auto` takes here, where the recipe asks for it."""
+        """`strategies` and `ledger` cover all stages together; `stages` holds each on its own, with null for memory and
+        time of strategies that do not fit; `auto` is the size of micro-batches that `plan.tokens_per_micro=auto` takes
+        here, where the recipe asks for it."""
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
             part = to_json(stage.rows, stage.lengths, stage.settings, stage.lr, stage.units)
             for row, values in zip(stage.rows, part["strategies"], strict=True):
                 if not row.refused:
-                    trial = stage.trials[row.name]
-                    values |= {"peak_bytes": trial.peak_bytes, "seconds": stage.estimated_seconds(row)}
+                    trial = stage.trials.get(row.name)
+                    values["peak_bytes"] = trial.peak_bytes if trial is not None else None
+                    values["seconds"] = stage.estimated_seconds(row) if trial is not None else None
             shared = {} if stage.shared is None else {"processes": stage.shared.to_json()}
             stages.append({"name": stage.name, "epochs": stage.epochs, **part, **shared})
         rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
@@ -87,7 +91,7 @@ class Preview:
             show_padding(console, stage)
             show_head(console, stage)
             for row in stage.rows:
-                if row.name in stage.trials:
+                if not row.refused:
                     show(console, [trial_line(stage, row)])
             show(console, _notes(stage, self.setup))
             show(console, _shared_lines(stage))
@@ -142,7 +146,10 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
         if not row.refused:
             chosen = settings.model_copy(update={"strategy": row.name})
             with progress(f"trying a step of {row.name}"):
-                seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
+                made = plan(lengths, chosen, epoch=0, **known)
+                trial = _try(setup, stage, made) if row.name == settings.strategy else _try_other(setup, stage, made)
+            if trial is not None:
+                seen.trials[row.name] = trial
             show(console, [trial_line(seen, row)])
     show(console, _notes(seen, setup))
     if processes:
@@ -178,6 +185,14 @@ def _try(setup: Setup, stage: StageSetup, made: Plan) -> Trial:
     peak = max(peak_memory(), base)
     tokens, seconds = update(made.step(0))
     return Trial(tokens, seconds, largest, peak, base)
+
+
+def _try_other(setup: Setup, stage: StageSetup, made: Plan) -> Trial | None:
+    """`_try` of a strategy that the recipe does not use; None if memory does not hold it."""
+    with suppress(OutOfMemoryError):
+        return _try(setup, stage, made)
+    gc.collect()
+    return None
 
 
 def _together(rows: list[StrategyRow]) -> StrategyRow:

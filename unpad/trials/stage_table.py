@@ -42,6 +42,7 @@ class StagePreview:
     """Table of one stage: a row and a trial per strategy, and the epochs of the recipe.
 
     Args:
+        trials: by strategy, without those that were refused and those that memory did not hold.
         units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and one target each is learned.
@@ -124,6 +125,8 @@ def show_head(console: Console, stage: StagePreview) -> None:
 
 
 def trial_line(stage: StagePreview, row: StrategyRow) -> str:
+    if row.name not in stage.trials:
+        return f"{_named(stage, row):<10}  does not fit into memory"
     memory, duration = stage.trials[row.name].peak_bytes / 2**30, _duration(stage.estimated_seconds(row))
     return f"{_named(stage, row):<10}{memory:>6.1f} GiB{duration:>10}"
 
