@@ -21,6 +21,7 @@ from unpad.data.sources.named import place_of
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
+from unpad.receipts.differences import of_memory
 from unpad.receipts.replay import replay
 from unpad.receipts.trace import trace
 from unpad.run import checkpoint
@@ -319,6 +320,24 @@ def test_a_step_that_was_taken_again_after_a_kill_has_the_parts_of_the_last_time
     again = Session(4, recipe, {}, cuts=(Cut(7, 60),))
     found = {step: cuts_until([first, again], step) for step in (2, 3, 6, 8)}
     assert found == {2: [], 3: [(3, 80)], 6: [(3, 80)], 8: [(3, 80), (7, 60)]}
+
+
+@pytest.mark.parametrize(
+    ("processes", "after", "most", "says"),
+    [
+        (2, 4, 80, "memory ended in step 5, which each of 2 processes cut in its own parts"),
+        (2, 5, 80, None),  # from a checkpoint of all processes, which agree on the parts by then
+        (1, 4, 80, None),
+        (2, 4, 40, "computed in parts of at most 40 tokens"),
+    ],
+)
+def test_the_step_in_which_memory_ended_may_differ_for_several_processes(
+    processes: int, after: int, most: int, says: str | None
+) -> None:
+    recipe: Any = "any"
+    session = Session(0, recipe, {"processes": processes})
+    found = of_memory(session, [Cut(5, 80)], after, most, None)
+    assert [says in one for one in found] == [True] if says else found == []
 
 
 def test_memory_that_ends_in_a_replay_is_said_to_be_the_reason(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
