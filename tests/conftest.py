@@ -26,6 +26,14 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _no_flushes() -> Iterator[None]:
+    """No power cut is waited for: a run of a few steps flushes 165 times, which takes longer than its steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _signals() -> None:
     """Hang-ups and Ctrl-C end programs of tests, also where nohup or a script's `&` has them ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
