@@ -325,7 +325,7 @@ def test_a_step_that_was_taken_again_after_a_kill_has_the_parts_of_the_last_time
 @pytest.mark.parametrize(
     ("processes", "after", "most", "says"),
     [
-        (2, 4, 80, "memory ended in step 5, which each of 2 processes cut in its own parts"),
+        (2, 4, 80, "memory ended in step 5, which 2 processes cut each in its own parts"),
         (2, 5, 80, None),  # from a checkpoint of all processes, which agree on the parts by then
         (1, 4, 80, None),
         (2, 4, 40, "computed in parts of at most 40 tokens"),
