@@ -160,8 +160,8 @@ def measure(shape: Shape) -> dict[str, int]:
     footprint = measured(model, small, weights, shape["precision"])
     return_freed_memory()
     base = process_memory()
-    adds = state_bytes(model.parameters(), adds=True)
-    predicted = base + adds + process_bytes(footprint.of(batch.total_tokens, cells_of(batch)))
+    state = state_bytes(model.parameters(), micros=2)
+    predicted = base + state + process_bytes(footprint.of(batch.total_tokens, cells_of(batch)))
     return_freed_memory()
     restart_peak()
     optimizer, micros = make_optimizer(model, OptimSettings()), [batch, batch]
@@ -224,7 +224,7 @@ def cards() -> None:
         model.begin_step(0, 10, weights)
         small = [part for size in (256, 1024) for part in _extremes(in_parts(batch, size))]
         footprint = measured(model, small, weights, "fp32")
-        state = process_memory() + state_bytes(model.parameters(), adds=True)
+        state = process_memory() + state_bytes(model.parameters(), micros=4)
         per_token = footprint.per_token + footprint.per_cell * cells_of(batch) / batch.total_tokens
         cells = [family, f"{sum(p.numel() for p in model.parameters()):,}", f"{OVERHEAD * per_token / 1024:.0f}"]
         for size in CARDS:

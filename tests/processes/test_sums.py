@@ -127,14 +127,94 @@ def test_each_micro_batch_is_rounded_by_at_most_half_a_quantum() -> None:
         for _ in range(5)
     ]
     exact = ExactSum([nn.Parameter(torch.zeros(1000))])
-    exact.begin(rounded=True, takes=2)
+    exact.begin(rounded=True, takes=5)
     for (gradient,) in gradients:
         exact.parameters[0].grad = gradient.clone()
         exact.take()
+    exact._add_held()
     total = exact._sums()[0]
     true = sum(gradient.double() for (gradient,) in gradients)  # within 2^-50 of the truth
     assert (total - true).abs().max() <= 5 * 2.0**-48 + 2.0**-50
     assert torch.equal(total / QUANTUM, (total / QUANTUM).round())
+
+
+def by_definition(gradients: Sequence[Sequence[Tensor | None]], shares: Sequence[Sequence[int]]) -> list[Tensor | None]:
+    """The same as `added` gives, each gradient rounded and added by itself to a sum in fp64."""
+    found: list[Tensor | None] = []
+    for column in zip(*gradients, strict=True):
+        totals = []
+        for share in shares:
+            given = [gradient for micro in share if (gradient := column[micro]) is not None]
+            rounded = [gradient.double() + 48.0 - 48.0 for gradient in given] if len(gradients) > 1 else given
+            totals += [sum(rounded[1:], rounded[0])] if rounded else []
+        found.append(sum(totals[:-1], totals[-1]).float() if totals else None)  # in the order of `Wire`
+    return found
+
+
+any_number = st.one_of(
+    st.floats(width=32),
+    st.floats(-64, 64, width=32),
+    st.floats(-(2.0**-20), 2.0**-20, width=32),
+    st.integers(-9, 9).map(lambda k: k * QUANTUM / 2),
+    st.sampled_from([-0.0, 2.0**-149, -(2.0**-126), 15.999999, -16.0, 63.999996, 64.0, 2.0**56, float("nan")]),
+)
+column = st.lists(st.one_of(st.none(), st.lists(any_number, min_size=9, max_size=9)), min_size=7, max_size=7)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@settings(deadline=None, max_examples=150)
+@given(
+    columns=st.lists(column, min_size=2, max_size=2),
+    num=st.integers(1, 7),
+    order=st.permutations(range(7)),
+    process_of=st.lists(st.integers(0, 2), min_size=7, max_size=7),
+    alone=st.booleans(),
+    scale=st.sampled_from([1.0, 2.0**10]),
+)
+def test_gradients_that_are_held_have_the_bits_of_each_added_by_itself(
+    path: Path,
+    columns: list[list[list[float] | None]],
+    num: int,
+    order: list[int],
+    process_of: list[int],
+    alone: bool,
+    scale: float,
+) -> None:
+    """Any numbers: ties, subnormal, huge and non-finite ones; any micro-batch may leave a parameter without."""
+    gradients: list[list[Tensor | None]] = [
+        [None if row is None else torch.tensor(row) / scale for row in rows] for rows in zip(*columns, strict=True)
+    ][:num]
+    gradients.append([torch.full((9,), 0.25)] * 2)  # no parameter is without any
+    order = [micro for micro in order if micro < num] + [num]
+    shares = [[micro for micro in order if alone or process_of[micro % 7] == process] for process in range(3)]
+    shares = shares[:1] if alone else shares
+    with on(path), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums, "_BLOCK", 4)
+        found = added(gradients, shares, scale=scale)
+    for one, other in zip(found, by_definition(gradients, shares), strict=True):
+        assert one is not None
+        assert other is not None
+        np.testing.assert_array_equal(one, other)  # NaN equals NaN
+        assert torch.equal(one.signbit() & ~one.isnan(), other.signbit() & ~other.isnan())
+
+
+@pytest.mark.parametrize(("micros", "processes"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (4, 4), (4, 2)])
+def test_no_more_is_held_during_a_pass_than_is_foretold(micros: int, processes: int) -> None:
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (10, 300)]
+    exact, group, own = ExactSum(parameters), Wire(size=processes), micros // processes
+    for _ in range(3):
+        most = 0
+        exact.begin(rounded=micros > 1, takes=own)
+        for _ in range(own):
+            held = [gradient for given in exact._held for gradient in given.values()]
+            flat = [] if exact._flat is None else [exact._flat]
+            most = max(most, sum(tensor.nbytes for tensor in held + flat))
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            exact.take()
+        exact.finish(group, exact.used)
+        assert not any(exact._held), "of a sum nothing is held"
+    assert most == sum(sums.held_bytes(parameter, micros, processes) for parameter in parameters)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -40,9 +40,11 @@ from unpad.processes.group import Group
 
 QUANTUM = 2.0**-47
 SHIFT = 1.5 * 2.0**52 * QUANTUM
-# Numbers that torch's operations pass over at a time, for each thread: half a megabyte in fp64 stays in a core's cache.
-_BLOCK = 2**16
+# Numbers that operations pass over at a time, for each thread: two megabytes in fp64. Smaller ones stay in a
+# nearer cache, but every operation takes a microsecond or two to begin.
+_BLOCK = 2**18
 _BLOCK_OF_GPU = 2**24  # where a launch costs more than a pass
+_FEW = 4  # micro-batches of an update of which a processor holds all gradients
 
 
 class GradientSum(Protocol):
@@ -76,10 +78,29 @@ class GradientSum(Protocol):
         ...
 
 
+def held_bytes(parameter: Tensor, micros: int, processes: int = 1) -> int:
+    """Most bytes that ExactSum holds of one parameter while a backward pass computes.
+
+    Args:
+        micros: micro-batches of the update; processes: that share them alike.
+    """
+    if micros <= 1:
+        return 0
+    own, gradient = math.ceil(micros / processes), parameter.numel() * parameter.element_size()
+    if processes == 1 and own <= _FEW and parameter.device.type == "cpu":
+        return (own - 1) * gradient
+    return 8 * parameter.numel() + (gradient if own > 1 and parameter.device.type == "cpu" else 0)
+
+
 class ExactSum:
     """Gradients of the micro-batches of an update, rounded to multiples of QUANTUM and added in fp64.
 
-    Memory: 8 bytes per trained number, from the first update on that has something to add.
+    Processors hold gradients as autograd has left them and add several together, block by block in the cache: those of
+    up to four micro-batches at the end of the update, for which a single process keeps no sums in fp64; of more, two at
+    a time. GPUs add each at once. The order of additions is that of the micro-batches, always.
+
+    Memory: in fp32 at most 12 bytes per trained number, see `held_bytes`; of these the 8 of the sum in fp64 stay, from
+    the first update on that needs it.
 
     Args:
         parameters: of the model, in the order that all processes have; frozen ones are passed over.
@@ -88,87 +109,117 @@ class ExactSum:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.used: set[int] = set()
-        self._rounded = True
-        self._flat: Tensor | None = None  # sums of all parameters; a part holds nothing until its index is in `used`
+        self._device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self._rounded, self._factor, self._together = True, 1.0, 1
+        self._held: list[dict[int, Tensor]] = []  # gradients of micro-batches, by index of the parameter
+        self._flat: Tensor | None = None  # sums of all parameters; a part holds nothing until its index is in `_summed`
+        self._summed: set[int] = set()
 
     def begin(self, *, rounded: bool, takes: int) -> None:
         """As of GradientSum."""
-        self._rounded, self.used = rounded, set()
+        self.give_up()
+        self._rounded, self.used, self._summed = rounded, set(), set()
+        if self._device.type == "cpu":
+            self._together = takes + 1 if takes <= _FEW and self._flat is None else 2
 
     def take(self, scale: float = 1.0) -> None:
         """As of GradientSum; `.grad` is cleared, unless it is that of the only micro-batch.
 
         Args:
-            scale: a power of two.
+            scale: a power of two, the same for all micro-batches of an update.
         """
         assert math.frexp(scale)[0] == 0.5, "dividing by a power of two rounds nothing"
-        given = {index: p.grad for index, p in enumerate(self.parameters) if p.grad is not None}
+        self._factor = 1 / scale
         if self._rounded:
-            for replace in (True, False):
-                chosen = {index: gradient for index, gradient in given.items() if (index not in self.used) == replace}
-                self._add(chosen, 1 / scale, SHIFT, replace=replace)
-        elif scale != 1.0:
-            torch._foreach_mul_(list(given.values()), 1 / scale)
+            self._hold()
+            if len(self._held) == self._together:
+                self._add_held()
+            return
+        given = {index: p.grad for index, p in enumerate(self.parameters) if p.grad is not None}
         self.used.update(given)
+        if scale != 1.0:
+            torch._foreach_mul_(list(given.values()), self._factor)
 
     def finish(self, group: Group, used: set[int]) -> None:
         """As of GradientSum."""
-        if not self._rounded:
-            if group.size == 1:
-                return
-            given = {index: p.grad for index, p in enumerate(self.parameters) if p.grad is not None}
-            self._add(given, 1.0, 0.0, replace=True)
-        flat, parts = self._sums()
-        for index, part in enumerate(parts):
-            if index not in self.used:
-                part.fill_(-0.0)
-        group.add(flat)
+        if group.size == 1 and not self._rounded:
+            return
+        if group.size > 1:
+            if not self._rounded:
+                self._factor = 1.0
+                self._hold()
+            self._add_held()
+            flat, parts = self._sums()
+            for index, part in enumerate(parts):
+                if index not in self.used:
+                    part.fill_(-0.0)
+            group.add(flat)
+            self._summed = used
+        parts = self._sums()[1] if self._summed else []
         for index in used:
             parameter = self.parameters[index]
-            parameter.grad = parts[index].view_as(parameter).to(parameter.dtype, copy=True)
+            gradient = torch.empty_like(parameter, memory_format=torch.contiguous_format)
+            self._add(index, parts[index] if index in self._summed else None, gradient.view(-1))
+            parameter.grad = gradient
 
     def give_up(self) -> None:
         """As of GradientSum; nothing has been sent."""
+        self._held = []
 
     def _sums(self) -> tuple[Tensor, Sequence[Tensor]]:
         """The sums of all parameters as one tensor, and the part of each; fp64."""
         sizes = [parameter.numel() for parameter in self.parameters]
         if self._flat is None:
-            device = self.parameters[0].device if self.parameters else None
-            self._flat = torch.empty(sum(sizes), dtype=torch.float64, device=device)
+            self._flat = torch.empty(sum(sizes), dtype=torch.float64, device=self._device)
         return self._flat, self._flat.split(sizes)
 
-    def _add(self, gradients: dict[int, Tensor], factor: float, shift: float, *, replace: bool) -> None:
-        """Add gradients to the sums of their parameters, or put them in the place of the sums; clear `.grad`.
-
-        Args:
-            gradients: by index of the parameter.
-            factor: of every gradient; a power of two.
-            shift: SHIFT, or 0 to leave gradients unrounded.
-        """
-        parts = self._sums()[1]
-        native = [index for index, gradient in gradients.items() if shift and gradient_sum.accepts(gradient)]
-        if native:
-            gradient_sum.add_rounded(
-                [parts[index] for index in native], [gradients[index] for index in native],
-                factor=factor, shift=shift, replace=replace,
-            )  # fmt: skip
-        for index in gradients.keys() - native:
-            _add_by_torch(parts[index], gradients[index], factor, shift, replace=replace)
-        for index in gradients:
+    def _hold(self) -> None:
+        """Take `.grad` of all parameters away, to add it later."""
+        self._held.append({index: p.grad for index, p in enumerate(self.parameters) if p.grad is not None})
+        self.used.update(self._held[-1])
+        for index in self._held[-1]:
             self.parameters[index].grad = None
 
+    def _add_held(self) -> None:
+        """Add what is held to the sums in fp64."""
+        parts = self._sums()[1]
+        for index in {index for held in self._held for index in held}:
+            self._add(index, parts[index], None)
+            self._summed.add(index)
+        self._held = []
 
-def _add_by_torch(total: Tensor, gradient: Tensor, factor: float, shift: float, *, replace: bool) -> None:
-    """Do the same as `add_rounded`, for a gradient of any type on any device; those in fp64 are not rounded."""
-    most = _BLOCK * torch.get_num_threads() if total.device.type == "cpu" else _BLOCK_OF_GPU
-    block = min(most, max(total.numel(), 1))
-    scratch = total if replace else total.new_empty(block)
-    for sums, numbers in zip(total.split(block), gradient.flatten().split(block), strict=True):
-        wide = (sums if replace else scratch[: len(numbers)]).copy_(numbers)
+    def _add(self, index: int, sums: Tensor | None, result: Tensor | None) -> None:
+        """Add the gradients of a parameter that are held to its sum, and free them.
+
+        Args:
+            sums: the parameter's part of the sums in fp64, (numel,); None for a sum that nobody needs afterwards.
+            result: (numel,) to round the sum to, in the parameter's type.
+        """
+        gradients = [held.pop(index).flatten() for held in self._held if index in held]
+        size, is_new = self.parameters[index].numel(), index not in self._summed
+        native = self._rounded and all(gradient_sum.accepts(gradient) for gradient in gradients)
+        add = gradient_sum.add_rounded if native else _add_by_torch
+        exact = self._rounded and self.parameters[index].dtype != torch.float64
+        block = _BLOCK * torch.get_num_threads() if self._device.type == "cpu" else _BLOCK_OF_GPU
+        scratch = torch.empty(min(block, size) if sums is None else 0, dtype=torch.float64, device=self._device)
+        for start in range(0, size, block):
+            part = slice(start, min(start + block, size))
+            total = scratch[: part.stop - start] if sums is None else sums[part]
+            if gradients:
+                add(total, [gradient[part] for gradient in gradients], self._factor, SHIFT if exact else 0.0, is_new)
+            if result is not None:
+                result[part].copy_(total)
+
+
+def _add_by_torch(total: Tensor, gradients: Sequence[Tensor], factor: float, shift: float, replace: bool) -> None:
+    """Do the same as `add_rounded`, for gradients of any type on any device; a shift of 0 rounds nothing."""
+    scratch = torch.empty_like(total)
+    for number, gradient in enumerate(gradients):
+        is_first = replace and number == 0
+        wide = (total if is_first else scratch).copy_(gradient)
         if factor != 1.0:
             wide.mul_(factor)
-        if shift and gradient.dtype != torch.float64:
+        if shift:
             wide.add_(shift).sub_(shift)
-        if not replace:
-            sums.add_(wide)
+        if not is_first:
+            total.add_(wide)

@@ -90,11 +90,12 @@ def resolved_size(
     footprints = [_measured_stage(stage, model, device, precision) for stage in asking]
     free = free_memory(device)  # after the first passes: libraries have loaded what they need
     parameters, most = list(model.parameters()), int(SHARE * free)
-    found = [largest_that_fits(*one, parameters, most) for one in zip(asking, footprints, strict=True)]
+    found = [largest_that_fits(*one, parameters, most, group.size) for one in zip(asking, footprints, strict=True)]
     told = group.exchange(min((size for size in found if size is not None), default=None))
     cut = [size for size in told if size is not None]
     tokens = min(cut) if cut else max((_largest_update(stage) for stage in asking), default=LEAST)
-    needed = max((needed_bytes(*one, parameters, tokens) for one in zip(asking, footprints, strict=True)), default=0)
+    pairs = zip(asking, footprints, strict=True)
+    needed = max((needed_bytes(*one, parameters, tokens, group.size) for one in pairs), default=0)
     peak, least = max(group.exchange(needed)), min(group.exchange(free))
     auto = AutoSize(tokens, not cut, peak, least, group.size)
     changed = with_size(recipe, tokens)
@@ -125,17 +126,17 @@ def free_memory(device: torch.device) -> int:
 
 
 def largest_that_fits(
-    stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], num_bytes: int
+    stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], num_bytes: int, processes: int
 ) -> int | None:
     """Most tokens of a micro-batch with which a stage needs at most these bytes, LEAST where no number is that small;
     None if whole updates fit.
 
     Args:
-        footprint: of the stage's passes; parameters: of the model.
+        footprint: of the stage's passes; parameters: of the model; processes: that share an update.
     """
 
     def fits(tokens: int) -> bool:
-        return needed_bytes(stage, footprint, parameters, tokens) <= num_bytes
+        return needed_bytes(stage, footprint, parameters, tokens, processes) <= num_bytes
 
     low, high = LEAST, _largest_update(stage)
     if fits(high):
@@ -146,10 +147,13 @@ def largest_that_fits(
     return low
 
 
-def needed_bytes(stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], tokens: int) -> int:
+def needed_bytes(
+    stage: StageSetup, footprint: Footprint, parameters: Sequence[nn.Parameter], tokens: int, processes: int
+) -> int:
     """Bytes that training a stage takes beside the weights, with micro-batches of so many tokens."""
     made = _cut(stage, tokens)
-    state = state_bytes(parameters, adds=made.num_micros > made.num_steps)
+    micros = int(np.diff(made.step_offsets).max(initial=0))
+    state = state_bytes(parameters, micros=micros, processes=processes)
     return int(process_bytes(planned_peak(footprint, made, stage))) + state
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
+from unpad.processes.sums import held_bytes
 
 # Bytes of a process per byte of its tensors, as the heap loses some between blocks of ever new sizes; and what
 # libraries keep beside them. Measured by benchmarks/memory.py.
@@ -119,13 +120,13 @@ def fit(sizes: Sequence[tuple[int, int]], peaks: Sequence[int]) -> Footprint:
     return Footprint(*coefficients.tolist())
 
 
-def state_bytes(parameters: Iterable[nn.Parameter], *, adds: bool) -> int:
-    """Bytes that training holds between passes, beside the weights: two moments per trained number and, where updates
-    have several micro-batches, their sum in fp64 or a gradient.
+def state_bytes(parameters: Iterable[nn.Parameter], *, micros: int, processes: int = 1) -> int:
+    """Bytes that training holds during passes, beside the weights: two moments per trained number and, where updates
+    have several micro-batches, what exact sums hold; fast sums hold less.
 
     Args:
-        adds: whether updates have several micro-batches.
+        micros: most micro-batches of an update; processes: that share them alike.
     """
     trained = [p for p in parameters if p.requires_grad]
     moments = sum(2 * p.numel() * p.element_size() for p in trained)
-    return moments + adds * sum(8 * p.numel() for p in trained)
+    return moments + sum(held_bytes(p, micros, processes) for p in trained)

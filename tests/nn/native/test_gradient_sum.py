@@ -50,7 +50,7 @@ def test_every_target_gives_the_bits_of_torch(target: str, num_threads: int) -> 
 
 def test_operator_describes_itself_rightly() -> None:
     gradient, total = example(20)
-    arguments = ([total], [gradient.nan_to_num(0, 1, 1)], 1.0, SHIFT, False)
+    arguments = (total, [gradient.nan_to_num(0, 1, 1)], 1.0, SHIFT, False)
     torch.library.opcheck(torch.ops.unpad.add_rounded.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 

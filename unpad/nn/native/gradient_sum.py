@@ -17,23 +17,21 @@ def accepts(gradient: Tensor) -> bool:
     return gradient.dtype == torch.float32 and runs(gradient) and gradient.is_contiguous() and is_plain(gradient)
 
 
-def add_rounded(
-    sums: Sequence[Tensor], gradients: Sequence[Tensor], *, factor: float, shift: float, replace: bool
-) -> None:
-    """Add (gradient * factor + shift) - shift to every sum, or put it in the sum's place.
+def add_rounded(sums: Tensor, gradients: Sequence[Tensor], factor: float, shift: float, replace: bool) -> None:
+    """Add (gradient * factor + shift) - shift of every gradient to the sums, in turn.
 
     Args:
         sums: contiguous fp64.
-        gradients: contiguous fp32, each with as many numbers as its sum.
+        gradients: contiguous fp32, each with as many numbers as there are sums.
         factor: a power of two, so that the product is exact.
         shift: a number whose neighbours are as far apart as the multiples to round to.
-        replace: the sums hold nothing yet.
+        replace: the sums hold nothing yet; the first gradient takes their place.
     """
     torch.ops.unpad.add_rounded.default(sums, gradients, factor, shift, replace)
 
 
 _library = torch.library.Library("unpad", "FRAGMENT")
-_library.define("add_rounded(Tensor(a!)[] sums, Tensor[] gradients, float factor, float shift, bool replace) -> ()")
+_library.define("add_rounded(Tensor(a!) sums, Tensor[] gradients, float factor, float shift, bool replace) -> ()")
 
 
 @cache
@@ -42,15 +40,16 @@ def _function() -> Callable[..., None]:
     return function("add_rounded", None, *sizes, *[ctypes.c_void_p] * 2)
 
 
-def _add(sums: list[Tensor], gradients: list[Tensor], factor: float, shift: float, replace: bool) -> None:
+def _add(sums: Tensor, gradients: list[Tensor], factor: float, shift: float, replace: bool) -> None:
     call, threads = _function(), torch.get_num_threads()
-    for total, gradient in zip(sums, gradients, strict=True):
-        assert (total.dtype, gradient.dtype) == (torch.float64, torch.float32), (total.dtype, gradient.dtype)
-        assert total.numel() == gradient.numel(), (total.numel(), gradient.numel())
-        call(gradient.numel(), factor, shift, replace, threads, pointer(gradient), pointer(total))
+    for number, gradient in enumerate(gradients):
+        assert (sums.dtype, gradient.dtype) == (torch.float64, torch.float32), (sums.dtype, gradient.dtype)
+        assert sums.numel() == gradient.numel(), (sums.numel(), gradient.numel())
+        first = replace and number == 0
+        call(gradient.numel(), factor, shift, first, threads, pointer(gradient), pointer(sums))
 
 
-def _fake(sums: list[Tensor], gradients: list[Tensor], factor: float, shift: float, replace: bool) -> None:
+def _fake(sums: Tensor, gradients: list[Tensor], factor: float, shift: float, replace: bool) -> None:
     return None
 
 
