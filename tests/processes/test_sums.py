@@ -163,6 +163,7 @@ column = st.lists(st.one_of(st.none(), st.lists(any_number, min_size=9, max_size
 
 @pytest.mark.parametrize("path", PATHS)
 @settings(deadline=None, max_examples=150)
+@example([[[2.0**80] * 9, [-(2.0**80)] * 9, [1.0] * 9, *[None] * 4]] * 2, 3, [0, 1, 2, 3, 4, 5, 6], [0] * 7, True, 1.0)
 @given(
     columns=st.lists(column, min_size=2, max_size=2),
     num=st.integers(1, 7),
