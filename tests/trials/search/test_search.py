@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -331,3 +332,21 @@ def test_after_random_trials_draws_come_closer_and_resume_equals_one_go(
     assert facts(tmp_path / "parts") == facts(tmp_path / "whole")
     away = [abs(math.log10(t.params["optim.lr"]) + 3) for t in trials_of(tmp_path / "whole")]
     assert np.median(away[15:]) < 0.7 * np.median(away[:15])
+
+
+@pytest.mark.parametrize("number", [3, 18], ids=["random", "estimated"])
+def test_a_trial_that_ended_between_two_of_its_draws_draws_the_rest_as_it_would_have(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(SEARCH, "evaluate_run", judged)
+    monkeypatch.setattr(SEARCH, "train", pretended())
+    look(recipe, tmp_path / "whole", trials=number + 1)
+    journal = (tmp_path / "whole" / JOURNAL).read_bytes().splitlines(keepends=True)
+    drawn = [at for at, line in enumerate(journal, 1) if b'"param_name"' in line][-len(FIELDS) :]
+    for kept in drawn[:-1]:
+        folder = tmp_path / f"cut-{kept}"
+        shutil.copytree(tmp_path / "whole", folder)
+        shutil.rmtree(folder / f"trial-{number + 1:04d}")
+        (folder / JOURNAL).write_bytes(b"".join(journal[:kept]))
+        look(recipe, folder, trials=number + 1, resume=True)
+        assert facts(folder) == facts(tmp_path / "whole")

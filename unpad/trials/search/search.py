@@ -184,7 +184,10 @@ def _run_trials(search: Search, trials: int) -> None:
     try:
         for frozen in search.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             search.study.sampler = _sampler(search, frozen.number)
-            _run_trial(search, Trial(search.study, frozen._trial_id))
+            trial = Trial(search.study, frozen._trial_id)
+            if len(frozen.params) < len(search.space):
+                _draw_again(trial, frozen)
+            _run_trial(search, trial)
         while (number := len(search.study.get_trials(deepcopy=False))) < trials:
             search.study.sampler = _sampler(search, number)
             _run_trial(search, search.study.ask())
@@ -203,6 +206,13 @@ def _sampler(search: Search, number: int) -> optuna.samplers.TPESampler:
     """Draws of one trial follow from the seed, its number and the trials before it: a resumed search draws the same."""
     [seed] = np.random.SeedSequence([search.seed, number]).generate_state(1).tolist()
     return optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, multivariate=True, seed=seed)
+
+
+def _draw_again(trial: Trial, frozen: FrozenTrial) -> None:
+    """Draw what a trial has kept of its draws, so that the rest are those that would have followed."""
+    for key, distribution in frozen.distributions.items():
+        if key not in trial.relative_params:  # which are drawn together
+            trial.study.sampler.sample_independent(trial.study, frozen, key, distribution)
 
 
 # --------------------------------------------------------------------------- one trial
