@@ -150,7 +150,7 @@ class ChatTemplate:
             except TemplateError as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
                 raise SourceError(f"the chat template refuses a conversation: {reason}", fix=AMBIGUOUS) from None
-            except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
                 raise SourceError(f"the chat template fails on a conversation: {reason}", fix=AMBIGUOUS) from None
 

@@ -35,7 +35,7 @@ def folder_tokenizer(folder: Path, *, chat: bool = True) -> bytes:
         raise SourceError(f"there is no {TOKENIZER}", where=str(folder), fix=SAVE)
     try:
         ids = _token_ids(json.loads(data))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise SourceError(f"not a tokenizer.json: {error}"[:200], where=where, fix=SAVE) from None
     names = _names(folder)
     texts = {id: text for text, id in ids.items()}
