@@ -24,7 +24,10 @@ def test_a_hint_names_the_nearest_or_all() -> None:
         (RuntimeError("not enough memory: you tried"), True),
         (RuntimeError("Storage size calculation overflowed"), True),
         (RuntimeError("multiplication overflow in size"), True), (RuntimeError("shapes differ"), False),
-        (ValueError("out of memory"), False),
+        (ValueError("out of memory"), False), (RuntimeError("could not create a primitive"), True),
+        (RuntimeError("could not create a primitive descriptor for the matmul"), False),
+        (ImportError("libarrow.so: failed to map segment from shared object"), True),
+        (ImportError("No module named 'optuna'"), False),
     ],
 )  # fmt: skip
 def test_an_error_of_memory_is_told_by_its_message(error: Exception, is_memory: bool) -> None:

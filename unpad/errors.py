@@ -90,6 +90,12 @@ class SourceError(UnpadError):
     exit_code = 3
 
 
+class RunFileError(SourceError):
+    """A file of a run other than its checkpoints is missing or damaged."""
+
+    exit_code = 4
+
+
 class CheckpointError(UnpadError):
     """A checkpoint is missing or damaged."""
 
@@ -189,12 +195,16 @@ _MEMORY_MESSAGES = (
     *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc"),
     *("Storage size calculation overflowed", "multiplication overflow", "can't start new thread"),
 )
+_NO_PRIMITIVE = "could not create a primitive"  # of oneDNN; "... a primitive descriptor" is of what it does not support
 
 
 def is_memory_error(error: BaseException) -> bool:
     """True if an exception is one for lack of memory: torch has no type of its own for it on the processor."""
+    if isinstance(error, ImportError):  # of a library that does not fit
+        return "failed to map segment" in str(error)
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(message in str(error) for message in _MEMORY_MESSAGES)
+        isinstance(error, RuntimeError)
+        and (str(error) == _NO_PRIMITIVE or any(message in str(error) for message in _MEMORY_MESSAGES))
     )
 
 
@@ -210,7 +220,7 @@ def needs_memory(what: str, fix: str) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as error:
+    except (ImportError, MemoryError, RuntimeError) as error:
         if not is_memory_error(error):
             raise
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__

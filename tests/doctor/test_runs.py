@@ -13,6 +13,7 @@ import torch
 from tests.doctor.recipes import codes, examined, text
 from tests.helpers.toy import run
 from unpad.doctor.files import check_files
+from unpad.errors import RunFileError
 from unpad.recipes.recipe import stages_of
 from unpad.run.folder import run_recipe
 
@@ -66,3 +67,12 @@ def test_a_course_that_went_wrong_is_named(trained: Path, tmp_path: Path, kind: 
     assert [one.code for one in check_files(subject)] == [kind]
     subject.folder = trained
     assert [one.code for one in check_files(subject) if one.severity != "note"] == []
+
+
+def test_metrics_that_are_damaged_are_named_and_absent_ones_are_not(tmp_path: Path) -> None:
+    subject: Any = SimpleNamespace(folder=tmp_path)
+    assert check_files(subject) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, bro\n', encoding="utf-8")
+    with pytest.raises(RunFileError, match="this line is damaged") as caught:
+        check_files(subject)
+    assert (caught.value.where, caught.value.exit_code) == (f"{tmp_path}/metrics.jsonl:1", 4)

@@ -8,7 +8,6 @@ import numpy as np
 
 from unpad.doctor.finding import Finding, Severity, Value
 from unpad.doctor.subject import Subject
-from unpad.errors import SourceError
 from unpad.run.report.history import METRICS, load_metrics
 
 LEAST_STEPS = 40  # of a stage, below which nothing is said about its course
@@ -20,13 +19,14 @@ ROSE, ROSE_MUCH = 0.1, 0.3  # of the best held-out loss
 
 
 def check_files(subject: Subject) -> list[Finding]:
-    """Findings on the metrics of a run; of a recipe there are none."""
-    if subject.folder is None:
+    """Findings on the metrics of a run; of a recipe there are none.
+
+    Raises:
+        RunFileError: the metrics are damaged.
+    """
+    if subject.folder is None or not (subject.folder / METRICS).exists():  # a run made from another, not trained
         return []
-    try:
-        rows = load_metrics(subject.folder)
-    except SourceError:
-        return []  # a run without metrics was made from another, not trained
+    rows = load_metrics(subject.folder)
     train = [row for row in rows if row["kind"] == "train"]
     found = _not_finite(train)
     for stage in dict.fromkeys(row["stage"] for row in train):

@@ -17,7 +17,7 @@ from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
 from unpad import storage
-from unpad.errors import RecipeError, SourceError, UnpadError
+from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import run_recipe
 from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
@@ -35,12 +35,12 @@ def read_rows(path: Path, fault: Callable[[dict[str, Any]], str] | None = None) 
         fault: reason why an object is no row of this file, "" for one that is.
 
     Raises:
-        SourceError: the file is missing or cannot be read, or a line is not such an object; names file:line and field.
+        RunFileError: the file is missing or cannot be read, or a line is not such an object; names file:line and field.
     """
     if not os.path.exists(path):
         fix = "name a run directory that has trained; see `unpad runs`"
-        raise SourceError(f"there is no {path.name}", where=str(path.parent), fix=fix)
-    with opened(path, SourceError, "put the file back from a copy") as file:
+        raise RunFileError(f"there is no {path.name}", where=str(path.parent), fix=fix)
+    with opened(path, RunFileError, "put the file back from a copy") as file:
         for number, line in enumerate(read_lines(file), start=1):
             if not line.endswith(b"\n"):
                 return
@@ -56,7 +56,7 @@ def parse_row(line: bytes, where: str, fault: Callable[[dict[str, Any]], str] | 
         reason = str(error)
     if reason:
         fix = "correct it from a backup, or delete the line; what is missing is named by the page and by a resume"
-        raise SourceError(f"this line is damaged: {reason}", where=where, fix=fix)
+        raise RunFileError(f"this line is damaged: {reason}", where=where, fix=fix)
     parsed: dict[str, Any] = row
     return parsed
 
@@ -65,7 +65,7 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of `metrics.jsonl`, with "inf" and "nan", which JSON cannot hold as numbers, turned into floats.
 
     Raises:
-        SourceError: the file is missing or damaged.
+        RunFileError: the file is missing or damaged.
     """
     return [
         {
@@ -208,7 +208,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     """Entries of a run's log, each with `time` and `kind`.
 
     Raises:
-        SourceError: the file is missing or damaged.
+        RunFileError: the file is missing or damaged.
     """
     return list(read_rows(log_file(folder), entry_fault))
 
@@ -251,7 +251,7 @@ def read_history(folder: Path) -> RunHistory:
     """Read a run directory.
 
     Raises:
-        SourceError: a file is missing or damaged, or no step has been taken yet.
+        RunFileError: a file is missing or damaged, or no step has been taken yet.
     """
     steps: dict[str, list[float]] = {name: [] for name in STEP_NUMBERS}
     evaluations: list[dict[str, Any]] = []
@@ -270,7 +270,7 @@ def read_history(folder: Path) -> RunHistory:
         elif row["kind"] != "epoch":
             readings.setdefault(row["kind"], []).append(row)
     if not last:
-        raise SourceError(
+        raise RunFileError(
             "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
         )
     timing: dict[str, list[float]] = {name: [] for name in TIME_NUMBERS}
