@@ -39,6 +39,7 @@ def test_a_trouble_is_told_in_both_languages_drawn_and_written_and_is_the_exit_c
 
 
 def test_what_cannot_be_examined_ends_as_training_it_would(unpad: Shell) -> None:
-    assert unpad("doctor", "absent").code == 2
+    absent = unpad("doctor", "absent")
+    assert (absent.code, absent.err.splitlines()[0]) == (2, 'RecipeError: there is no run and no recipe "absent"')
     refused = unpad("doctor", "zh_chat", "--lang", "fr")
     assert (refused.code, refused.err.splitlines()[0]) == (2, 'RecipeError: there is no language "fr"')

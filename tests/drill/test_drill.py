@@ -27,7 +27,7 @@ from unpad.drill.findings import GAP, HEAD, WIDTHS, Finding
 from unpad.drill.measure import Measured, judge, measure
 from unpad.drill.memory import Limit
 from unpad.drill.probe import Read, Repeated, Stepped
-from unpad.errors import DRILL_FOUND_FAULT, RecipeError, SourceError
+from unpad.errors import DRILL_FOUND_FAULT, DiskError, RecipeError, SourceError
 from unpad.processes import forking
 from unpad.storage import RunLock
 from unpad.training.memory import return_freed_memory
@@ -234,5 +234,7 @@ def test_a_training_that_fails_unkilled_is_a_fault_and_an_error_of_the_user_his(
     assert drilling._failed(calm).verdict == "fault"
     slow = drilling.Calm(tmp_path, 50.0, 0.5, None, "", None)
     assert drilling._failed(slow).verdict == "warning"
+    full = drilling._failed(drilling.Calm(tmp_path, 1.0, 0.5, 6, "", DiskError("the disk has too little space")))
+    assert (full.verdict, full.measured) == ("fault", "the disk has too little space")
     with pytest.raises(SourceError):
         drilling._failed(drilling.Calm(tmp_path, 1.0, 0.5, 3, "", SourceError("gone")))

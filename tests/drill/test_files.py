@@ -192,6 +192,16 @@ def test_bytes_that_are_not_read_back_are_found(tmp_path: Path, quick: None, mon
     assert files.check_flush(tmp_path).measured == "what was read is not what was written"
 
 
+def test_a_disk_that_is_full_is_left_with_the_room_it_had(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
+    def refuse(path: Path, data: bytes) -> None:
+        path.write_bytes(data[:9])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.disk, "write_file", refuse)
+    assert verdicts(tmp_path)["flush"].verdict == "fault"
+    assert not (tmp_path / "block").exists()
+
+
 def test_slow_flushes_are_a_warning(tmp_path: Path, quick: None, monkeypatch: Patch) -> None:
     monkeypatch.setattr(files, "SLOW_FLUSH", 0.0)
     found = files.check_flush(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unpad.errors import CheckpointError, RecipeError
-from unpad.run.folder import COMMAND, RECIPE, RUNS, find_run, free_folder, read_command, run_recipe
+from unpad.run.folder import COMMAND, RECIPE, RUNS, as_run, find_run, free_folder, read_command, run_recipe
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +37,14 @@ def test_a_run_is_found_by_its_path_first_and_then_by_its_name() -> None:
     with pytest.raises(RecipeError) as caught:
         find_run("mime")
     assert "mine" in str(caught.value.fix)
+
+
+def test_a_name_may_be_a_runs_or_a_recipes_and_a_mistyped_one_is_told_both() -> None:
+    run = make(RUNS / "mine")
+    assert (as_run("mine"), as_run("zh_chat"), as_run("folder/absent")) == (run, None, None)
+    with pytest.raises(RecipeError, match='no run and no recipe "mien"') as caught:
+        as_run("mien")
+    assert caught.value.fix == "did you mean mine?"
 
 
 def test_a_new_run_has_the_next_number_and_resuming_takes_the_newest_with_a_recipe() -> None:

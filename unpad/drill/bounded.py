@@ -55,13 +55,14 @@ def bounded(recipe: Recipe, cost: Cost, precision: str, seconds: float, whole: i
         cut = f"killed in its first {steps} steps, with updates of {tokens:,} tokens: one takes {cost.step:.1f} s"
         return Bounded(shortened(recipe, steps, precision, tokens), (cut,), True)
     return stand_in(
-        f"a start takes {cost.start:.0f} s, a step {cost.step:.1f} s, an evaluation {cost.evaluation:.0f} s"
+        f"a start takes {cost.start:.0f} s, a step {cost.step:.1f} s, an evaluation {cost.evaluation:.0f} s; "
+        "--minutes gives more time"
     )
 
 
 def stand_in(why: str) -> Bounded:
     """The small packaged recipe that is killed in place of the user's."""
-    note = f"killed was the packaged recipe {STAND_IN}, made small, in place of yours: {why}; --minutes gives more time"
+    note = f"killed was the packaged recipe {STAND_IN}, made small, in place of yours: {why}"
     return Bounded(shortened(load_recipe(STAND_IN, SMALL), STAND_IN_STEPS, "fp32"), (note,), False)
 
 

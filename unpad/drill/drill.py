@@ -20,11 +20,10 @@ from unpad.drill.names import check_names
 from unpad.drill.place import left_behind, working_folder
 from unpad.drill.room import folder_bytes
 from unpad.drill.train import train_here
-from unpad.errors import RecipeError, nearest
+from unpad.errors import DiskError
 from unpad.interchange.origin import open_recipe
-from unpad.recipes.find import SUFFIXES, recipe_names
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import RUNS, as_run, list_runs, run_recipe
+from unpad.run.folder import RUNS, as_run, run_recipe
 from unpad.storage.disk import free_bytes
 from unpad.terminal.progress import progress
 
@@ -111,9 +110,6 @@ def _opened(subject: str, overrides: Sequence[str]) -> tuple[Path | None, Recipe
     """The run, if `subject` is one, and the recipe."""
     if (run := as_run(subject)) is not None:
         return run, run_recipe(run, overrides)
-    if "/" not in subject and not subject.endswith(SUFFIXES) and subject not in recipe_names():
-        fix = nearest(subject, [*recipe_names(), *(folder.name for folder in list_runs())])
-        raise RecipeError(f'there is no run and no recipe "{subject}"', fix=fix)
     return None, open_recipe(subject, overrides)
 
 
@@ -138,7 +134,9 @@ def _kill(work: _Work, measured: Measured, train: Train, most_stops: int) -> Non
     with progress("training undisturbed"):
         calm = undisturbed(work.write(chosen.recipe, "killed"), work.folder, CALM * work.left, train)
         if calm.code is None and chosen.is_own:
-            chosen = stand_in(f"{chosen.recipe.train.max_steps} steps of it take more than {calm.seconds:.0f} s")
+            chosen = stand_in(
+                f"{chosen.recipe.train.max_steps} steps of it take more than {calm.seconds:.0f} s; --minutes gives more"
+            )
             calm = undisturbed(work.write(chosen.recipe, "killed"), work.folder, CALM * work.left, train)
     work.notes += chosen.notes
     if calm.code != 0:
@@ -173,6 +171,8 @@ def _failed(calm: Calm) -> Finding:
     """The finding of a training that did not come to its end by itself."""
     if calm.code is None:
         return Finding("kill, resume", "warning", f"no training ended in {calm.seconds:.0f} s", "raise --minutes")
+    if isinstance(calm.error, DiskError):
+        return Finding("kill, resume", "fault", calm.error.what, "no run can be saved here")
     if calm.error is not None:
         raise calm.error
     told = f"a training that nobody killed ended with exit code {calm.code}: {calm.last_words}"

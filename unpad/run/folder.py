@@ -39,11 +39,21 @@ def find_run(run: str | Path) -> Path:
 
 
 def as_run(name: str) -> Path | None:
-    """The run of a name that may be a run's or a recipe's; None for a recipe, as packaged ones come first."""
+    """The run of a name that may be a run's or a recipe's; None for a recipe, as packaged ones come first.
+
+    Raises:
+        RecipeError: it is the name of neither.
+    """
     if name in recipe_names() or name.endswith(SUFFIXES):
         return None
     named = user_path(name)
-    return next((folder for folder in (named, RUNS / named) if (folder / RECIPE).is_file()), None)
+    for folder in (named, RUNS / named):
+        if (folder / RECIPE).is_file():
+            return folder
+    if "/" in name:
+        return None
+    fix = nearest(name, [*recipe_names(), *(folder.name for folder in list_runs())])
+    raise RecipeError(f'there is no run and no recipe "{name}"', fix=fix)
 
 
 def run_recipe(folder: Path, overrides: Sequence[str] = ()) -> Recipe:
