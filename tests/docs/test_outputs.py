@@ -80,7 +80,7 @@ def test_the_doctors_page_has_the_words_of_an_examination() -> None:
     values: dict[str, Any] = {"rate": 0.3, "low": 1e-3, "high": 1e-2, "middle": 3e-3, "field": "optim.lr"}
     high = Finding("lr_high", "fault", 30.0, ("optim.lr",), values)
     layers = Layers([], 1.0, finite=True, blocks=[], without=[], left_out=[])
-    subject: Any = SimpleNamespace(**known, num_steps=100, model=torch.nn.Linear(2, 3))
+    subject: Any = SimpleNamespace(**known, num_steps=100, model=torch.nn.Linear(2, 3), other_stages=["tune"])
     told = Examination(subject, [high], layers, tried, threads=1, cores=2, seconds=50.0).lines("en")
     assert OUTPUTS["drift"](shown, "\n".join(told)) is None, told
 

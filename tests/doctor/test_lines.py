@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from unpad.doctor.finding import Finding, ranked
 from unpad.doctor.lines import drawing, fact_lines, finding_lines, fold
+from unpad.doctor.subject import Subject
 from unpad.doctor.sweep import HIGHEST, LOWEST, Sweep
 from unpad.doctor.words import Language
 from unpad.terminal.table import WIDTH, cells
@@ -54,3 +58,17 @@ def test_the_drawing_marks_the_range_and_the_rate_of_the_recipe() -> None:
 def test_findings_are_ranked_by_severity_and_causes_stand_first() -> None:
     found = [Finding(code, severity, 0, ()) for code, severity in (("b", "note"), ("c", "fault"), ("a", "fault"))]  # type: ignore[arg-type]
     assert [one.code for one in ranked(found, ["a", "b", "c"])] == ["a", "c", "b"]
+
+
+def test_stages_after_the_one_that_is_tried_are_named() -> None:
+    ids = np.arange(3)
+    names = (
+        ("facts", ids, False),
+        ("tried", ids, False),
+        ("later", ids, False),
+        ("none", ids[:0], False),
+        ("pairs", ids, True),
+    )
+    stages = [SimpleNamespace(name=name, train_ids=of, of_pairs=pairs) for name, of, pairs in names]
+    subject: Any = SimpleNamespace(setup=SimpleNamespace(stages=stages), stage=stages[1])
+    assert Subject.other_stages.__get__(subject) == ["later"]

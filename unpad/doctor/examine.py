@@ -80,7 +80,11 @@ class Examination:
         if subject.folder is not None:
             head += word("of_run", language, step=subject.step)
         verdict = word("nothing" if num == 0 else "one_trouble" if num == 1 else "troubles", language, number=num)
-        lines = [*fold(head), word("seconds", language, verdict=verdict, number=self.seconds)]
+        lines = [*fold(head)]
+        if subject.other_stages:
+            others = ", ".join(subject.other_stages)
+            lines += fold(word("others", language, others=others, stage=subject.stage.name))
+        lines.append(word("seconds", language, verdict=verdict, number=self.seconds))
         for number, found in enumerate(self.findings, 1):
             lines += ["", *finding_lines(number, found, language)]
         lines += ["", word("looked", language), *fact_lines(self._facts(language))]

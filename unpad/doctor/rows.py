@@ -75,7 +75,7 @@ def _targets(subject: Subject) -> list[Finding]:
 def _label_fields(subject: Subject) -> tuple[str, ...]:
     if subject.setup.data.family == "patients":
         return ("events.labels", "events.landmark")
-    return tuple(f"data.{kind}" for kind in subject.setup.data.kinds if subject.setup.recipe.data.sources(kind))
+    return tuple(f"data.{kind}" for kind in subject.stage.kinds if subject.setup.recipe.data.sources(kind))
 
 
 def _sampled(ids: np.ndarray, num: int = SAMPLE) -> np.ndarray:

@@ -91,6 +91,12 @@ class Subject:
         """Peak learning rate of the stage."""
         return self.recipe.optim.lr * self.recipe.optim.lr_scale
 
+    @property
+    def other_stages(self) -> list[str]:
+        """Names of the stages after the one that is tried, which train on anything but pairs."""
+        names = [one.name for one in self.setup.stages if one.train_ids.size and not one.of_pairs]
+        return names[names.index(self.stage.name) + 1 :]
+
     def field(self, name: str) -> str:
         """Name of a field as an override gives it: of the stage, where the stage sets it itself."""
         section, _, key = name.partition(".")

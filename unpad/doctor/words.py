@@ -33,6 +33,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "{name}：阶段 {stage}，{parameters:,} 个参数，{steps:,} 步",
     ),
     "of_run": (", weights of step {step:,}", "，第 {step:,} 步的权重"),
+    "others": (
+        "Not looked at: stage {others}. stages.{stage}.train.max_epochs=0 goes on to it.",
+        "未检查阶段 {others}；加上 stages.{stage}.train.max_epochs=0 就检查下一个。",
+    ),
     "heart": ("a batch by heart", "记住一批"),
     "heart_value": (
         "loss {start:.3g} to {end:.2g} in {steps} steps, {sequences} sequences",
