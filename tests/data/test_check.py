@@ -85,6 +85,11 @@ def test_many_equal_faults_are_counted_and_three_are_shown(unpad: Shell, tmp_pat
     assert len(json.loads(unpad("data", "check", path, "--json").out)["faults"]) == 401
 
 
+def test_a_name_of_two_lines_is_shown_on_one(tmp_path: Path) -> None:
+    (tmp_path / "a\nb.jsonl").write_text('{"text": "hello"}\n', encoding="utf-8")
+    assert check([tmp_path / "a\nb.jsonl"]).files[0].line().replace("\n  ", " ").count("\n") == 0
+
+
 def test_faults_of_many_kinds_are_counted_too() -> None:
     num = 3 * MAX_KINDS
     bad = [BadRow(f"a:{n}", "E_KIND", "odd", f"fix {n % num}") for n in range(2 * num)]

@@ -290,6 +290,11 @@ def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkey
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
 
 
+def test_a_resume_of_nothing_says_that_it_is_a_new_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=1", resume=True)
+    assert "no run to resume here: this is a new run" in capsys.readouterr().out
+
+
 def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=1")

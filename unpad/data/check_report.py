@@ -10,6 +10,7 @@ import numpy as np
 
 from unpad.data.sources.bad_rows import faults_with_fixes
 from unpad.data.sources.example import BadRow, count_bad
+from unpad.terminal.printing import escaped
 from unpad.terminal.table import WIDTH, cells, wrapped
 
 MAX_NOTES = 5
@@ -46,14 +47,15 @@ class FileCheck:
 
     def line(self) -> str:
         if self.kind is None:
-            return f"{self.path}: not read"
+            return f"{escaped(str(self.path))}: not read"
         blank = f", {self.num_blank} blank lines" if self.num_blank else ""
         counts = f"{self.kind}, {self.num_used} of {self.num_rows} rows usable{blank}"
         if self.num_repeated:
             counts += f", {self.num_repeated} equal to an earlier one"
-        line = f"{self.path}: {counts}"
+        path = escaped(str(self.path))
+        line = f"{path}: {counts}"
         if cells(line) > WIDTH:
-            line = "\n  ".join([f"{self.path}:", *wrapped(counts, WIDTH - 2)])
+            line = "\n  ".join([f"{path}:", *wrapped(counts, WIDTH - 2)])
         if found := self.lengths():
             line += f"\n  characters: {found['min']:,} to {found['max']:,}, median {found['median']:,}"
             line += f", 95 % of rows at most {found['p95']:,}"

@@ -75,8 +75,8 @@ class Trace:
     def lines(self) -> list[str]:
         """The trace for a terminal."""
         steps = len({one.step for one in self.learnt})
-        verdict = f"learnt from in {steps:,} of {self.steps:,} steps" if steps else "never learnt from"
-        lines = [self.row.where, f"{verdict} of {self.folder}"]
+        counted = f"{steps:,}" if steps else "none"
+        lines = [self.row.where, f"learnt from in {counted} of {self.steps:,} steps of {self.folder}"]
         lines += [f"part of the data: {self.part}"] if self.part else []
         lines += wrapped(self.row.remark) if self.row.remark else []
         for reason, times in self.why.items():

@@ -246,7 +246,7 @@ def _log_start(
         message = "; ".join([f"at step {progress.step}", *notes])
         monitor.log("resumed", step=progress.step, message=message, changed=changed)
     else:
-        monitor.log("started", message="; ".join(notes) or "a new run")
+        (monitor.notice if notes else monitor.log)("started", message="; ".join(notes) or "a new run")
 
 
 def _run_stages(run: RunContext, state: State | None, began: float) -> Result:

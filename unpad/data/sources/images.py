@@ -90,7 +90,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
             raise SourceError(
                 "the folder holds no sub-folder, which would be a class",
                 where=str(path.absolute()),
-                fix="put the images of each class into a folder of its name, or name a manifest or parquet files",
+                fix="put the images of a class into a folder of its name, or name a manifest (.jsonl, .csv) or parquet",
             )
         listed.append(SourceFile(path, "text", source.field, source.weight, index))
     return listed
