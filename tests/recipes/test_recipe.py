@@ -321,3 +321,9 @@ def test_no_other_field_may_change_on_resume() -> None:
         "train.allocator", "train.sums", "train.shard", "train.pipeline_stages", "train.timeout", "images.cache_mib",
         "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", ["big", "0", "-3"])
+def test_a_micro_batch_of_no_size_is_told_of_auto(given: str) -> None:
+    with pytest.raises(RecipeError, match=f"or auto, got {given}"):
+        load_recipe("zh_chat", [f"plan.tokens_per_micro={given}"])

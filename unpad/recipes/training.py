@@ -41,8 +41,8 @@ def _known_size(given: Any) -> Any:
     """A number of tokens as it is, AUTO for auto."""
     if given == "auto":
         return AUTO
-    if isinstance(given, int) and given < 1:
-        raise ValueError("Input should be greater than or equal to 1, or auto")
+    if (isinstance(given, int) and given < 1) or (isinstance(given, str) and not given.isdecimal()):
+        raise ValueError(f"Input should be an integer greater than or equal to 1, or auto, got {given}")
     return given
 
 
