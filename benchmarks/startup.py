@@ -1,4 +1,4 @@
-"""Processor time that importing the package and each verb without a model takes, in fresh interpreters.
+"""Processor time of importing the package, of verbs without a model and of a run of one step, in fresh interpreters.
 
     python benchmarks/startup.py [CHECKOUT ...] > benchmarks/startup.md
 
@@ -9,6 +9,7 @@ of all checkouts take turns; "best" is the least user + system time of the round
 import os
 import platform
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,20 @@ COMMANDS = {
     "`unpad recipes`": ["-m", "unpad", "recipes"],
     "`unpad runs`": ["-m", "unpad", "runs"],
     "`unpad data check` of a text": ["-m", "unpad", "data", "check", "good.jsonl"],
+    "`unpad train`, one small step": [
+        *(
+            "-m",
+            "unpad",
+            "train",
+            "small",
+            "data.text=good.jsonl",
+            "--out",
+            "run",
+            "train.max_steps=1",
+            "train.threads=1",
+        ),
+        *("precision=fp32", "model.width=16", "model.blocks=1", "model.heads=2", "model.kv_heads=2", "model.hidden=16"),
+    ],
 }
 
 
@@ -35,11 +50,12 @@ def interpreter(checkout: Path) -> str:
 
 def seconds(checkout: Path, arguments: list[str], folder: Path) -> float:
     """User and system time of one command, its children included."""
+    shutil.rmtree(folder / "run", ignore_errors=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [interpreter(checkout), *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
+        env={**os.environ, "PYTHONPATH": str(checkout), "UNPAD_CACHE": str(folder / "cache")},
         check=True,
         stdout=subprocess.DEVNULL,
     )
@@ -52,7 +68,7 @@ def main() -> None:
     times: dict[tuple[int, str], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "good.jsonl").write_text('{"text": "one row"}\n')
+        (folder / "good.jsonl").write_text("".join(f'{{"text": "row {row} of forty"}}\n' for row in range(40)))
         for turn in range(ROUNDS + 1):
             for side, checkout in enumerate(checkouts):
                 for command, arguments in COMMANDS.items():

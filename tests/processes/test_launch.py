@@ -84,11 +84,26 @@ def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path) -> None:
     assert (ended.codes[1], ended.first, ended.silent, ended.code()) == (-signal.SIGKILL, 1, [], 10)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_process_that_does_not_end_after_the_failure_of_another_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "PATIENCE_S", 0.5)
-    ended = run("os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else (time.sleep(1), sys.exit(10))", tmp_path)
+    source = """
+def stopped():
+    if not os.path.exists(f'{folder}/pid'):
+        return False
+    pid = open(f'{folder}/pid').read()
+    return bool(pid) and open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0] == 'T'
+
+if rank == 1:
+    open(f'{folder}/pid', 'w').write(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not stopped():
+    time.sleep(0.01)
+sys.exit(10)
+"""
+    ended = run(source, tmp_path)
     assert (ended.codes, ended.first, ended.silent, ended.code()) == ({0: 10, 1: -signal.SIGKILL}, 0, [1], 10)
 
 
@@ -105,6 +120,7 @@ def test_a_first_signal_is_passed_on_and_a_second_one_kills(
 ) -> None:
     """The processes end at a first one with a code of their own, if they are given the time."""
     source = f"signal.signal({int(number)}, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
+    source += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # of torch's agent, once the other has ended
     source += "open(f'{folder}/{rank}', 'w').close()\ntime.sleep(60)\nwhile True: time.sleep(60)"
 
     def interrupt() -> None:

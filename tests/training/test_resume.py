@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError
 from unpad.run import checkpoint
@@ -290,9 +291,9 @@ def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkey
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
 
 
-def test_a_resume_of_nothing_says_that_it_is_a_new_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=1", resume=True)
-    assert "no run to resume here: this is a new run" in capsys.readouterr().out
+def test_a_resume_of_nothing_says_that_it_is_a_new_run(unpad: Shell, tmp_path: Path) -> None:
+    done = unpad("train", write_toy(tmp_path), "train.max_steps=1", "--out", tmp_path / "run", "--resume")
+    assert "no run to resume here: this is a new run" in done.out
 
 
 def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
