@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import signal
@@ -145,6 +146,39 @@ def test_trials_that_fall_behind_end_early(whole: Path) -> None:
         assert len(rows(folder, "eval")) == 2
         assert events(folder, "stopped")[0]["message"].startswith("stopped after an evaluation")
     assert all(len(t.intermediate_values) == 3 for t in judged)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_trial_that_fell_behind_as_the_power_went_ends_at_the_same_step(
+    recipe: Path, whole: Path, tmp_path: Path, saved: bool
+) -> None:
+    """Between its comparison and the record of its end, with and without the checkpoint of that step."""
+    behind = next(t for t in trials_of(whole) if t.state == TrialState.PRUNED)
+    folder, lines = tmp_path / "cut", (whole / JOURNAL).read_bytes().splitlines(keepends=True)
+    shutil.copytree(whole, folder)
+    told = [at for at, line in enumerate(lines) if json.loads(line).get("trial_id") == behind.number]
+    (folder / JOURNAL).write_bytes(b"".join(lines[: told[-1]]))
+    for later in range(behind.number + 2, TRIALS + 1):
+        shutil.rmtree(folder / f"trial-{later:04d}")
+    name = f"trial-{behind.number + 1:04d}"
+    if not saved:
+        shutil.rmtree(max((folder / name / "checkpoints").glob("step-*")))
+    look(recipe, folder, trials=behind.number + 1, resume=True)
+    assert facts(folder) == facts(whole)[: behind.number + 1]
+    assert (folder / name / "metrics.jsonl").read_bytes() == (whole / name / "metrics.jsonl").read_bytes()
+    steps = [sorted(path.name for path in (one / name / "checkpoints").iterdir()) for one in (folder, whole)]
+    assert steps[0] == steps[1]
+
+
+def test_a_third_goes_on_at_evaluations_2_6_and_18(recipe: Path, tmp_path: Path) -> None:
+    study = optuna.create_study()
+    search = Search("toy", tmp_path, {}, [], "loss", 1, "tune", 0, study, quiet(), False)
+    for trial, value in enumerate([5.0, 4.0, 6.0, 3.0, 3.5, 2.0, 2.5]):
+        one = study.ask()
+        for number in (1, 2, 3, 6):
+            one.report(value, number)
+        found = {number for number in (1, 2, 3, 6) if SEARCH._is_behind(search, trial, number)}
+        assert found == ({2, 6} if trial in (2, 4) else set()), trial
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_a_trial_whose_evaluation_is_no_number_ends_as_failed(tmp_path: Path, lo
     search = search_of(tmp_path)
     trial = search.study.ask()
     assert module._falls_behind(search, trial, "tune", 5, HeldOut(loss, {}, 1))
+    module._end_early(search, trial)
     [frozen] = search.study.get_trials()
     assert (frozen.state, frozen.user_attrs["error"]) == (TrialState.FAIL, f"its held-out loss is {loss}")
     assert frozen.intermediate_values == {}

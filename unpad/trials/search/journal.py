@@ -16,7 +16,6 @@ from unpad.storage import LineLog
 from unpad.storage.reading import misfit
 
 STUDY = "search"
-FIRST_CHECK, KEPT_SHARE = 2, 3  # halving compares at evaluations 2, 6, 18, ... and lets a third go on
 
 
 class Journal(BaseJournalBackend):
@@ -64,7 +63,7 @@ def open_study(journal: Journal) -> optuna.Study:
         SourceError: the records of the journal are not those of a search.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.SuccessiveHalvingPruner(FIRST_CHECK, KEPT_SHARE, 0)
+    pruner = optuna.pruners.NopPruner()  # the search compares trials itself
     try:
         storage = optuna.storages.JournalStorage(journal)
         begun = optuna.get_all_study_names(storage)  # read first: a request that is refused later leaves no line

@@ -33,7 +33,8 @@ from unpad.evaluation.run import evaluate_run
 from unpad.recipes.changes import differences
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import stages_of
-from unpad.run.folder import RECIPE
+from unpad.run.checkpoint import saved_steps
+from unpad.run.folder import CHECKPOINTS, RECIPE
 from unpad.run.screen import open_console
 from unpad.storage import RunLock, make_folder, write_atomic
 from unpad.terminal.printing import print_styled
@@ -55,6 +56,7 @@ except ModuleNotFoundError as error:
     raise RecipeError("unpad search needs optuna, which is not installed", fix='pip install "optuna>=4"') from None
 
 JOURNAL, BEST = "search.jsonl", "best.yaml"
+FIRST_CHECK, KEPT_PART = 2, 3  # halving compares at evaluations 2, 6, 18, ... and lets a third go on
 RANDOM_TRIALS = 15  # before the estimator has enough to go by
 SHOWN = 10
 
@@ -187,7 +189,10 @@ def _run_trials(search: Search, trials: int) -> None:
             trial = Trial(search.study, frozen._trial_id)
             if len(frozen.params) < len(search.space):
                 _draw_again(trial, frozen)
-            _run_trial(search, trial)
+            if _has_ended_early(search, frozen):
+                _end_early(search, trial)
+            else:
+                _run_trial(search, trial)
         while (number := len(search.study.get_trials(deepcopy=False))) < trials:
             search.study.sampler = _sampler(search, number)
             _run_trial(search, search.study.ask())
@@ -234,7 +239,7 @@ def _run_trial(search: Search, trial: Trial) -> None:
             train(search.recipe, folder, overrides, resume=resume, console=console, after_evaluation=falls_behind)
             metrics = {name: metric.value for name, metric in evaluate_run(str(folder), part="valid")[0].items()}
     except Stopped:
-        _say(search, trial.number)
+        _end_early(search, trial)
         return
     except (Signalled, DiskError, RunInUseError):
         raise
@@ -273,15 +278,43 @@ def _falls_behind(search: Search, trial: Trial, stage: str, step: int, found: He
         trial.set_user_attr("checks", steps)
     if not math.isfinite(value):
         trial.set_user_attr("error", f"its held-out loss is {value}")
-        search.study.tell(trial, state=TrialState.FAIL)
         return True
     number = steps.index(step) + 1
     if number not in search.study.get_trials(deepcopy=False)[trial.number].intermediate_values:
         trial.report(value, number)  # once: a resumed run measures again what came after its last checkpoint
-    if trial.should_prune():
-        search.study.tell(trial, state=TrialState.PRUNED)
-        return True
-    return False
+    return _is_behind(search, trial.number, number)
+
+
+def _is_behind(search: Search, trial: int, number: int) -> bool:
+    """True if evaluations of this number are compared, and the trial is not in the best third of those that had one.
+
+    It depends on what the trials up to this one have measured alone, so that a resumed search says the same.
+    """
+    checks = FIRST_CHECK
+    while checks < number:
+        checks *= KEPT_PART
+    if checks != number:
+        return False
+    upto = search.study.get_trials(deepcopy=False)[: trial + 1]
+    values = [one.intermediate_values[number] for one in upto if number in one.intermediate_values]
+    return values[-1] > sorted(values)[max(len(values) // KEPT_PART, 1) - 1]
+
+
+def _has_ended_early(search: Search, frozen: FrozenTrial) -> bool:
+    """True if the run of a trial has stopped at an evaluation and saved it, and only the journal lacks its end."""
+    steps: list[int] = frozen.user_attrs.get("checks", [])
+    saved = [step for step, _ in saved_steps(search.place(frozen.number) / CHECKPOINTS)]
+    if not steps or steps[-1] not in saved:
+        return False
+    behind = len(steps) in frozen.intermediate_values and _is_behind(search, frozen.number, len(steps))
+    return behind or "error" in frozen.user_attrs
+
+
+def _end_early(search: Search, trial: Trial) -> None:
+    """Record that a trial was stopped at an evaluation."""
+    failed = "error" in search.study.get_trials(deepcopy=False)[trial.number].user_attrs
+    search.study.tell(trial, state=TrialState.FAIL if failed else TrialState.PRUNED)
+    _say(search, trial.number)
 
 
 def _fail(search: Search, trial: Trial, message: str) -> None:
