@@ -36,7 +36,7 @@ from unpad.recipes.recipe import stages_of
 from unpad.run.checkpoint import saved_steps
 from unpad.run.folder import CHECKPOINTS, RECIPE
 from unpad.run.screen import open_console
-from unpad.storage import RunLock, make_folder, write_atomic
+from unpad.storage import RunLock, make_folder, remove_folder, write_atomic
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import progress
 from unpad.terminal.table import text_table
@@ -189,10 +189,8 @@ def _run_trials(search: Search, trials: int) -> None:
             trial = Trial(search.study, frozen._trial_id)
             if len(frozen.params) < len(search.space):
                 _draw_again(trial, frozen)
-            if _has_ended_early(search, frozen):
-                _end_early(search, trial)
-            else:
-                _run_trial(search, trial)
+            _take_back(search, frozen)
+            _run_trial(search, trial)
         while (number := len(search.study.get_trials(deepcopy=False))) < trials:
             search.study.sampler = _sampler(search, number)
             _run_trial(search, search.study.ask())
@@ -300,14 +298,17 @@ def _is_behind(search: Search, trial: int, number: int) -> bool:
     return values[-1] > sorted(values)[max(len(values) // KEPT_PART, 1) - 1]
 
 
-def _has_ended_early(search: Search, frozen: FrozenTrial) -> bool:
-    """True if the run of a trial has stopped at an evaluation and saved it, and only the journal lacks its end."""
+def _take_back(search: Search, frozen: FrozenTrial) -> None:
+    """Delete the checkpoint of the evaluation that a trial was stopped at, if only the journal lacks its end.
+
+    So its run takes the last steps again, ends where it did, and has all its files.
+    """
     steps: list[int] = frozen.user_attrs.get("checks", [])
-    saved = [step for step, _ in saved_steps(search.place(frozen.number) / CHECKPOINTS)]
-    if not steps or steps[-1] not in saved:
-        return False
-    behind = len(steps) in frozen.intermediate_values and _is_behind(search, frozen.number, len(steps))
-    return behind or "error" in frozen.user_attrs
+    measured = len(steps) in frozen.intermediate_values
+    if steps and ("error" in frozen.user_attrs or (measured and _is_behind(search, frozen.number, len(steps)))):
+        for step, path in saved_steps(search.place(frozen.number) / CHECKPOINTS):
+            if step == steps[-1]:
+                remove_folder(path)
 
 
 def _end_early(search: Search, trial: Trial) -> None:
