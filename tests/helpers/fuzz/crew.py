@@ -26,6 +26,8 @@ from tests.helpers.fuzz.worker import Limits, Process, reduce_ending, run_cases,
 TURN_SECONDS = 8.0
 SAVE_SECONDS = 2.0
 
+ROOT = Path(__file__).parents[3]
+
 
 @dataclass
 class Total:
@@ -248,6 +250,7 @@ class _Crew:
         if found["signature"] in self.known and not found["ended"]:
             return
         self.known.add(found["signature"])
+        found["detail"] = found["detail"].replace(f"{ROOT}/", "")
         digest = hashlib.sha256(f"{found['signature']} {found['seed']}".encode()).hexdigest()[:8]
         path = self.plan.found / f"{found['target']}-{digest}.json"
         self.plan.found.mkdir(parents=True, exist_ok=True)

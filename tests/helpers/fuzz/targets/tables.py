@@ -144,24 +144,17 @@ def events_meds(folder: Path) -> Target:
 
 def splits_table(folder: Path) -> Target:
     """The table of patients and their parts."""
-    content = LABELS.select(["id", "split"])
-    seeds = [_csv(content), _parquet(content)]
-
-    def make(rng: random.Random) -> bytes:
-        if rng.random() < 0.3:
-            return _parquet(other_schema(content, rng))
-        return damage_bytes(rng.choice(seeds), [*seeds, *PIECES], rng)
-
-    def run(data: bytes) -> None:
-        (folder / "splits").write_bytes(data)
-        read_splits(folder / "splits")
-
-    return Target(make, run, ERRORS)
+    return _small_table(folder / "splits", LABELS.select(["id", "split"]), read_splits)
 
 
 def code_vectors(folder: Path) -> Target:
     """The table of vectors per code."""
     content = pa.table({"Key": ["fever", "sodium"], "a": [1.0, 2.0], "b": [0.5, -1.0]})
+    return _small_table(folder / "vectors", content, lambda path: read_vectors(path, ("unknown", "fever", "sodium")))
+
+
+def _small_table(path: Path, content: pa.Table, read: Callable[[Path], object]) -> Target:
+    """A file of CSV or parquet that `read` reads."""
     seeds = [_csv(content), _parquet(content)]
 
     def make(rng: random.Random) -> bytes:
@@ -170,8 +163,8 @@ def code_vectors(folder: Path) -> Target:
         return damage_bytes(rng.choice(seeds), [*seeds, *PIECES], rng)
 
     def run(data: bytes) -> None:
-        (folder / "vectors").write_bytes(data)
-        read_vectors(folder / "vectors", ("unknown", "fever", "sodium"))
+        path.write_bytes(data)
+        read(path)
 
     return Target(make, run, ERRORS)
 
