@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -402,9 +403,14 @@ def test_numbers_without_end_are_still_json(unpad: Shell, tmp_path: Path, monkey
     assert values["perplexity"].items() >= {"value": "inf", "low": 1e300, "high": "inf", "num": 3}.items()
 
 
+def _in_bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line of a shell in which `unpad` is this package, wherever the interpreter stands."""
+    script = f'unpad() {{ {shlex.quote(sys.executable)} -m unpad "$@"; }}; {command}'
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder, check=False)
+
+
 def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m unpad recipes | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+    done = _in_bash("unpad recipes | true", tmp_path)
     assert done.stderr == ""
 
 
@@ -449,7 +455,7 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
 @pytest.mark.slow
 def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"你": 1}\n{"text": "a"}\n', encoding="utf-8")
-    check = f"{sys.executable} -m unpad data check a.jsonl"
+    check = "unpad data check a.jsonl"
     for code, command in ((3, f"PYTHONIOENCODING=ascii {check}"), (3, f"{check} >&-"), (6, f"{check} > /dev/full")):
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path, check=False)
+        done = _in_bash(command, tmp_path)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

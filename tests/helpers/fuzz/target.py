@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import unpad
 from unpad.errors import UnpadError
 
+PACKAGE = Path(unpad.__file__).parent
 LONGEST_LINE = 2000  # characters; a longer one would push the reason out of the window
 
 
@@ -109,5 +111,6 @@ def _plain(text: str) -> str:
 
 def _place(error: BaseException) -> str:
     """Function of the package in which an error arose; no line, so that a signature outlives edits."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/unpad/" in frame.filename]
-    return f"{frames[-1].filename.rpartition('/unpad/')[2]}:{frames[-1].name}" if frames else "the target itself"
+    frames = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    inside = [f"{file.relative_to(PACKAGE).as_posix()}:{name}" for file, name in frames if file.is_relative_to(PACKAGE)]
+    return inside[-1] if inside else "the target itself"
